@@ -31,8 +31,7 @@ from mechanisms.audit.bounds import Guesses, one_run_bound
 from mechanisms.audit.trials import Drawn, Records
 from mechanisms.mechanism import Records as OwnRecords
 from mechanisms.mechanism import Run, Task
-from mechanisms.model.classifier import Classifier
-from mechanisms.model.config import ModelConfig, OptimiserPhase
+from mechanisms.model.config import OptimiserPhase
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.threads import using
 from mechanisms.posterior import risks
@@ -63,15 +62,8 @@ def main() -> None:
     off = (drawn["reweighted"].theta[0] - audit_trials.from_flat(theta, classes=CODES)).abs().max()
     if off > 0.01:
         raise SystemExit(f"the two sides do not compute the same: draws differ by {off:.3g}")
-    times = workload.interleaved(
-        {
-            "one": lambda: _one_chain(options, pool),
-            "many": lambda: _side_by_side(options, pool, start),
-        },
-        repeats=options.repeats,
-        device=torch.device("cpu"),
-        warm_up=False,
-    )
+    sides = {"one": lambda: _one_chain(options, pool), "many": lambda: _side_by_side(options, pool, start)}
+    times = workload.interleaved(sides, repeats=options.repeats, device=torch.device("cpu"), warm_up=False)
     one, many = times["one"], [taken / options.trials for taken in times["many"]]
     ratio = workload.ratio(one, many)
     workload.report(
@@ -183,14 +175,7 @@ def _side_by_side(options: argparse.Namespace, pool: Records, start: Tensor) -> 
 def _one_chain(options: argparse.Namespace, pool: Records) -> Tensor:
     """The first rerun by the code of the retrain; its last draw, float32 [P]."""
     settings, seed, own = _settings(options), pool.seeds[0], pool.included[0]
-    part = nn.Linear(WIDTH, CODES)
-    head = Classifier(
-        config=ModelConfig(encoder="none", trainable="head", pooling="mean"),
-        whole=part,
-        part=part,
-        pool=None,
-        device=torch.device("cpu"),
-    )
+    head = workload.linear_head(WIDTH, CODES)
     head.flat.zero_()
     mechanism = SwagPpm(
         round="reweighted",

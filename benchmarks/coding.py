@@ -22,18 +22,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import encoding
 import torch
 import workload
 
 from mechanisms.model import encoders, export
 from mechanisms.model.classifier import MeanPooled, mean_pool
+from mechanisms.model.config import Precision
 from mechanisms.model.inputs import token_budget_batches
 from mechanisms.model.packed import PackedEncoder
 from mechanisms.model.precision import fastest
+from mechanisms.model.threads import using
 from storage.tables.narratives import Narratives
+from storage.tables.reader import survey
 from tasks.coding.coder import Coder
 from tasks.coding.columns import AnswerColumns
 from tasks.coding.job import CodingJob, run
+from tasks.coding.joint import open_bundle
 
 _CPU = torch.device("cpu")
 
@@ -54,7 +59,7 @@ def main() -> None:
     with options.narratives.open(newline="", encoding="utf-8", errors="replace") as file:
         rows = itertools.islice(csv.DictReader(file), options.records)
         texts = [row[options.column] for row in rows if row[options.column].strip()]
-    coder = Coder.open(options.bundle, precision="auto")
+    coder = open_bundle(options.bundle, precision="auto").fields[""]
     limit = {"truncation": True, "max_length": coder.model.max_length}
 
     def piped(pipe: Any, **batching: Any) -> Callable[[list[str]], None]:
@@ -66,7 +71,8 @@ def main() -> None:
 
     contestants: dict[str, Callable[[list[str]], None]] = {"ours": lambda some: _ours(coder, some)}
     has_bfloat16 = fastest() == "bfloat16"  # elsewhere it is emulated, ten times as slow, and nobody is offered it
-    for precision in ("float32", "bfloat16") if has_bfloat16 else ("float32",):
+    precisions: tuple[Precision, ...] = ("float32", "bfloat16") if has_bfloat16 else ("float32",)
+    for precision in precisions:
         pipe = _pipeline(options.bundle, precision)
         contestants |= {f"default {precision}": piped(pipe), f"batch_32 {precision}": piped(pipe, batch_size=32)}
     times: dict[str, list[float]] = {name: [] for name in contestants}
@@ -81,6 +87,8 @@ def main() -> None:
         min(workload.ratio(took, times["ours"]) for name, took in times.items() if name.startswith(kind))
         for kind in ("default", "batch_32")
     )
+    with using(1):
+        peaks = {kind: encoding.peak(kind) for kind in precisions}
     wanted = (8, 4) if coder.model.precision == "bfloat16" else (3, 1.5)
     agrees = has_bfloat16 and "agreement" not in options.skip
     agreement = {"agreement": _agreement(options.bundle, texts)} if agrees else {}
@@ -96,7 +104,7 @@ def main() -> None:
             "against_batch_32": batched,
             "against_batch_32_target": f">= {wanted[1]}",
             "met": default >= wanted[0] and batched >= wanted[1],
-            "gflops_of_a_thread": {kind: _peak(kind) for kind in ("float32", "bfloat16")[: 1 + has_bfloat16]},
+            "gflops_of_a_thread": {kind: round(peak) for kind, peak in peaks.items()},
         }
         | agreement
         | ({} if "streaming" in options.skip else {"reading_a_million_rows": _streaming()}),
@@ -104,20 +112,9 @@ def main() -> None:
     )
 
 
-def _peak(precision: str) -> int:
-    """GFLOP/s of MiniLM's widest product on one thread, the best of twenty: what any program could do at most."""
-    threads, kind = torch.get_num_threads(), getattr(torch, precision)
-    torch.set_num_threads(1)
-    rows, wide = torch.randn(2048, 384, dtype=kind), torch.nn.Linear(384, 1536, dtype=kind)
-    with torch.inference_mode():
-        best = min(workload.seconds(lambda: wide(rows), _CPU) for _ in range(21))
-    torch.set_num_threads(threads)
-    return round(2 * 2048 * 384 * 1536 / best / 1e9)
-
-
 def _agreement(bundle: Path, texts: list[str]) -> dict[str, Any]:
     """bfloat16 against float32: the same best code, how near a tie the others were, probabilities, features."""
-    model = Coder.open(bundle, precision="bfloat16").model
+    model = open_bundle(bundle, precision="bfloat16").model
     exact, rounded, coded = model.logits_in("float32", texts), model.logits_in("bfloat16", texts), model.logits(texts)
     first, second = exact.topk(2, dim=-1).values.unbind(-1)
 
@@ -172,14 +169,16 @@ def _pipeline(bundle: Path, precision: str) -> Any:
 
 
 def _ours(coder: Coder, texts: list[str]) -> None:
-    from storage.tables.reader import survey
-
     with tempfile.TemporaryDirectory() as folder:
         source, out = Path(folder) / "in.csv", Path(folder) / "out.csv"
         with source.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([["Text"], *([text] for text in texts)])
-        table = survey(source, text_columns=["Text"])
-        run(coder, CodingJob(table, out, Narratives(("Text",)), AnswerColumns(1, None, None, grouped=False)))
+        run(coder, _job(source, out))
+
+
+def _job(source: Path, out: Path) -> CodingJob:
+    table = survey(source, text_columns=["Text"])
+    return CodingJob(table, out, Narratives(("Text",)), AnswerColumns(1, None, None, grouped=False))
 
 
 def _streaming() -> dict[str, float]:
@@ -187,7 +186,6 @@ def _streaming() -> dict[str, float]:
     import resource
 
     from mechanisms.model.export import Released
-    from storage.tables.reader import survey
 
     class Nothing(Released):
         def logits(self, texts: Any) -> torch.Tensor:
@@ -201,13 +199,7 @@ def _streaming() -> dict[str, float]:
             csv.writer(file).writerows([["Text"], *([f"Employee {n} fell from a ladder. " * 8] for n in range(10**6))])
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         start = time.perf_counter()
-        table = survey(source, text_columns=["Text"])
-        run(
-            coder,
-            CodingJob(
-                table, Path(folder) / "out.csv", Narratives(("Text",)), AnswerColumns(1, None, None, grouped=False)
-            ),
-        )
+        run(coder, _job(source, Path(folder) / "out.csv"))
         took = time.perf_counter() - start
         size = source.stat().st_size
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before

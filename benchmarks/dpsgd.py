@@ -24,6 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import workload
 from torch import Tensor, nn
 
 from mechanisms import dp_sgd
@@ -67,7 +68,7 @@ def ours(
     made = plan(len(inputs), batch, steps)
     start = time.perf_counter()
     dp_sgd.run_plan(trained, inputs, labels, **made, num_labels=LABELS, physical_batch_size=micro, new_key=lambda: key)
-    synchronise(trained.device)
+    workload.drain(trained.device)
     return (time.perf_counter() - start) / steps
 
 
@@ -111,7 +112,7 @@ def opacus_loop(
             criterion(logits, labels[piece].to(device)).backward()
             optimiser.step()
             optimiser.zero_grad()
-    synchronise(device)
+    workload.drain(device)
     seconds = (time.perf_counter() - start) / len(batches)
     for parameter in parameters:
         for name in ("grad_sample", "summed_grad", "_norm_sample", "grad"):
@@ -121,12 +122,6 @@ def opacus_loop(
         model.disable_hooks()
     model.remove_hooks()
     return seconds
-
-
-def synchronise(device: torch.device) -> None:
-    """Waits for the accelerator, if there is one."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def minilm(device: torch.device, trainable: TrainablePart = "full") -> Classifier:
@@ -151,7 +146,7 @@ def plain(trained: Classifier, inputs: Inputs, labels: Tensor, batches: list[Ten
             loss.sum().backward()
         optimiser.step()
         optimiser.zero_grad()
-    synchronise(trained.device)
+    workload.drain(trained.device)
     return (time.perf_counter() - start) / len(batches)
 
 
@@ -172,7 +167,7 @@ def clipped_sums(
                     coefficients=lambda norms: (1 / norms).clamp(max=1),
                     out=out,
                 )
-    synchronise(trained.device)
+    workload.drain(trained.device)
     return (time.perf_counter() - start) / len(batches)
 
 
@@ -236,7 +231,7 @@ def heads(args: argparse.Namespace) -> dict[str, Any]:
     labels = torch.randint(LABELS, (records,))
     key, out = new_key(), {}
     batches = poisson(records, args.batch, args.head_steps, key)
-    for name, made in (("linear", linear_head(width)), ("two_layer", two_layer_head())):
+    for name, made in (("linear", workload.linear_head(width, LABELS)), ("two_layer", two_layer_head())):
         best: dict[str, float] = {}
         for _ in range(args.repeats):
             seconds = {
@@ -259,13 +254,6 @@ def heads(args: argparse.Namespace) -> dict[str, Any]:
     return out
 
 
-def linear_head(width: int) -> Classifier:
-    """Mean pooling's head."""
-    part = nn.Linear(width, LABELS)
-    config = ModelConfig(encoder="none", trainable="head", pooling="mean")
-    return Classifier(config=config, whole=part, part=part, pool=None, device=torch.device("cpu"))
-
-
 def two_layer_head() -> Classifier:
     """BERT's pooler and classifier, on MiniLM."""
     config = ModelConfig(encoder=classifiers.encoder_files.PACKAGED, trainable="head")
@@ -282,14 +270,8 @@ def peak(kind: str, args: argparse.Namespace, device: torch.device) -> dict[str,
     )
     before = memory(device)
     if kind == "ours":
-        dp_sgd.run_plan(
-            made,
-            few,
-            labels[: len(few)],
-            **plan(len(few), len(few), 2),
-            num_labels=LABELS,
-            physical_batch_size=args.micro,
-        )
+        options = plan(len(few), len(few), 2) | {"num_labels": LABELS, "physical_batch_size": args.micro}
+        dp_sgd.run_plan(made, few, labels[: len(few)], **options)
     else:
         phase = OptimiserPhase(learning_rate=1e-3, epochs=1, batch_size=args.micro)
         train(made, few, labels[: len(few)], phase=phase, seed=0, purpose="memory")

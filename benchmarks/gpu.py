@@ -28,7 +28,7 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import workload
@@ -70,7 +70,7 @@ def main() -> None:
     result: dict[str, Any] = {"benchmark": "gpu", "device": options.device, "small": options.small, "failed": {}}
     with tempfile.TemporaryDirectory() as folder:
         encoder = encoder_shape(Path(folder) / "encoder", small=options.small)
-        scale = Scale.of(options.small)
+        scale = REHEARSAL if options.small else WHOLE
         parts: dict[str, Callable[[], dict[str, Any]]] = {
             "tests": partial(tests, options.device),
             "peak": partial(peaks, device, scale),
@@ -95,20 +95,19 @@ def main() -> None:
     sys.exit(1 if result["failed"] else 0)
 
 
-class Scale:
+class Scale(NamedTuple):
     """Sets the size of each part."""
 
-    records, draws, steps, batch, matrix = 8192, 32, 4, 512, 8192
-    chain_records, chain_epochs, chain_draws = 2000, 2, 10
+    records: int
+    draws: int
+    steps: int
+    batch: int
+    matrix: int
+    chain_records: int
+    chain_draws: int
 
-    @classmethod
-    def of(cls, small: bool) -> Scale:
-        """The whole, or the rehearsal's."""
-        scale = cls()
-        if small:
-            scale.records, scale.draws, scale.steps, scale.batch, scale.matrix = 64, 2, 1, 16, 256
-            scale.chain_records, scale.chain_epochs, scale.chain_draws = 32, 2, 2
-        return scale
+
+WHOLE, REHEARSAL = Scale(8192, 32, 4, 512, 8192, 2000, 10), Scale(64, 2, 1, 16, 256, 32, 2)
 
 
 def encoder_shape(folder: Path, *, small: bool) -> str:
@@ -141,17 +140,9 @@ def tokens(n: int) -> TokenInputs:
 
 def tests(device: str) -> dict[str, Any]:
     """The tests marked `cuda`, in a process that needs nothing but the mechanisms."""
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", str(ROOT / "tests" / "devices")]
-    command += [
-        "--confcutdir",
-        str(ROOT / "tests" / "devices"),
-        "-p",
-        "no:cacheprovider",
-        "-o",
-        "filterwarnings=",
-        "-o",
-        "addopts=",
-    ]
+    folder = str(ROOT / "tests" / "devices")
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", folder, "--confcutdir", folder]
+    command += ["-p", "no:cacheprovider", "-o", "filterwarnings=", "-o", "addopts="]
     environment = os.environ | {"AUTOCODER_TEST_DEVICE": device, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -239,14 +230,7 @@ def descent(encoder: str, device: torch.device, scale: Scale) -> dict[str, Any]:
             config = DpSgd(batch_size=scale.batch, epochs=1, optimiser="sgd", learning_rate=1e-3)
             segment = NoiseSegment(steps=n, noise_multiplier=1.0, l2_clip_norm=1.0)
             event = DpSgdEvent(sampling_prob=scale.batch / scale.chain_records, segments=(segment,))
-            dp_sgd.run_plan(
-                trained,
-                inputs,
-                labels,
-                config=config,
-                event=event,
-                num_labels=workload.LABELS,
-            )
+            dp_sgd.run_plan(trained, inputs, labels, config=config, event=event, num_labels=workload.LABELS)
 
         steps(1)
         took = workload.seconds(partial(steps, scale.steps), device)
@@ -257,7 +241,7 @@ def descent(encoder: str, device: torch.device, scale: Scale) -> dict[str, Any]:
 def chain(encoder: str, device: torch.device, scale: Scale, folder: Path) -> dict[str, Any]:
     """The whole of SWAG-PPM in `full`, three fits and three passes, with few epochs and draws."""
     inputs, labels = tokens(scale.chain_records), workload.labels(scale.chain_records)
-    phase = OptimiserPhase(epochs=scale.chain_epochs, batch_size=32)
+    phase = OptimiserPhase(epochs=2, batch_size=32)
     mechanism = SwagPpm(
         round="reweighted",
         fine_tune=phase.model_copy(update={"optimiser": "adamw", "learning_rate": 5e-5}),

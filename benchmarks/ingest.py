@@ -40,11 +40,7 @@ def inside(what: str, source: Path, out: Path, cap: int) -> dict[str, float]:
     else:
         from storage.ingest import IngestConfig, ingest
 
-        config = IngestConfig(
-            unit_column="Establishment",
-            max_per_unit=5,
-            cap_per_code=cap or None,
-        )
+        config = IngestConfig(unit_column="Establishment", max_per_unit=5, cap_per_code=cap or None)
         start = time.perf_counter()
         ingest(source, out, config, source.with_name("codelist.csv"))
         seconds = time.perf_counter() - start

@@ -193,13 +193,9 @@ def main() -> None:
             rate = measure_verify(ledger, 3)
             result["verify"] = rate | {"ratio_to_20000": rate["rows_per_cpu_second"] / 20_000}
         if options.large:
-            seconds = measure_reserve(
-                {
-                    "small": make("small", options.small, every=40),
-                    "large": make("large", options.large, every=40),
-                },
-                options.reservations,
-            )
+            sizes = {"small": options.small, "large": options.large}
+            ledgers = {name: make(name, rows, every=40) for name, rows in sizes.items()}
+            seconds = measure_reserve(ledgers, options.reservations)
             result["reserve"] = {
                 "small_rows": options.small,
                 "large_rows": options.large,

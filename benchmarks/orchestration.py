@@ -91,7 +91,7 @@ def overhead(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     job = [options.profile, str(data), str(codelist)]
     sides: dict[str, list[dict[str, Any]]] = {"plain": [], "orchestrated": []}
     with server(folder, options.database) as api:
-        env = environment() if options.ephemeral_server else environment(PREFECT_API_URL=api)
+        env = environment() if options.own_server else environment(PREFECT_API_URL=api)
         for repeat in range(options.repeats):
             for side in sorted(sides, reverse=repeat % 2 == 0):
                 home = folder / f"{side}-{repeat}"
@@ -101,7 +101,7 @@ def overhead(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     costs = [b["wall"] - a["wall"] for a, b in pairs]
     return {
         "profile": options.profile,
-        "server": "started by the command" if options.ephemeral_server else "running",
+        "server": "started by the command" if options.own_server else "running",
         "seconds": {side: [shown(one) for one in runs] for side, runs in sides.items()},
         "costs_s": [round(cost, 1) for cost in costs],
         "cost_s": round(statistics.median(costs), 1),

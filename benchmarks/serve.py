@@ -25,7 +25,7 @@ import workload
 
 from service.app import Settings, create_app
 from storage.demo_data import narratives
-from tasks.coding.coder import Coder
+from tasks.coding.joint import open_bundle
 
 _BATCH = 16
 _FEWEST = 200
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10, help="of each rate (default: 10)")
     parser.add_argument("--json", type=Path, help="also write the result to this file")
     options = parser.parse_args()
-    coder, texts = Coder.open(options.bundle), narratives(200, seed=5)
+    coder, texts = open_bundle(options.bundle), narratives(200, seed=5)
     coder.scores(texts[:_BATCH])
     one = float(np.median([_seconds(lambda text=text: coder.scores([text])) for text in texts[:20]]))
     full = float(

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +41,8 @@ def main() -> None:
     def ours(phase: OptimiserPhase) -> Callable[[], float]:
         made = _made(options)
 
-        def epoch() -> float:
-            start = time.perf_counter()
-            train(made, tokens, labels, phase=phase, seed=0, purpose="benchmark")
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            return time.perf_counter() - start
-
-        return epoch
+        epoch = partial(train, made, tokens, labels, phase=phase, seed=0, purpose="benchmark")
+        return partial(workload.seconds, epoch, device)
 
     with tempfile.TemporaryDirectory() as folder:
         contestants = {

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import ModelConfig
 from mechanisms.model.encoder_files import PACKAGED
 from mechanisms.model.inputs import TokenInputs
 from mechanisms.posterior import swag
@@ -40,6 +42,12 @@ def narratives(n: int, *, vocabulary: int) -> TokenInputs:
     return TokenInputs.from_lists(ids, pad_id=0)
 
 
+def linear_head(width: int, classes: int) -> Classifier:
+    """A linear head over features, as mean pooling has it."""
+    part, config = nn.Linear(width, classes), ModelConfig(encoder="none", trainable="head", pooling="mean")
+    return Classifier(config=config, whole=part, part=part, pool=None, device=torch.device("cpu"))
+
+
 def labels(n: int) -> Tensor:
     """Random labels, int64 [n]."""
     return torch.randint(LABELS, (n,), generator=torch.Generator().manual_seed(0))
@@ -58,10 +66,10 @@ def posterior(theta: Tensor, folder: Path, *, rank: int, spread: float = 1e-4) -
 
 def seconds(work: Callable[[], Any], device: torch.device) -> float:
     """Wall time of one call, the device's queue drained."""
-    _drain(device)
+    drain(device)
     start = time.perf_counter()
     work()
-    _drain(device)
+    drain(device)
     return time.perf_counter() - start
 
 
@@ -106,6 +114,7 @@ def _text(result: Mapping[str, Any]) -> str:
     return json.dumps(dict(result) | {"measured_on": machine, "torch": str(torch.__version__)}, indent=2)
 
 
-def _drain(device: torch.device) -> None:
+def drain(device: torch.device) -> None:
+    """Waits for the accelerator, if there is one."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -11,8 +11,7 @@ from flows.server.settings import home_of, require_same_workspace
 from tasks.branches import search
 from tasks.branches.plan import Origin
 from tasks.diagnosing import run
-from tasks.diagnosing.page import NOTICE
-from tasks.diagnosing.run import DiagnoseResult
+from tasks.diagnosing.page import NOTICE, DiagnoseResult
 from tasks.diagnosing.stages import DiagnoseParameters
 from tasks.parameters import RetrainParameters
 from tasks.releasing import prefect_page

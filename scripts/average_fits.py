@@ -53,13 +53,9 @@ def main() -> None:
         scores = [metrics.classification(codes, fit.argmax(-1).numpy()) for fit in fits]
         rows.append([value for one in scores for value in (one.weighted_f1, one.macro_f1)])
         print(seed, *(f"{value:.3f}" for value in rows[-1]))
-    for name, values in zip(("first", "second", "average"), _pairs(rows), strict=True):
-        print(name, " / ".join(f"{statistics.fmean(one):.3f} ± {statistics.stdev(one):.3f}" for one in values))
-
-
-def _pairs(rows: list[list[float]]) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
-    columns = list(zip(*rows, strict=True))
-    return [(columns[at], columns[at + 1]) for at in range(0, len(columns), 2)]
+    means = [f"{statistics.fmean(column):.3f} ± {statistics.stdev(column):.3f}" for column in zip(*rows, strict=True)]
+    for at, name in enumerate(("first", "second", "average")):
+        print(name, " / ".join(means[2 * at : 2 * at + 2]))
 
 
 if __name__ == "__main__":

@@ -18,16 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from studies import fold_of, prepared, tried, write
 
 from mechanisms.dp_sgd import DpSgd
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import Plan, Records, Run, Task
-from mechanisms.model import checkpoint, classifier, inputs, metrics
+from mechanisms.model import classifier, metrics
 from mechanisms.model.config import Layers, ModelConfig
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.schema import FeatureSchema
-from mechanisms.model.seeding import generator
-from storage.durable import write_atomically
 
 FOLDS = 3
 GRID: dict[Layers, dict[str, list[Any]]] = {
@@ -40,19 +39,15 @@ class Search:
     """Training images, folds, and what was tried."""
 
     def __init__(self, workspace: Path, *, epsilon: float, delta: float) -> None:
+        self.features, self.labels = prepared(workspace)
         folder = next((workspace / "private" / "stages" / "features").iterdir())
-        loaded = inputs.load(folder / "train.safetensors")
-        assert isinstance(loaded, FeatureInputs)
-        self.features = loaded.features
-        self.labels = checkpoint.load(folder / "train_labels.safetensors")[0]["labels"]
         self.shape = FeatureSchema.load(folder / "schema.json").shape
         self.classes, self.epsilon, self.delta = int(self.labels.max()) + 1, epsilon, delta
         self._plans: dict[int, Plan] = {}
 
     def score(self, layers: Layers, setting: dict[str, Any], fold: int) -> float:
         """Balanced accuracy on the held-out fifth of a fold; 0 where training diverged."""
-        order = torch.randperm(len(self.labels), generator=generator(0, "fold", fold))
-        held, training = order[: len(order) // 5], order[len(order) // 5 :]
+        held, training = fold_of(self.labels, fold)
         model = ModelConfig(pooling="none", layers=layers)
         run = Run(
             classes=self.classes,
@@ -89,19 +84,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     search = Search(given.workspace, epsilon=given.epsilon, delta=given.delta)
-    tried: list[dict[str, Any]] = json.loads(given.out.read_text())["tried"] if given.out.is_file() else []
+    rows = tried(given.out)
     head = {"target_epsilon": given.epsilon, "delta": given.delta, "folds": FOLDS}
     head["scored_on"] = "a held-out fifth of the training images"
-    given.out.parent.mkdir(parents=True, exist_ok=True)
     for layers, choices in GRID.items():
         for values in itertools.product(*choices.values()):
             setting = dict(zip(choices, values, strict=True))
-            if any((row["layers"], row["setting"]) == (layers, setting) for row in tried):
+            if any((row["layers"], row["setting"]) == (layers, setting) for row in rows):
                 continue
             scores = torch.tensor([search.score(layers, setting, fold) for fold in range(FOLDS)])
             mean, spread = round(float(scores.mean()), 4), round(float(scores.std()), 4)
-            tried.append({"layers": layers, "setting": setting, "balanced_accuracy": mean, "std": spread})
-            write_atomically(given.out, json.dumps(head | {"tried": tried}, indent=1).encode() + b"\n")
+            rows.append({"layers": layers, "setting": setting, "balanced_accuracy": mean, "std": spread})
+            write(given.out, head, rows)
             print(f"{layers:14} {mean:.3f} ± {spread:.3f}  {json.dumps(setting)}", flush=True)
 
 

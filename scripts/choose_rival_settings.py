@@ -22,17 +22,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from studies import HELD_OUT, f1, fold_of, prepared, tried, write
 
 from flows.commands.profiles import load_profile
 from mechanisms.mechanism import Mechanism, Plan, Records, Run, Task, kinds
-from mechanisms.model import checkpoint, classifier, inputs, metrics, training
+from mechanisms.model import classifier, training
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig, OptimiserPhase
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.prior import head_of
-from mechanisms.model.seeding import generator
 from storage.datasets import load_codes
-from storage.durable import write_atomically
 from tasks.fitting import model_inputs
 from tasks.running.stage import Context
 
@@ -49,19 +48,14 @@ class Search:
     """Scores settings, remembers them in a file, and keeps solved noise."""
 
     def __init__(self, workspace: Path, model: ModelConfig, *, epsilon: float, delta: float, out: Path) -> None:
-        stages = workspace / "private" / "stages"
-        folder = next((stages / "features").iterdir())
-        loaded = inputs.load(folder / "train.safetensors")
-        assert isinstance(loaded, FeatureInputs)
-        self.features = loaded.features
-        self.labels = checkpoint.load(folder / "train_labels.safetensors")[0]["labels"]
-        dataset = next((stages / "ingest").iterdir())
+        self.features, self.labels = prepared(workspace)
+        dataset = next((workspace / "private" / "stages" / "ingest").iterdir())
         self.num_labels = len(load_codes(dataset))
         context = Context(home=str(workspace), device="cpu")
         self.model = model
         self.titles = model_inputs.build(context, model.model_copy(update={"prior": "titles"}), dataset, seed=0)
-        self.epsilon, self.delta, self.out = epsilon, delta, out
-        self.rows: list[dict[str, Any]] = json.loads(out.read_text())["tried"] if out.is_file() else []
+        self.epsilon, self.delta, self.out, self.rows = epsilon, delta, out, tried(out)
+        self.head = {"target_epsilon": epsilon, "delta": delta, "folds": FOLDS, "scored_on": HELD_OUT}
         self._plans: dict[str, Plan] = {}
 
     def try_all(self, family: str, settings: list[dict[str, Any]]) -> dict[str, Any]:
@@ -74,34 +68,21 @@ class Search:
                 for name, mean, std in zip(("weighted_f1", "macro_f1"), means, stds, strict=True):
                     row |= {name: round(mean, 4), f"{name}_std": round(std, 4)}
                 self.rows.append(row)
-                self._write()
+                write(self.out, self.head, self.rows)
                 print(f"{family:24} {means[0]:.3f} ± {stds[0]:.3f}  {json.dumps(setting)}", flush=True)
         mine = [row for row in self.rows if row["family"] == family]
         by = "macro_f1" if family == "dp-sgd-class-weighted" else "weighted_f1"
         return max(mine, key=lambda row: row[by])["setting"]
 
-    def _write(self) -> None:
-        content = {
-            "target_epsilon": self.epsilon,
-            "delta": self.delta,
-            "folds": FOLDS,
-            "scored_on": "a held-out fifth of the training half",
-            "tried": self.rows,
-        }
-        write_atomically(self.out, json.dumps(content, indent=1).encode() + b"\n")
-
     def _score(self, family: str, setting: dict[str, Any], fold: int) -> tuple[float, float]:
-        order = torch.randperm(len(self.labels), generator=generator(0, "fold", fold))
-        held, rest = order[: len(order) // 5], order[len(order) // 5 :]
+        held, rest = fold_of(self.labels, fold)
         if family == "swag":
             return self._swag_base(setting, held, rest, fold)
         mechanism = kinds()[_KIND.get(family, family)].model_validate(setting)
         run = Run(classes=self.num_labels, seed=fold, classifier=lambda: self._untrained(family))
         records = Records(FeatureInputs(self.features[rest]), self.labels[rest])
         fitted = self._plan(mechanism, len(rest)).fit(records, run)
-        predicted = fitted.model.log_probabilities(FeatureInputs(self.features[held])).argmax(-1)
-        scores = metrics.classification(self.labels[held].numpy(), predicted.numpy())
-        return scores.weighted_f1, scores.macro_f1
+        return f1(self.labels[held], fitted.model.log_probabilities(FeatureInputs(self.features[held])).argmax(-1))
 
     def _swag_base(
         self, setting: Mapping[str, Any], held: torch.Tensor, rest: torch.Tensor, fold: int
@@ -115,9 +96,7 @@ class Search:
         for phase in phases:
             records = FeatureInputs(self.features[rest])
             training.train(model, records, self.labels[rest], phase=phase, seed=fold, purpose=phase.optimiser)
-        predicted = model.predict(FeatureInputs(self.features[held])).argmax(-1)
-        scores = metrics.classification(self.labels[held].numpy(), predicted.numpy())
-        return scores.weighted_f1, scores.macro_f1
+        return f1(self.labels[held], model.predict(FeatureInputs(self.features[held])).argmax(-1))
 
     def _untrained(self, family: str) -> Classifier:
         """Returns a linear head over the features: at the titles, or random."""

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from studies import f1, prepared
 from torch import Tensor
 
 from mechanisms.audit import trials
 from mechanisms.mechanism import Records, Run, Task
-from mechanisms.model import checkpoint, classifier, inputs, metrics
+from mechanisms.model import checkpoint, classifier
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig, OptimiserPhase
 from mechanisms.model.inputs import FeatureInputs
@@ -46,15 +47,11 @@ class Study:
     """Holds the records, and scores draws."""
 
     def __init__(self, workspace: Path, work: Path, *, draws: int, prior_std: float) -> None:
-        stages = workspace / "private" / "stages"
-        folder = next((stages / "features").iterdir())
         self.features, self.labels = {}, {}
         for half in ("train", "test"):
-            loaded = inputs.load(folder / f"{half}.safetensors")
-            assert isinstance(loaded, FeatureInputs)
-            self.features[half] = with_bias(loaded.features)
-            self.labels[half] = checkpoint.load(folder / f"{half}_labels.safetensors")[0]["labels"]
-        self.classes = len(load_codes(next((stages / "ingest").iterdir())))
+            features, self.labels[half] = prepared(workspace, half)
+            self.features[half] = with_bias(features)
+        self.classes = len(load_codes(next((workspace / "private" / "stages" / "ingest").iterdir())))
         self.work, self.draws, self.prior_std = work, draws, prior_std
         work.mkdir(parents=True, exist_ok=True)
 
@@ -64,10 +61,7 @@ class Study:
 
     def f1(self, theta: Tensor) -> tuple[float, float]:
         """Weighted and macro F1 on the test half, theta [classes, width + 1]."""
-        scores = metrics.classification(
-            self.labels["test"].numpy(), (self.features["test"] @ theta.T).argmax(1).numpy()
-        )
-        return scores.weighted_f1, scores.macro_f1
+        return f1(self.labels["test"], (self.features["test"] @ theta.T).argmax(1))
 
     def exact(self) -> dict[str, Tensor]:
         """ell [S, n] of draws that the diagnostics bear out, some draws, their mean and each parameter's variance."""

@@ -19,11 +19,12 @@ from statistics import fmean, stdev
 from typing import Any
 
 import torch
+from studies import f1, prepared
 from torch import Tensor
 
 from flows.commands.profiles import load_profile
 from mechanisms.mechanism import Mechanism, Records, Run, Task
-from mechanisms.model import checkpoint, classifier, inputs, metrics
+from mechanisms.model import classifier
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig, OptimiserPhase
 from mechanisms.model.fields import Fields
@@ -47,13 +48,12 @@ class Study:
     """Features, labels, and the head at the titles of each field's code list."""
 
     def __init__(self, workspace: Path, profile: str, chosen: Sequence[str]) -> None:
-        stages = workspace / "private" / "stages"
         content = load_profile(profile)
         self.features: dict[str, FeatureInputs] = {}
         self.labels: dict[str, Tensor] = {}
         self.model = ModelConfig.model_validate(content["model"])
         self.phase = OptimiserPhase.model_validate(content["fit"]["adamw"])
-        dataset = next((stages / "ingest").iterdir())
+        dataset = next((workspace / "private" / "stages" / "ingest").iterdir())
         spaces = load_fields(dataset)
         if spaces is None:
             raise InputError(f"{workspace} holds one field; compare with --profile {profile} first")
@@ -68,9 +68,10 @@ class Study:
         self.weight = torch.cat([head.weight.detach()[place[name][1]] for name in self.names])
         self.bias = torch.cat([head.bias.detach()[place[name][1]] for name in self.names])
         columns = [place[name][0] for name in self.names]
-        for split, (features, labels) in _halves(next((stages / "features").iterdir())).items():
+        for split in ("train", "test"):
+            features, labels = prepared(workspace, split)
             labelled = (labels[:, columns] >= 0).any(1)
-            self.features[split] = FeatureInputs(features.features[labelled])
+            self.features[split] = FeatureInputs(features[labelled])
             self.labels[split] = labels[labelled][:, columns]
 
     def untrained(self, rows: slice, fields: Fields | None) -> Classifier:
@@ -98,13 +99,8 @@ class Study:
         predicted = self.fields.predicted(fitted.model.log_probabilities(self.features["test"]))
         return {name: self.score(at, predicted[:, at]) for at, name in enumerate(self.names)}
 
-    def separate(self, epsilon: float, delta: float, *, seed: int) -> Scores:
-        """Each field by a fit of its own on the records that have it, at its share of the total."""
-        whole = PriorDescent().plan(self.task(len(self.labels["train"]), self.fields.sizes, epsilon, delta))
-        assert whole.event is not None
-        apart = separately.composed_cost(whole.event, fields=len(self.names), delta=delta)
-        assert apart is not None
-        each = apart.each_epsilon
+    def separate(self, each: float, delta: float, *, seed: int) -> Scores:
+        """Each field by a fit of its own on the records that have it, at its share of the total epsilon."""
         scores = {}
         for at, (name, span) in enumerate(zip(self.names, self.fields.spans, strict=True)):
             labels = self.labels["train"][:, at]
@@ -120,18 +116,7 @@ class Study:
         """Scores a field on the test records that have it."""
         truth = self.labels["test"][:, at]
         labelled = truth >= 0
-        scores = metrics.classification(truth[labelled].numpy(), predicted[labelled].numpy())
-        return scores.weighted_f1, scores.macro_f1
-
-
-def _halves(folder: Path) -> dict[str, tuple[FeatureInputs, Tensor]]:
-    splits = {}
-    for split in ("train", "test"):
-        loaded = inputs.load(folder / f"{split}.safetensors")
-        assert isinstance(loaded, FeatureInputs)
-        labels = checkpoint.load(folder / f"{split}_labels.safetensors")[0]["labels"]
-        splits[split] = (FeatureInputs(loaded.features.clone()), labels)
-    return splits
+        return f1(truth[labelled], predicted[labelled])
 
 
 def page(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], notes: str) -> str:
@@ -203,7 +188,7 @@ def main() -> None:
         each = apart.each_epsilon
         joint = [study.joint(PriorDescent(), epsilon, given.delta, seed=seed) for seed in seeds]
         keep("joint", epsilon, round(epsilon, 2), joint)
-        keep("separate", epsilon, round(each, 2), [study.separate(epsilon, given.delta, seed=seed) for seed in seeds])
+        keep("separate", epsilon, round(each, 2), [study.separate(each, given.delta, seed=seed) for seed in seeds])
     plain = NonPrivate(phase=study.phase)
     keep("non-private", None, None, [study.joint(plain, None, given.delta, seed=seed) for seed in seeds])
 

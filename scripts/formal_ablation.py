@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from studies import HELD_OUT, f1, fold_of, prepared, tried, write
 
 from mechanisms.mechanism import Plan, Records, Run, Task, kinds
-from mechanisms.model import checkpoint, classifier, inputs, metrics, prior
+from mechanisms.model import classifier, prior
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.seeding import generator
 from storage.codelist import describe, describe_in_sentence, describe_with_levels, read_codelist
-from storage.durable import write_atomically
 
 DESCENT = {"kind": "prior-descent"}
 VARIANTS: Mapping[str, dict[str, Any]] = {
@@ -64,17 +64,11 @@ class Study:
     """Features, labels and titles, and the folds."""
 
     def __init__(self, workspace: Path, codelist: Path, *, encoder: str, sentence: str) -> None:
-        folder = next((workspace / "private" / "stages" / "features").iterdir())
-        loaded = inputs.load(folder / "train.safetensors")
-        assert isinstance(loaded, FeatureInputs)
-        self.features = loaded.features
-        self.labels = checkpoint.load(folder / "train_labels.safetensors")[0]["labels"]
+        self.features, self.labels = prepared(workspace)
         codes = read_codelist(codelist)
         self.model = ModelConfig(encoder=encoder, trainable="head", pooling="mean")
-        self.codes, texts = (
-            len(codes),
-            [describe(codes), describe_with_levels(codes), describe_in_sentence(codes, sentence)],
-        )
+        self.codes = len(codes)
+        texts = [describe(codes), describe_with_levels(codes), describe_in_sentence(codes, sentence)]
         self.known = torch.tensor([bool(text) for text in texts[0]])
         self.embeddings = torch.stack([prior.embed(self.model, kind, device="cpu") for kind in texts])
         self._plans: dict[str, Plan] = {}
@@ -93,11 +87,9 @@ class Study:
 
     def score(self, setting: Mapping[str, Any], *, epsilon: float, delta: float, fold: int) -> tuple[float, float]:
         """Weighted and macro F1 on the held-out fifth of a fold."""
-        order = torch.randperm(len(self.labels), generator=generator(0, "fold", fold))
-        held, training = order[: len(order) // 5], order[len(order) // 5 :]
+        held, training = fold_of(self.labels, fold)
         scored = self._fitted(setting, training, epsilon=epsilon, delta=delta, fold=fold)(held)
-        scores = metrics.classification(self.labels[held].numpy(), scored.argmax(-1).numpy())
-        return scores.weighted_f1, scores.macro_f1
+        return f1(self.labels[held], scored.argmax(-1))
 
     def unseen(self, setting: Mapping[str, Any], *, epsilon: float, delta: float, fold: int) -> tuple[float, float]:
         """Share of records whose code is among the 5 and the 20 most probable, of a fifth of the observed codes, none
@@ -127,21 +119,28 @@ class Study:
         return lambda index: fitted.model.log_probabilities(FeatureInputs(self.features[index]))
 
 
-def main() -> None:
-    """Scores every variant at every epsilon; prints each as it is scored."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(description: str | None, *, epsilons: list[float], delta: float, folds: int) -> argparse.ArgumentParser:
+    """Returns the options of a study, with its defaults."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workspace", type=Path)
     parser.add_argument("--codelist", type=Path, required=True)
     parser.add_argument("--encoder", default="packaged-minilm")
     parser.add_argument("--sentence", default="An employee suffered {}.", help="model.prior_sentence of the profile")
-    parser.add_argument("--epsilons", type=float, nargs="+", default=[0.5, 1.0, 2.0, 5.0, 8.0])
-    parser.add_argument("--delta", type=float, default=1e-4)
-    parser.add_argument("--folds", type=int, default=3)
-    parser.add_argument("--search", action="store_true", help="score settings of two mechanisms on equal terms")
+    parser.add_argument("--epsilons", type=float, nargs="+", default=epsilons)
+    parser.add_argument("--delta", type=float, default=delta)
+    parser.add_argument("--folds", type=int, default=folds)
     parser.add_argument("--out", type=Path, required=True)
+    return parser
+
+
+def main() -> None:
+    """Scores every variant at every epsilon; prints each as it is scored."""
+    parser = arguments(__doc__, epsilons=[0.5, 1.0, 2.0, 5.0, 8.0], delta=1e-4, folds=3)
+    parser.add_argument("--search", action="store_true", help="score settings of two mechanisms on equal terms")
     given = parser.parse_args()
     study = Study(given.workspace, given.codelist, encoder=given.encoder, sentence=given.sentence)
-    done: list[dict[str, Any]] = json.loads(given.out.read_text())["tried"] if given.out.is_file() else []
+    head = {"delta": given.delta, "folds": given.folds, "scored_on": HELD_OUT}
+    done = tried(given.out)
     for name, setting in (SEARCH if given.search else VARIANTS).items():
         for epsilon in given.epsilons:
             if any(row["variant"] == name and row["epsilon"] == epsilon for row in done):
@@ -157,9 +156,7 @@ def main() -> None:
                 five, twenty = torch.tensor(shares).mean(0).tolist()
                 row["codes_held_out"] = {"in_top_5": round(five, 4), "in_top_20": round(twenty, 4)}
             done.append(row | {"setting": setting})
-            head = {"delta": given.delta, "folds": given.folds, "scored_on": "a held-out fifth of the training half"}
-            given.out.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(given.out, json.dumps(head | {"tried": done}, indent=1).encode() + b"\n")
+            write(given.out, head, done)
             print(f"{name:42} ε {epsilon:<4} {weighted:.3f} / {macro:.3f}", flush=True)
 
 

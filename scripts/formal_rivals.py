@@ -24,23 +24,18 @@ exceeds epsilon with probability delta at most (by simulation of g, and a normal
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
-from formal_ablation import DESCENT, Study
+from formal_ablation import DESCENT, Study, arguments
 from scipy.optimize import brentq
 from scipy.stats import norm
+from studies import HELD_OUT, f1, fold_of, tried, write
 from torch import Tensor
 
-from mechanisms.model import metrics
 from mechanisms.model.linear_head import linear_head
-from mechanisms.model.seeding import generator
-from storage.durable import write_atomically
 
 MEAN, COUNTS = 0.03, 0.05
 RADIUS = 4.0
@@ -61,8 +56,7 @@ class Fold:
     """Centred features and the log prior as a formal fit has them, and what is scored."""
 
     def __init__(self, study: Study, *, epsilon: float, delta: float, fold: int) -> None:
-        order = torch.randperm(len(study.labels), generator=generator(0, "fold", fold))
-        held, training = order[: len(order) // 5], order[len(order) // 5 :]
+        held, training = fold_of(study.labels, fold)
         self.epsilon, self.delta, self.mu = epsilon, delta, gdp_of(epsilon, delta)
         features, self.labels, self.codes = study.features[training], study.labels[training], study.codes
         cut = features * (RADIUS / features.norm(dim=1, keepdim=True)).clamp(max=1)
@@ -83,9 +77,7 @@ class Fold:
 
     def scored(self, rows: Tensor, bias: Tensor | None = None) -> Scored:
         """Weighted and macro F1 of a head [codes, width] on the held-out fifth."""
-        predicted = (self._held @ rows.T + (self.log_prior if bias is None else bias)).argmax(1)
-        scores = metrics.classification(self._truth.numpy(), predicted.numpy())
-        return scores.weighted_f1, scores.macro_f1
+        return f1(self._truth, (self._held @ rows.T + (self.log_prior if bias is None else bias)).argmax(1))
 
     def second_moments(self, share: float) -> Tensor:
         """Noisy sum of zz' at a share of rho, positive semidefinite."""
@@ -203,18 +195,10 @@ RIVALS: Mapping[str, Callable[[Fold], Iterable[tuple[dict[str, float], Scored]]]
 
 def main() -> None:
     """Scores every rival's best setting, and the mechanism, at every epsilon."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workspace", type=Path)
-    parser.add_argument("--codelist", type=Path, required=True)
-    parser.add_argument("--encoder", default="packaged-minilm")
-    parser.add_argument("--sentence", default="An employee suffered {}.", help="model.prior_sentence of the profile")
-    parser.add_argument("--epsilons", type=float, nargs="+", default=[1.0, 5.0])
-    parser.add_argument("--delta", type=float, default=1e-5)
-    parser.add_argument("--folds", type=int, default=2)
-    parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
+    given = arguments(__doc__, epsilons=[1.0, 5.0], delta=1e-5, folds=2).parse_args()
     study = Study(given.workspace, given.codelist, encoder=given.encoder, sentence=given.sentence)
-    done: list[dict[str, Any]] = json.loads(given.out.read_text())["tried"] if given.out.is_file() else []
+    head = {"delta": given.delta, "folds": given.folds, "scored_on": HELD_OUT}
+    done = tried(given.out)
     for epsilon in given.epsilons:
         for name in ("prior-descent", *RIVALS):
             if any(row["rival"] == name and row["epsilon"] == epsilon for row in done):
@@ -223,19 +207,17 @@ def main() -> None:
             settings: list[Mapping[str, Any]] = []
             for fold in range(given.folds):
                 if name == "prior-descent":
-                    tried = [(dict[str, float](), study.score(DESCENT, epsilon=epsilon, delta=given.delta, fold=fold))]
+                    each = [(dict[str, float](), study.score(DESCENT, epsilon=epsilon, delta=given.delta, fold=fold))]
                 else:
-                    tried = list(RIVALS[name](Fold(study, epsilon=epsilon, delta=given.delta, fold=fold)))
-                setting, scores = max(tried, key=lambda entry: sum(entry[1]))
+                    each = list(RIVALS[name](Fold(study, epsilon=epsilon, delta=given.delta, fold=fold)))
+                setting, scores = max(each, key=lambda entry: sum(entry[1]))
                 best.append(scores)
                 settings.append(setting)
             weighted, macro = (round(value, 4) for value in torch.tensor(best).mean(0).tolist())
             done.append(
                 {"rival": name, "epsilon": epsilon, "weighted_f1": weighted, "macro_f1": macro, "settings": settings}
             )
-            head = {"delta": given.delta, "folds": given.folds, "scored_on": "a held-out fifth of the training half"}
-            given.out.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(given.out, json.dumps(head | {"tried": done}, indent=1).encode() + b"\n")
+            write(given.out, head, done)
             print(f"{name:16} ε {epsilon:<4} {weighted:.3f} / {macro:.3f}  {settings}", flush=True)
 
 

@@ -16,14 +16,10 @@ from tasks.bundle.thresholds import generated_narratives
 
 def packaged() -> Released:
     """Returns the packaged encoder with a head that nobody uses."""
-    encoder, tokenizer = (
-        encoders.load_encoder(encoder_files.PACKAGED),
-        encoder_files.load_tokenizer(encoder_files.PACKAGED),
-    )
+    name = encoder_files.PACKAGED
+    encoder, tokenizer = encoders.load_encoder(name), encoder_files.load_tokenizer(name)
     model = MeanPooled(encoder, encoders.width(encoder), 1).eval()
-    return Released(
-        model=model, tokenizer=tokenizer, codes=("",), max_length=encoder_files.longest(encoder_files.PACKAGED)
-    )
+    return Released(model=model, tokenizer=tokenizer, codes=("",), max_length=encoder_files.longest(name))
 
 
 def main() -> None:

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import argparse
 import csv
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from storage.durable import write_atomically
 
-COLUMNS = ("title", "code")
+COLUMNS = ["title", "code"]
 
 
 def titled(entries: Sequence[Mapping[str, str]]) -> dict[str, str]:
@@ -42,17 +43,10 @@ def main() -> None:
         raise SystemExit(f"{given.index}: no entries with columns title and code")
     titles = titled(entries)
     rest = [entry for entry in entries if titles[entry["code"]] != entry["title"]]
-    _write(given.codelist, ("code", "title"), [{"code": code, "title": title} for code, title in titles.items()])
-    _write(given.records, COLUMNS, rest)
+    listed, records = pd.DataFrame(list(titles.items()), columns=["code", "title"]), pd.DataFrame(rest, columns=COLUMNS)
+    for file, table in ((given.codelist, listed), (given.records, records)):
+        write_atomically(file, table.to_csv(index=False).encode())
     print(f"{len(titles):,} codes with a title, {len(rest):,} records, of {len(entries):,} entries")
-
-
-def _write(file: Path, columns: tuple[str, ...], rows: Sequence[Mapping[str, str]]) -> None:
-    text = io.StringIO()
-    lines = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
-    lines.writeheader()
-    lines.writerows(rows)
-    write_atomically(file, text.getvalue().encode())
 
 
 if __name__ == "__main__":

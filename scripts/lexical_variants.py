@@ -11,7 +11,6 @@ titles, and all together the encoder's, as the features stage has it. Noise has 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -22,18 +21,17 @@ from typing import Any
 
 import torch
 from sklearn.feature_extraction.text import CountVectorizer, HashingVectorizer
+from studies import HELD_OUT, f1, fold_of, prepared, write
 from torch import Tensor
 
 from mechanisms.mechanism import Records, Run, Task
-from mechanisms.model import checkpoint, classifier, inputs, metrics, prior
+from mechanisms.model import classifier, prior
 from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.lexicon import stems_of
-from mechanisms.model.seeding import generator
 from mechanisms.prior_descent import PriorDescent
 from storage.codelist import describe, describe_in_sentence, describe_with_levels, read_codelist
 from storage.datasets import load_split
-from storage.durable import write_atomically
 
 HASHED = 1024
 Words = Callable[[Sequence[str]], Tensor]
@@ -72,12 +70,9 @@ class Study:
     """Holds narratives, titles, the encoder's features of both, and the vocabularies."""
 
     def __init__(self, workspace: Path, codelist: Path, *, sentence: str) -> None:
-        stages = workspace / "private" / "stages"
-        folder = next((stages / "features").iterdir())
-        loaded = inputs.load(folder / "train.safetensors")
-        assert isinstance(loaded, FeatureInputs)
-        self.features, self.labels = loaded.features, checkpoint.load(folder / "train_labels.safetensors")[0]["labels"]
-        self.texts = list(load_split(next((stages / "ingest").iterdir()), "train")["text"])
+        self.features, self.labels = prepared(workspace)
+        dataset = next((workspace / "private" / "stages" / "ingest").iterdir())
+        self.texts = list(load_split(dataset, "train")["text"])
         codes = read_codelist(codelist)
         kinds = [describe(codes), describe_with_levels(codes), describe_in_sentence(codes, sentence)]
         model = ModelConfig(encoder="packaged-minilm", trainable="head", pooling="mean")
@@ -118,16 +113,13 @@ class Study:
 
         scored = []
         for fold in range(folds):
-            order = torch.randperm(len(self.labels), generator=generator(0, "fold", fold))
-            held, training = order[: len(order) // 5], order[len(order) // 5 :]
+            held, training = fold_of(self.labels, fold)
             task = Task(records=len(training), classes=len(self.known), target_epsilon=epsilon, delta=delta)
             run = Run(classes=len(self.known), seed=fold, classifier=untrained)
-            fitted = (
-                PriorDescent().plan(task).fit(Records(FeatureInputs(records[training]), self.labels[training]), run)
-            )
+            given = Records(FeatureInputs(records[training]), self.labels[training])
+            fitted = PriorDescent().plan(task).fit(given, run)
             predicted = fitted.model.log_probabilities(FeatureInputs(records[held])).argmax(1)
-            found = metrics.classification(self.labels[held].numpy(), predicted.numpy())
-            scored.append((found.weighted_f1, found.macro_f1))
+            scored.append(f1(self.labels[held], predicted))
         return scored
 
 
@@ -153,8 +145,7 @@ def main() -> None:
             row = {"variant": name, "epsilon": epsilon, "weighted_f1": means[0], "macro_f1": means[1]}
             rows.append(row | {"spread": spreads})
             print(rows[-1], flush=True)
-            content = {"delta": given.delta, "folds": given.folds, "scored_on": "a held-out fifth of the training half"}
-            write_atomically(given.out, json.dumps(content | {"tried": rows}, indent=1).encode() + b"\n")
+            write(given.out, {"delta": given.delta, "folds": given.folds, "scored_on": HELD_OUT}, rows)
 
 
 if __name__ == "__main__":

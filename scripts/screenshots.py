@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "e2e")]
 
 from browser import PATIENCE, browsing, chromium  # noqa: E402  (not a package)
-from playwright.sync_api import sync_playwright  # noqa: E402
+from playwright.sync_api import Page, sync_playwright  # noqa: E402
 from runs import ended, in_state, release_run, releases, small, start  # noqa: E402
 from stacks import Stack, missing, started, with_officer  # noqa: E402
 
@@ -66,12 +66,20 @@ def take_plan(picture: Path) -> None:
         )
         plan = Path(trained["plan"]).resolve().relative_to(Path(folder).resolve())
         run("plan", "show", str(plan), "--html", "plan.html")
-        with sync_playwright() as driver:
-            browser = driver.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-            page = browser.new_page(viewport={"width": 1000, "height": 900})
-            page.goto((Path(folder) / "plan.html").as_uri())
+        with page_at((Path(folder) / "plan.html").as_uri(), width=1000, height=900) as page:
             page.screenshot(path=picture)
-            browser.close()
+
+
+@contextmanager
+def page_at(address: str, *, width: int, height: int) -> Iterator[Page]:
+    """Opens a page in a browser of its own."""
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": width, "height": height})
+        page.set_default_timeout(PATIENCE)
+        page.goto(address)
+        yield page
+        browser.close()
 
 
 def take(stack: Stack, out: Path) -> None:
@@ -137,25 +145,17 @@ def serving(stack: Stack, bundle: Path) -> Iterator[str]:
 
 def take_service(address: str, picture: Path) -> None:
     """Three narratives are coded; the field for a file is above the answers."""
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1000, "height": 1000})
-        page.goto(address)
+    with page_at(address, width=1000, height=1000) as page:
         page.fill("#text", "\n".join(NARRATIVES))
         page.click("#go")
-        page.locator("#results").get_by_text(NARRATIVES[0]).wait_for(timeout=PATIENCE)
+        page.locator("#results").get_by_text(NARRATIVES[0]).wait_for()
         page.screenshot(path=picture, full_page=True)
-        browser.close()
 
 
 def take_review(address: str, picture: Path) -> None:
     """A file of invented narratives is coded and reviewed; two cases are decided."""
     rows = "".join(f'{number},"{text}"\n' for number, text in enumerate(REVIEWED * 40, start=1))
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 800})
-        page.set_default_timeout(PATIENCE)
-        page.goto(f"{address}review")
+    with page_at(f"{address}review", width=1280, height=800) as page:
         page.fill("#coder", "ab")
         file = {"name": "reports.csv", "mimeType": "text/csv", "buffer": f"case,narrative\n{rows}".encode()}
         page.set_input_files("#file", cast(Any, file))
@@ -168,7 +168,6 @@ def take_review(address: str, picture: Path) -> None:
         page.keyboard.type("11")
         page.locator("#narrative mark").first.wait_for()
         page.screenshot(path=picture)
-        browser.close()
 
 
 def main() -> None:

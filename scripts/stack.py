@@ -249,7 +249,7 @@ class Stack:
             sys.exit(
                 "stack: no PostgreSQL: install it (Debian: postgresql), or set AUTOCODER_STACK_POSTGRES to its URL"
             )
-        binaries = Path(initdb).parent
+        environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
         user = "postgres" if os.geteuid() == 0 else None  # PostgreSQL refuses to run as root
         folder = self.folder / "postgres"
         folder.mkdir(exist_ok=True)
@@ -262,41 +262,20 @@ class Stack:
             password.chmod(0o600)
             if user is not None:
                 shutil.chown(password, user)
-            done = subprocess.run(
-                [
-                    *(
-                        str(binaries / "initdb"),
-                        "-D",
-                        str(folder / "data"),
-                        "-U",
-                        "postgres",
-                        "-E",
-                        "UTF8",
-                        "--no-sync",
-                    ),
-                    *("-A", "scram-sha-256", f"--pwfile={password}"),
-                ],
-                user=user,
-                cwd="/",
-                capture_output=True,
-                text=True,
-                env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
-            )
+            command = [initdb, "-D", str(folder / "data"), "-U", "postgres", "-E", "UTF8", "--no-sync"]
+            command += ["-A", "scram-sha-256", f"--pwfile={password}"]
+            done = subprocess.run(command, user=user, cwd="/", capture_output=True, text=True, env=environment)
             password.unlink()
             if done.returncode:
                 sys.exit(f"stack: initdb failed: {done.stderr}")
         port = free_port()
-        options = (
-            "listen_addresses=127.0.0.1",
-            "unix_socket_directories=",
-            "shared_buffers=64MB",
-            "max_connections=200",
-        )
+        options = ["listen_addresses=127.0.0.1", "unix_socket_directories="]
+        options += ["shared_buffers=64MB", "max_connections=200"]
         self.run(
             "postgres",
-            *(str(binaries / "postgres"), "-D", str(folder / "data"), "-p", str(port)),
+            *(str(Path(initdb).with_name("postgres")), "-D", str(folder / "data"), "-p", str(port)),
             *(part for option in options for part in ("-c", option)),
-            env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
+            env=environment,
             user=user,
         )
         return f"postgresql://postgres:{self.secret('postgres')}@127.0.0.1:{port}/postgres"

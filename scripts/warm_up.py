@@ -82,7 +82,7 @@ class Mixture:
         """Gamma of the fewest errors: 1/2 + ln(r)/Delta^2. The midpoint is that of equal classes alone."""
         return 0.5 + math.log(self.r) / self.delta**2
 
-    def threshold_variance(self, majority: int, *, radius: float, epsilon: float | None, delta: float = DELTA) -> float:
+    def threshold_variance(self, majority: int, *, radius: float, epsilon: float) -> float:
         """Returns the variance of the mean of two private class means (proposition 12), in units of sigma^2.
 
         (1/4) (1/n_0 + 1/n_1 + s_0^2 + s_1^2) with s_b = (2 R/n_b) sqrt(2 ln(1.25/delta))/epsilon. The printed one
@@ -91,15 +91,15 @@ class Mixture:
         Args:
             radius: R, to which records are cut, in units of sigma; it should cut none.
         """
-        return self._variance(majority, 0.25, 0.0 if epsilon is None else 2 * radius**2, epsilon, delta)
+        return self._variance(majority, 2 * radius**2, epsilon)
 
-    def printed_variance(self, majority: int, *, radius: float, epsilon: float | None, delta: float = DELTA) -> float:
+    def printed_variance(self, majority: int, *, radius: float, epsilon: float) -> float:
         """Equation (2), read as it stands: half of a normal with this variance times four."""
-        return self._variance(majority, 0.25, 0.0 if epsilon is None else 0.5 * radius**2, epsilon, delta)
+        return self._variance(majority, 0.5 * radius**2, epsilon)
 
-    def _variance(self, majority: int, data: float, noise: float, epsilon: float | None, delta: float) -> float:
-        spent = 0.0 if epsilon is None else math.log(1.25 / delta) / epsilon**2
-        return data * (1 + self.r) / majority + noise * spent * (1 + self.r**2) / majority**2
+    def _variance(self, majority: int, noise: float, epsilon: float) -> float:
+        spent = math.log(1.25 / DELTA) / epsilon**2
+        return (1 + self.r) / (4 * majority) + noise * spent * (1 + self.r**2) / majority**2
 
 
 def monte_carlo(mixture: Mixture, gamma: float, *, records: int, seed: int) -> dict[str, float]:

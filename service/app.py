@@ -173,7 +173,7 @@ def create_app(coder: Coder | JointCoder, settings: Settings) -> FastAPI:
         codings = [next(coded) if text.strip() else blank for text in texts]
         return CodeResponse.model_validate(coder.origin | {"results": [_result(coding) for coding in codings]})
 
-    code.__annotations__["body"] = code_request(coder.value_columns)
+    code.__annotations__["body"] = code_request(coder.model.value_columns)
     app.post("/code", responses=problems(400, 401, 413, 422, 429, 500, 503))(code)
 
     most_rows = min(files.MOST_ROWS, settings.narratives_per_minute)
@@ -222,7 +222,7 @@ def create_app(coder: Coder | JointCoder, settings: Settings) -> FastAPI:
         | {
             "fields": listed,
             "sensitive": {name: list(own) for name, own in settings.sensitive.items()},
-            "columns": {name: list(own) for name, own in coder.value_columns.items()},
+            "columns": {name: list(own) for name, own in coder.model.value_columns.items()},
         }
     )
 

@@ -60,7 +60,7 @@ def read(
         raise InputError("This takes a CSV. Code archives, Parquet and JSON Lines with `autocoder code`.")
     with _in_memory(content) as path:
         try:
-            records = Records.of(coder.value_columns, (), usual=column)
+            records = Records.of(coder.model.value_columns, (), usual=column)
             table = survey(path, text_columns=records.columns, option="file")
             if table.rows > most_rows:
                 raise InputError(

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from storage.bundle.adoption import AdoptedBundle
     from storage.bundle.trust import Trust
-    from tasks.coding.coder import AnyCoder
+    from tasks.coding.coder import Coder
+    from tasks.coding.joint import JointCoder
 
 Precision = Annotated[
     Literal["auto", "float32", "bfloat16"],
@@ -69,7 +70,7 @@ class BundleOptions:
 
         return open_folder(self.bundle.expanduser() if self.bundle is not None else newest_bundle(home_of(self.home)))
 
-    def require_not_revoked(self, coder: AnyCoder) -> None:
+    def require_not_revoked(self, coder: Coder | JointCoder) -> None:
         """Refuse what was revoked in this workspace, unless it is wanted all the same.
 
         Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -45,7 +46,7 @@ def drift(
         from storage.bundle.archive import open_folder
         from tasks.coding import drift as measure
 
-        fields = measure.fields_in(coded, "CODED")
+        fields = measure.fields_in(coded)
         if plot is not None and len(fields) > 1 and not field:
             raise InputError(f"--plot: a figure shows one field. Name it with --field: {', '.join(fields)}.")
         if field and field not in fields:
@@ -56,7 +57,7 @@ def drift(
         golden, periods = {}, {name: measure.read_period(coded, "CODED", field=name) for name in chosen}
         if bundle is not None:
             with open_folder(bundle.expanduser()) as folder:
-                golden = measure.golden_periods(folder, "--bundle", like=periods)
+                golden = measure.golden_periods(folder, like=periods)
             if missing := [name for name in chosen if name not in golden]:
                 raise InputError(f"--bundle: it does not code {missing[0] or 'one field alone'}")
         comparisons = {}
@@ -67,7 +68,7 @@ def drift(
             if plot is not None:
                 measure.plot(now, before, comparisons[name], plot)
     if as_json:
-        content = {name: one.as_dict() for name, one in comparisons.items()}
+        content = {name: asdict(one) for name, one in comparisons.items()}
         say(json.dumps(content.get("", content), indent=2))
     else:
         for name, one in comparisons.items():

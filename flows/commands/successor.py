@@ -55,12 +55,12 @@ def successor(
         with open_folder(old.expanduser()) as before, open_folder(new.expanduser()) as after:
             declared = dict.fromkeys((*declared_columns(before), *declared_columns(after)))
             records = Records.of(declared, column or (), template, usual="Final Narrative")
-            coders = measure.coders_of(open_bundle(before), open_bundle(after), field)
+            earlier, later = measure.coders_of(open_bundle(before), open_bundle(after), field)
         with ConsoleListener() as console:
             console.started("successor")
-            coded = measure.answers(*coders, labelled, records, option="--labelled", label=label_column, by=by)
-            others = measure.answers(*coders, unlabelled, records, option="--unlabelled")
-        compared = measure.compare(*coders, coded, others)
+            coded = measure.answers(earlier, later, labelled, records, option="--labelled", label=label_column, by=by)
+            others = measure.answers(earlier, later, unlabelled, records, option="--unlabelled")
+        compared = measure.compare(earlier.release, later.release, coded, others)
         if html is not None:
             write_atomically(html, compared.page().encode())
     say(json.dumps(compared.as_dict(), indent=2) if as_json else compared.sentence)

@@ -96,11 +96,7 @@ class AuditAttempt:
 
 
 def evidence_of(store: Store, inputs: Mapping[str, ArtifactRef | None], *, candidates: int) -> dict[str, str]:
-    """Returns the digest of the numbers that each kind of test reads, by kind, whatever settings or code made them.
-
-    Args:
-        inputs: stages by name, as `membership.measure` takes them.
-    """
+    """Returns the digest of the numbers that each kind of test reads, by kind, whatever settings or code made them."""
     read = {name for names in _READ.values() for name in names}
     contents = {name: _content(store, ref) for name, ref in inputs.items() if ref is not None and name in read}
     return {

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from storage.artifacts import ArtifactRef, digest
 from storage.ledger import Row
@@ -18,10 +18,8 @@ from tasks.releasing.evidence import AUDITED_ARTIFACT, CONTRADICTED
 _DELTAS = ("refuted_delta_epsilon", "refuted_delta_by_counts", "refuted_delta_by_densities", "delta_rate")
 
 
-class BranchAudit(BaseModel):
+class BranchAudit(BaseModel, frozen=True):
     """Holds claim and measurement of one branch at one seed."""
-
-    model_config = ConfigDict(frozen=True)
 
     branch: str
     title: str
@@ -53,10 +51,8 @@ class BranchAudit(BaseModel):
     ledger_sequence: int
 
 
-class AuditResult(BaseModel):
+class AuditResult(BaseModel, frozen=True):
     """Holds what an audit returns: aggregates."""
-
-    model_config = ConfigDict(frozen=True)
 
     branches: tuple[BranchAudit, ...]
     trials: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,12 +11,10 @@ from torch import Tensor
 
 from mechanisms.audit import leave_one_out
 from mechanisms.model import checkpoint
-from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.swag_ppm import SwagPpm
 from tasks.branches.experiment import Outcome, Study
 from tasks.fitting.model_inputs import build, load_inputs
-from tasks.parameters import RetrainParameters
 from tasks.running.stage import Step, Work
 
 DRAWS = 200
@@ -35,47 +32,44 @@ def densities(study: Study, outcome: Outcome, *, records: int) -> Step:
     """Refits the candidate's round without each of some records, half of them its riskiest, weights held fixed."""
     parameters = study.at(outcome.branch, outcome.seed).parameters
     assert isinstance(outcome.mechanism, SwagPpm)
-    bound = parameters.bounded(outcome.mechanism.round)
+    fit, bound = parameters.fit, parameters.bounded(outcome.mechanism.round)
+
+    def body(work: Work) -> Mapping[str, Any]:
+        features, labels = load_inputs(work.inputs["prepared"], "train")
+        tensors = checkpoint.load(work.inputs["measured"] / "weights.safetensors")[0]
+        alpha = tensors["alpha"]
+        chosen = leave_one_out.records_to_leave_out(alpha * tensors["risk"], count=records, seed=fit.seed)
+        fitted, *without = leave_one_out.refit(
+            build(work.context, parameters.model, work.inputs["dataset"], seed=fit.seed),
+            cast(FeatureInputs, features),
+            labels,
+            weights=torch.cat([alpha[None], leave_one_out.trial_weights(alpha, chosen, records=len(labels))]),
+            adamw=fit.adamw,
+            sgd=fit.sgd,
+            rank=fit.swag.rank,
+            std_scale=fit.swag.std_scale,
+            seed=fit.seed,
+            bounded=bound,
+            progress=work.progress,
+        )
+        losses = [leave_one_out.privacy_losses(fitted, other, draws=DRAWS, seed=fit.seed) for other in without]
+        checkpoint.save(work.out / "losses.safetensors", {"losses": torch.stack(losses)}, {})
+        return {"records": len(losses), "trained": len(labels)}
+
     return Step(
         name="audit-densities",
         label=f"densities without a record ({outcome.branch.name}, seed {outcome.seed})",
         config={
-            "fit": parameters.fit.model_dump(mode="json"),
+            "fit": fit.model_dump(mode="json"),
             "model": parameters.model.model_dump(mode="json"),
             "records": records,
             "draws": DRAWS,
             "bound": None if bound is None else bound.bound,
         },
         inputs={"measured": outcome.sensitivity, **study.records},
-        body=partial(_densities, parameters=parameters, count=records, bound=bound),
+        body=body,
         modules=("tasks.auditing.densities",),
     )
-
-
-def _densities(
-    work: Work, *, parameters: RetrainParameters, count: int, bound: BoundedLikelihood | None
-) -> Mapping[str, Any]:
-    fit = parameters.fit
-    records, labels = load_inputs(work.inputs["prepared"], "train")
-    tensors = checkpoint.load(work.inputs["measured"] / "weights.safetensors")[0]
-    alpha = tensors["alpha"]
-    chosen = leave_one_out.records_to_leave_out(alpha * tensors["risk"], count=count, seed=fit.seed)
-    fitted, *without = leave_one_out.refit(
-        build(work.context, parameters.model, work.inputs["dataset"], seed=fit.seed),
-        cast(FeatureInputs, records),
-        labels,
-        weights=torch.cat([alpha[None], leave_one_out.trial_weights(alpha, chosen, records=len(labels))]),
-        adamw=fit.adamw,
-        sgd=fit.sgd,
-        rank=fit.swag.rank,
-        std_scale=fit.swag.std_scale,
-        seed=fit.seed,
-        bounded=bound,
-        progress=work.progress,
-    )
-    losses = [leave_one_out.privacy_losses(fitted, other, draws=DRAWS, seed=fit.seed) for other in without]
-    checkpoint.save(work.out / "losses.safetensors", {"losses": torch.stack(losses)}, {})
-    return {"records": len(losses), "trained": len(labels)}
 
 
 def losses_of(folder: Path) -> Tensor:

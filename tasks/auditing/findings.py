@@ -137,11 +137,7 @@ def changed_groups(
 
 
 def findings(runs: Mapping[str, Sequence[BranchAudit]], effects: Sequence[Effect] = ()) -> list[str]:
-    """Names the claims of each verdict, a line a verdict, and what each effect with two audited branches changes.
-
-    Args:
-        runs: audits by change; the first, under an empty name, changed nothing.
-    """
+    """Names the claims of each verdict, a line a verdict, and what each effect with two audited branches changes."""
     branches = {group[0].branch: group for group in grouped(runs[""])}
     named: dict[str, list[str]] = {}
     for group in branches.values():

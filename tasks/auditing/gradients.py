@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from mechanisms.audit.gradient_canaries import SHARE, GradientCanaries
@@ -35,27 +34,27 @@ def gradients(
     planned: ArtifactRef,
 ) -> Step:
     """Declares one more fit of a plan, on the same records and canaries. As a candidate's, its noise has no seed."""
+
+    def body(work: Work) -> Mapping[str, Any]:
+        records = Records(*load_inputs(work.inputs["prepared"], "train"))
+        given = run_of(work, model, seed)
+        head = given.classifier()
+        coins = GradientCanaries.toss(
+            parameters=head.num_parameters,
+            canaries=min(canaries, head.num_parameters // SHARE),
+            generator=generator(seed, "audit", "gradient canaries"),
+        )
+        run = Run(given.classes, seed, lambda: head, fields=given.fields, progress=work.progress, canaries=coins)
+        fitted = plan_of(work.inputs["plan"]).fit(records, run)
+        if coins.steps != descent_of(fitted.event).steps:  # the descent of another mechanism, which took no canaries
+            return {"coins": 0, "right": 0, "right_at_half_noise": 0}
+        return {"coins": len(coins.axes), "right": coins.right(), "right_at_half_noise": coins.right(halved=True)}
+
     return Step(
         name="audit-gradients",
         label=f"gradient canaries ({name})",
         config={"model": model.model_dump(mode="json"), "seed": seed, "canaries": canaries},
         inputs={"dataset": dataset, "prepared": prepared, "plan": planned},
-        body=partial(_gradients, model=model, seed=seed, canaries=canaries),
+        body=body,
         modules=(type(mechanism).__module__, "tasks.auditing.gradients"),
     )
-
-
-def _gradients(work: Work, *, model: ModelConfig, seed: int, canaries: int) -> Mapping[str, Any]:
-    records = Records(*load_inputs(work.inputs["prepared"], "train"))
-    given = run_of(work, model, seed)
-    head = given.classifier()
-    coins = GradientCanaries.toss(
-        parameters=head.num_parameters,
-        canaries=min(canaries, head.num_parameters // SHARE),
-        generator=generator(seed, "audit", "gradient canaries"),
-    )
-    run = Run(given.classes, seed, lambda: head, fields=given.fields, progress=work.progress, canaries=coins)
-    fitted = plan_of(work.inputs["plan"]).fit(records, run)
-    if coins.steps != descent_of(fitted.event).steps:  # the descent of another mechanism, which took no canaries
-        return {"coins": 0, "right": 0, "right_at_half_noise": 0}
-    return {"coins": len(coins.axes), "right": coins.right(), "right_at_half_noise": coins.right(halved=True)}

@@ -26,9 +26,8 @@ from mechanisms.model.valued_text import ValuedText
 from storage.artifacts import ArtifactRef
 from storage.datasets import load_table
 from storage.errors import InputError
-from tasks.fitting.model_inputs import SPLITS, load_inputs
+from tasks.fitting.model_inputs import SPLITS, load_inputs, texts_of
 from tasks.fitting.prior import lexicon_of
-from tasks.fitting.texts import texts_of
 from tasks.running.stage import Step, Work
 
 FAMILIES = ("in-distribution", "mislabelled", "rare-token", "near-duplicate", "alpha-mover")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mechanisms.mechanism import Batched
+from mechanisms.mechanism import Batched, Mechanism
 from mechanisms.non_private import NonPrivate
 from mechanisms.privacy.claims import of_one_record
 from mechanisms.privacy.events import Event
@@ -19,7 +19,7 @@ from tasks.auditing.bounds import event_to_test
 from tasks.auditing.settings import AuditParameters, check, trial_draws_of
 from tasks.branches import formal, search
 from tasks.branches.branch import Branch, Terms
-from tasks.branches.experiment import Do, Outcome, Study
+from tasks.branches.experiment import Do, Experiment, Outcome, Study
 from tasks.comparing import run as comparison
 from tasks.fitting import fits
 from tasks.parameters import RetrainParameters
@@ -138,40 +138,35 @@ def reruns(
     experiment = study.at(branch)
     draws = trial_draws_of(branch.name, experiment.mechanism, settings)
     mechanism, name = experiment.mechanism.audited_as(draws, batched=experiment.model.linear_head)
-    step = trials.reruns(
-        branch.name,
-        experiment.model,
-        seed=experiment.seed,
-        trials=settings.trials,
-        delta=experiment.delta,
-        unit=privacy_unit(study.parameters.data.ingest),
-        pool=pool,
-        dataset=study.dataset,
-        planned=study.do(fits.plan(branch.name, mechanism, experiment.task)),
-        mechanism=mechanism,
-        noise=noise,
-    )
-    return study.do(step), name
+    return _rerun(experiment, branch.name, mechanism, pool, number=settings.trials, noise=noise), name
 
 
 def reference_heads(study: Study, settings: AuditParameters, branch: Branch) -> ArtifactRef:
     """Returns the stage with heads without privacy, each on records chosen by coins: no rerun of the mechanism."""
-    parameters, experiment = study.parameters, study.at(branch)
+    experiment, name = study.at(branch), membership.REFERENCES
     # Heads of unlike numbers of records train side by side, so at one rate and without a cap.
-    phase = parameters.fit.adamw.model_copy(update={"schedule": "constant", "max_grad_norm": None})
-    seed, mechanism = experiment.seed, NonPrivate(phase=phase)
-    coins = study.do(audit_pool.pool(experiment.model, canaries=_FEW_CANARIES, seed=seed, **study.records))
+    phase = study.parameters.fit.adamw.model_copy(update={"schedule": "constant", "max_grad_norm": None})
+    step = audit_pool.pool(experiment.model, canaries=_FEW_CANARIES, seed=experiment.seed, **study.records)
+    return _rerun(experiment, name, NonPrivate(phase=phase), study.do(step), number=settings.references)
+
+
+def _rerun(
+    experiment: Experiment, name: str, mechanism: Mechanism, pool: ArtifactRef, *, number: int, noise: float = 1.0
+) -> ArtifactRef:
+    """Plans a mechanism for an experiment's task, and reruns the plan."""
+    study = experiment.study
     step = trials.reruns(
-        membership.REFERENCES,
+        name,
         experiment.model,
-        seed=seed,
-        trials=settings.references,
+        seed=experiment.seed,
+        trials=number,
         delta=experiment.delta,
-        unit=privacy_unit(parameters.data.ingest),
-        pool=coins,
+        unit=privacy_unit(study.parameters.data.ingest),
+        pool=pool,
         dataset=study.dataset,
-        planned=study.do(fits.plan(membership.REFERENCES, mechanism, experiment.task)),
+        planned=study.do(fits.plan(name, mechanism, experiment.task)),
         mechanism=mechanism,
+        noise=noise,
     )
     return study.do(step)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from mechanisms.mechanism import Mechanism
 from mechanisms.posterior.config import PseudoPosteriorConfig
@@ -21,10 +21,8 @@ guesses of 100 would refute the claim as well."""
 USUAL_DRAWS = 50
 
 
-class AuditParameters(BaseModel):
+class AuditParameters(BaseModel, frozen=True, extra="forbid", title="Audit"):
     """Sets the work that an audit may spend."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Audit")
 
     trials: int = Field(
         default=32, ge=0, le=100_000, title="Trials", description="Reruns of the whole mechanism; 0: none."
@@ -71,11 +69,7 @@ class AuditParameters(BaseModel):
 
 
 def choose_branches(names: str, parameters: RetrainParameters, branches: Mapping[str, Branch]) -> tuple[Branch, ...]:
-    """Returns branches by name; `release` stands for the branch that a retrain with these parameters releases.
-
-    Raises:
-        InputError: an unknown branch.
-    """
+    """Returns branches by name; `release` stands for the branch that a retrain with these parameters releases."""
     if parameters.formal is not None:
         from tasks.branches import formal  # brings Prefect, which reads its settings when it is imported
 
@@ -88,11 +82,7 @@ def choose_branches(names: str, parameters: RetrainParameters, branches: Mapping
 
 
 def check(parameters: RetrainParameters, settings: AuditParameters) -> None:
-    """Refuses invalid numbers of trials or canaries.
-
-    Raises:
-        InputError: too few for any result, or records other than narratives.
-    """
+    """Refuses numbers of trials or canaries that are too few for any result, and trials of records but narratives."""
     if 0 < settings.trials < FEWEST_TRIALS:
         raise InputError(
             f"--trials: {settings.trials} are too few for a result. Give at least {FEWEST_TRIALS}, or 0 for none."

@@ -54,9 +54,6 @@ def write(file: Path, runs: Mapping[str, Sequence[BranchAudit]], **facts: Any) -
     """Writes `file`, and the ROC figure to a folder of the same name next to it.
 
     The page ends with notes of a person, from a file next to it (`truth.notes.md` for `truth.md`).
-
-    Args:
-        facts: the other arguments of `page`.
     """
     folder = file.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +77,6 @@ def page(
 
     Args:
         runs: audits by change of the parameters; the first, under an empty name, changed nothing.
-        roc: the address of its figure.
         refused: branches without a candidate, by title, with the reason.
     """
     unchanged = runs[""]
@@ -261,12 +257,11 @@ def roc_figure(audits: Sequence[BranchAudit]) -> bytes:
     axes.plot([1e-4, 1], [1e-4, 1], color="0.6", linewidth=1)
     for number, audit in enumerate(audits):
         curves = json.loads((Path(audit.curves) / "curves.json").read_text())
-        colour = f"C{number}"
-        if "online_lira" in curves:
-            axes.plot(curves["online_lira"]["fpr"], curves["online_lira"]["tpr"], color=colour, label=audit.title)
-            axes.plot(curves["loss"]["fpr"], curves["loss"]["tpr"], color=colour, linestyle="--", linewidth=0.8)
-        else:
-            axes.plot(curves["loss"]["fpr"], curves["loss"]["tpr"], color=colour, label=audit.title)
+        colour, loss = f"C{number}", curves["loss"]
+        best = curves.get("online_lira", loss)
+        axes.plot(best["fpr"], best["tpr"], color=colour, label=audit.title)
+        if best is not loss:
+            axes.plot(loss["fpr"], loss["tpr"], color=colour, linestyle="--", linewidth=0.8)
     axes.set(xscale="log", yscale="log", xlim=(3e-4, 1), ylim=(3e-4, 1))
     axes.set_xlabel("share of held-out records taken for trained ones (FPR)")
     axes.set_ylabel("share of trained records recognised (TPR)")

@@ -18,11 +18,7 @@ from tasks.coding.records import Records
 
 
 def require_field(coder: Coder | JointCoder, field: str, *, option: str) -> Coder:
-    """Returns the coder of a field.
-
-    Raises:
-        InputError: the bundle has no such field.
-    """
+    """Returns the coder of a field; refuses one that the bundle lacks."""
     if field not in coder.fields:
         several = ", ".join(filter(None, coder.fields))
         remedy = f"Name one of {several}" if several else "Leave it out: there is one field"
@@ -45,7 +41,6 @@ def calibrate(
     """Writes a thresholds file of one field, and returns its content.
 
     Args:
-        label: column of the codes that people gave.
         name: describes the records to readers.
         targets: accuracies to find a score for; the usual ones by default.
         sets: also finds the limits of conformal sets.

@@ -12,7 +12,7 @@ from pathlib import Path
 from storage.durable import write_atomically
 from storage.tables.formulas import unquote
 from storage.tables.reader import Table, survey
-from tasks.coding.coded_table import code_column, fields_of, score_column
+from tasks.coding.coded_table import code_column, column_of, fields_of
 from tasks.pages.render import render
 
 _REVIEW = "needs_review"
@@ -73,10 +73,7 @@ class FieldSummary:
 
 
 def write_summary(coded: Path, *, columns: Sequence[str] = ()) -> Path:
-    """Writes `FILE.summary.html` next to a coded table and returns it.
-
-    Args:
-        columns: text columns that were coded, for the commands on the page.
+    """Writes `FILE.summary.html` next to a coded table and returns it; the page's commands name the text columns.
 
     Raises:
         InputError: the file is not a coded table.
@@ -112,7 +109,7 @@ def write_summary(coded: Path, *, columns: Sequence[str] = ()) -> Path:
 
 def _columns(table: Table, fields: Sequence[str]) -> tuple[list[str], bool]:
     """Returns code, title and score of each field, then the mark for review if the table has one."""
-    triples = [(code_column(name), f"{name}_title" if name else "title", score_column(name)) for name in fields]
+    triples = [(code_column(name), column_of(name, "title"), column_of(name, "score")) for name in fields]
     reviewed = _REVIEW in table.columns
     return [column for triple in triples for column in triple] + [_REVIEW] * reviewed, reviewed
 

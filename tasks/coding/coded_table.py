@@ -23,12 +23,12 @@ def code_column(field: str) -> str:
     return field or "code"
 
 
-def score_column(field: str) -> str:
-    """Returns the column of a field's score."""
-    return f"{field}_score" if field else "score"
+def column_of(field: str, name: str) -> str:
+    """Returns the column of a field's `title`, `score` or `set` (a conformal set, codes with `;` between them)."""
+    return f"{field}_{name}" if field else name
 
 
-def fields_of(table: Table, *, option: str = "CODED") -> tuple[str, ...]:
+def fields_of(table: Table) -> tuple[str, ...]:
     """Returns the fields that a table was coded in; "" for a single field.
 
     Raises:
@@ -38,14 +38,9 @@ def fields_of(table: Table, *, option: str = "CODED") -> tuple[str, ...]:
         return ("",)
     named = {cell.strip() for (cell,) in table.text_rows([FIELDS])}
     if len(named) > 1:
-        raise InputError(f"{option}: {table.source.name}: column {FIELDS} differs between rows.")
+        raise InputError(f"CODED: {table.source.name}: column {FIELDS} differs between rows.")
     fields = tuple(next(iter(named), "").split())
-    required = {column(field) for field in fields for column in (code_column, score_column)}
+    required = {*map(code_column, fields), *(column_of(field, "score") for field in fields)}
     if not fields or not required <= set(table.columns):
-        raise InputError(f"{option}: {table.source.name}: column {FIELDS} names fields without columns.")
+        raise InputError(f"CODED: {table.source.name}: column {FIELDS} names fields without columns.")
     return fields
-
-
-def set_column(field: str) -> str:
-    """Returns the column of a field's conformal set, codes with `;` between them."""
-    return f"{field}_set" if field else "set"

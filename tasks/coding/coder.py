@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -20,7 +20,7 @@ from mechanisms.model.config import Choice
 from mechanisms.model.conformal import Sets
 from mechanisms.model.precision import resolved
 from storage.artifacts import file_digest
-from storage.bundle.folder import CODELIST, PROOF, STATEMENT, THRESHOLDS, bundle_digest
+from storage.bundle.folder import CODELIST, PROOF, STATEMENT, THRESHOLDS
 from storage.errors import InputError, StorageError
 from storage.paths import Workspace
 from storage.tables.formulas import unquote
@@ -31,6 +31,7 @@ from tasks.coding.groups import Groups, groups_of
 
 if TYPE_CHECKING:
     from storage.ledger import Ledger
+    from tasks.coding.joint import JointCoder
 
 
 @dataclass(frozen=True)
@@ -90,33 +91,6 @@ class Coder:
     """The limits of the conformal sets to answer with, if any."""
 
     @classmethod
-    def open(
-        cls,
-        folder: Path,
-        *,
-        thresholds: Path | None = None,
-        by_digits: bool | None = None,
-        precision: Choice = "float32",
-    ) -> Coder:
-        """Loads a bundle of one field.
-
-        Args:
-            thresholds: a local file in place of the bundle's.
-            by_digits: as in `groups_of`.
-            precision: of the encoder. `auto` takes bfloat16 if the processor has instructions for it and the golden
-                narratives get the same codes as in float32.
-
-        Raises:
-            InputError: the folder is not a bundle, or the bundle codes several fields.
-        """
-        release, model = load_model(folder, precision=precision)
-        if model.spans:
-            raise InputError(
-                f"--bundle: {folder} codes several fields ({', '.join(model.spans)}). Use a bundle of one field."
-            )
-        return cls.of(folder, release, bundle_digest(folder), model, thresholds=thresholds, by_digits=by_digits)
-
-    @classmethod
     def of(
         cls,
         folder: Path,
@@ -131,9 +105,8 @@ class Coder:
         """Returns the coder of a single field, or of one of several by name.
 
         Args:
-            folder: the bundle.
-            model: the model of this field.
             thresholds: a file in place of the bundle's.
+            by_digits: as in `groups_of`.
 
         Raises:
             InputError: its code list or thresholds cannot be read, or belong to another field or model.
@@ -178,11 +151,6 @@ class Coder:
             groups=groups_of(model.codes, classification=name, by_digits=by_digits),
             thresholds=fitted,
         )
-
-    @property
-    def value_columns(self) -> Mapping[str, tuple[str, ...]]:
-        """Returns the columns that the model reads next to the text, with their public values."""
-        return self.model.value_columns
 
     @property
     def fields(self) -> Mapping[str, Coder]:
@@ -340,21 +308,7 @@ def _damaged(folder: Path, file: Path) -> InputError:
     return InputError(f"--bundle: {folder} is damaged: {file} cannot be read.")
 
 
-class AnyCoder(Protocol):
-    """Describes the common part of coders of one field and of several."""
-
-    @property
-    def release(self) -> str:
-        """Returns the release id."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """Returns the bundle's digest."""
-        ...
-
-
-def require_not_revoked(coder: AnyCoder, home: Path, *, otherwise: str) -> None:
+def require_not_revoked(coder: Coder | JointCoder, home: Path, *, otherwise: str) -> None:
     """Refuses a bundle that was revoked, by the machine's ledger or the workspace's.
 
     Without a readable ledger, the roots that `revoke` writes next to the bundles decide. A partner has neither and
@@ -415,11 +369,7 @@ def newest_bundle(home: Path) -> Path:
 
 
 def describe_release(folder: Path) -> str:
-    """Returns one line that names a bundle's release: its id, population, guarantee, ε (rounded up) and date.
-
-    Raises:
-        InputError: the statement or the proof is damaged.
-    """
+    """Returns one line that names a bundle's release: its id, population, guarantee, ε (rounded up) and date."""
     from storage.ledger.amounts import short
 
     statement, row = _json(folder / STATEMENT), _proof_row(folder)
@@ -452,11 +402,7 @@ def _proof_row(folder: Path) -> dict[str, Any]:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    """Returns the content of a JSON file of a bundle; empty if it is missing.
-
-    Raises:
-        InputError: it is damaged.
-    """
+    """Returns the content of a JSON file of a bundle; empty if it is missing."""
     if not file.is_file():
         return {}
     try:

@@ -15,7 +15,7 @@ from storage.crosswalk import Crosswalk, read_crosswalk, successors
 from storage.errors import InputError
 from storage.rules import Rules
 from storage.tables.reader import Row, Table
-from tasks.coding.coded_table import code_column, score_column, set_column
+from tasks.coding.coded_table import code_column
 from tasks.coding.coder import Coder, Coding
 from tasks.coding.joint import Case, JointCoder, Threshold, of_field
 
@@ -61,22 +61,18 @@ class AnswerColumns:
 
     def schema(self) -> pa.Schema:
         """Returns the computed columns. The columns of the model's origin follow in the output."""
-        code, score, of = code_column(self.field), score_column(self.field), f"{self.field}_" if self.field else ""
-        fields: list[tuple[str, pa.DataType]] = [
-            (code, pa.string()),
-            (f"{of}title", pa.string()),
-            (score, pa.float64()),
-        ]
-        for place in range(2, self.top_k + 1):
-            further = [(f"{code}_{place}", pa.string()), (f"{of}title_{place}", pa.string())]
-            fields += [*further, (f"{score}_{place}", pa.float64())]
+        code, of = code_column(self.field), f"{self.field}_" if self.field else ""
+        fields: list[tuple[str, pa.DataType]] = []
+        for end in ("", *(f"_{place}" for place in range(2, self.top_k + 1))):
+            fields += [(f"{code}{end}", pa.string()), (f"{of}title{end}", pa.string())]
+            fields.append((f"{of}score{end}", pa.float64()))
         if self.threshold is not None:
             fields.append((f"{of}needs_review", pa.bool_()))
             if self.grouped:
                 fields += [(f"{of}group_code", pa.string()), (f"{of}group_title", pa.string())]
                 fields.append((f"{of}group_score", pa.float64()))
         if self.sets is not None:
-            fields += [(set_column(self.field), pa.string()), (f"{set_column(self.field)}_size", pa.int64())]
+            fields += [(f"{of}set", pa.string()), (f"{of}set_size", pa.int64())]
             fields += [(f"{of}group_set", pa.string())] if self.grouped else []
         if self.crosswalk is not None:
             fields += [(f"{of}crosswalk_code", pa.string()), (f"{of}crosswalk_version", pa.string())]
@@ -171,9 +167,6 @@ class JointAnswerColumns:
 def read_crosswalks(coder: Coder | JointCoder, files: Mapping[str, Path]) -> dict[str, Crosswalk]:
     """Reads a crosswalk for each field with a file, from the version of that field's code list.
 
-    Args:
-        files: by field, as in `crosswalk_files`.
-
     Raises:
         InputError: a file cannot be used (`read_crosswalk`), or belongs to another field.
     """
@@ -211,11 +204,7 @@ def answer_columns(
     threshold: Threshold | None,
     crosswalks: Mapping[str, Crosswalk] | None = None,
 ) -> AnswerColumns | JointAnswerColumns:
-    """Returns the answer columns of a coder.
-
-    Args:
-        crosswalks: by field, as from `read_crosswalks`.
-    """
+    """Returns the answer columns of a coder."""
     walks = crosswalks or {}
     each = tuple(
         AnswerColumns(
@@ -232,11 +221,7 @@ def answer_columns(
 
 
 def output_schema(table: Table, answers: AnswerColumns | JointAnswerColumns, coder: Coder | JointCoder) -> pa.Schema:
-    """Returns the columns of the output: the input's, the answers', and their origin.
-
-    Raises:
-        InputError: the input has a column of an answer's name.
-    """
+    """Returns the columns of the output: the input's, which none may overwrite, the answers', and their origin."""
     added = [*answers.schema(), *(pa.field(name, pa.string()) for name in coder.origin)]
     reserved = {field.name for field in added}
     for name in table.columns:
@@ -248,11 +233,7 @@ def output_schema(table: Table, answers: AnswerColumns | JointAnswerColumns, cod
 
 
 def check_version(table: Table, column: str, coder: Coder | JointCoder) -> None:
-    """Refuses a table with rows coded under another version of the classification.
-
-    Raises:
-        InputError: gives the number of rows and the first.
-    """
+    """Refuses a table with rows coded under another version of the classification; names their number and the first."""
     if column not in table.columns:
         raise InputError(f"--version-column: {table.source.name} has no column {column!r}.")
     allowed = {coder.version, f"{coder.classification} {coder.version}"}

@@ -17,9 +17,9 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from storage.bundle.folder import GOLDEN
 from storage.errors import InputError
 from storage.tables.reader import survey
-from tasks.coding.coded_table import TEMPERATURE, code_column, fields_of, score_column, set_column, temperature_of
+from tasks.coding.coded_table import TEMPERATURE, code_column, column_of, fields_of, temperature_of
 
 Verdict = Literal["stable", "investigate", "drift"]
 
@@ -60,18 +60,14 @@ class Period:
     """Whether its rows have conformal sets."""
 
 
-def fields_in(path: Path, option: str) -> tuple[str, ...]:
-    """Returns the fields that a table was coded in; "" for a single field.
-
-    Raises:
-        InputError: it cannot be read.
-    """
-    return fields_of(survey(path, text_columns=[], option=option), option=option)
+def fields_in(path: Path) -> tuple[str, ...]:
+    """Returns the fields that a table was coded in; "" for a single field."""
+    return fields_of(survey(path, text_columns=[], option="CODED"))
 
 
 def titles_of(path: Path, field: str) -> dict[str, str]:
     """Returns the titles of the codes in a coded table; none where it has no such column."""
-    title = f"{field}_title" if field else "title"
+    title = column_of(field, "title")
     table = survey(path, text_columns=[])
     if title not in table.columns:
         return {}
@@ -81,13 +77,10 @@ def titles_of(path: Path, field: str) -> dict[str, str]:
 def read_period(path: Path, option: str, *, field: str = "") -> Period:
     """Reads the coded rows of a table from `autocoder code`; skips rows without a code.
 
-    Args:
-        field: the field to read, of several.
-
     Raises:
         InputError: too few rows, a missing column, a score that is not a number, or several models or versions.
     """
-    columns = [code_column(field), score_column(field), "model", *_VERSION]
+    columns = [code_column(field), column_of(field, "score"), "model", *_VERSION]
     table = survey(path, text_columns=columns, option=option)
     columns += [TEMPERATURE] if TEMPERATURE in table.columns else []
     codes: list[str] = []
@@ -114,9 +107,8 @@ def read_period(path: Path, option: str, *, field: str = "") -> Period:
             f"{option}: {path} contains rows of {len(origins)} models, versions or temperatures. Compare one with one."
         )
     ((model, name, version, temperature),) = origins
-    return Period(
-        np.array(codes), np.array(scores), f"{name} {version}", model, temperature, set_column(field) in table.columns
-    )
+    has_sets = column_of(field, "set") in table.columns
+    return Period(np.array(codes), np.array(scores), f"{name} {version}", model, temperature, has_sets)
 
 
 @dataclass(frozen=True)
@@ -137,10 +129,6 @@ class Drift:
     """Codes that moved most: code, share in the reference, share now."""
     covers: bool | None = None
     """False if the sets' coverage does not hold: a difference was found. None without sets, or without a difference."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the content for JSON."""
-        return asdict(self)
 
     @property
     def line(self) -> str:
@@ -266,11 +254,10 @@ def plot(now: Period, reference: Period, drift: Drift, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def golden_periods(folder: Path, option: str, *, like: Mapping[str, Period]) -> dict[str, Period]:
+def golden_periods(folder: Path, *, like: Mapping[str, Period]) -> dict[str, Period]:
     """Codes a bundle's golden texts, by field: a coarse reference, since they are not records.
 
-    Args:
-        like: the periods to compare with, whose temperatures are used.
+    They get the temperatures of the periods that they are compared with (`like`).
 
     Raises:
         InputError: the folder is not a bundle, or has no golden texts.
@@ -285,7 +272,7 @@ def golden_periods(folder: Path, option: str, *, like: Mapping[str, Period]) -> 
         try:
             texts = [str(json.loads(line)["text"]) for line in file.read_text(encoding="utf-8").splitlines() if line]
         except (OSError, ValueError, KeyError, TypeError):
-            raise InputError(f"{option}: {file} cannot be read") from None
+            raise InputError(f"--bundle: {file} cannot be read") from None
         answers = [coding.answers[0] for coding in coder.code(texts) if coding.answers]
         codes, scores = np.array([answer.code for answer in answers]), np.array([answer.score for answer in answers])
         version = f"{opened.classification} {opened.version}"

@@ -22,7 +22,8 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
@@ -35,7 +36,7 @@ from storage.durable import replace_atomically
 from storage.errors import InputError
 from storage.tables.reader import survey
 from storage.tables.writer import open_writer, output_kind
-from tasks.coding.coded_table import code_column, fields_of
+from tasks.coding.coded_table import code_column, column_of, fields_of
 from tasks.coding.quality import read_returned, unquoted
 
 Floats = NDArray[np.float64]
@@ -92,14 +93,13 @@ class Sample:
     model: NDArray[np.int64]
     weights: Floats
     strata: NDArray[np.int64]
-    corrections: Floats = field(init=False)
-    """By stratum: (1 - n/N) n / (n - 1), the factor of the weighted squares."""
 
-    def __post_init__(self) -> None:
-        """Derives the factors."""
+    @cached_property
+    def corrections(self) -> Floats:
+        """Returns (1 - n/N) n / (n - 1) by stratum, the factor of the weighted squares."""
         drawn = np.bincount(self.strata).astype(float)
         total = np.maximum(np.bincount(self.strata, weights=self.weights), drawn)
-        object.__setattr__(self, "corrections", (1 - drawn / total) * drawn / np.maximum(drawn - 1, 1))
+        return (1 - drawn / total) * drawn / np.maximum(drawn - 1, 1)
 
     @property
     def disagreement(self) -> float:
@@ -221,12 +221,13 @@ class Estimates:
 
     def warnings(self) -> list[str]:
         """Returns what the sample does not say, in words."""
-        lines = [
-            f"{self.missing:,} rows of the sample have no code: others stand for them, which is wrong if they differ"
-        ]
-        lines = lines if self.missing else []
-        without = [one for one in self.totals if one.note == "none"]
-        if without:
+        lines: list[str] = []
+        if self.missing:
+            lines.append(
+                f"{self.missing:,} rows of the sample have no code: others stand for them, which is wrong if they "
+                "differ"
+            )
+        if without := [one for one in self.totals if one.note == "none"]:
             most = max(without, key=lambda one: one.machine)
             lines.append(
                 f"the sample says nothing of {len(without)} codes ({sum(one.machine for one in without):,} rows by the "
@@ -243,7 +244,6 @@ def estimate(coded: Path, sample: Path, *, by: Sequence[str] = (), field: str = 
     Args:
         sample: of `autocoder qa draw`, with the human's codes.
         by: columns of the coded table; groups are their values, each alone and together.
-        field: of several.
 
     Raises:
         InputError: a column is missing, the sample is not of this table, or has no codes.
@@ -254,7 +254,7 @@ def estimate(coded: Path, sample: Path, *, by: Sequence[str] = (), field: str = 
     if field not in fields:
         names = ", ".join(filter(None, fields)) or "one field only"
         raise InputError(f"--field: no field {field or 'of that name'}. The table has {names}.")
-    title = f"{field}_title" if field else "title"
+    title = column_of(field, "title")
     columns = [code_column(field), *by]
     table = survey(coded, text_columns=columns)
     columns += [title] if title in table.columns else []
@@ -383,11 +383,8 @@ def _numbers(interval: Interval | None, rows: int, digits: int) -> tuple[float |
 def write_sdmx(estimates: Estimates, out: Path, *, dataflow: str) -> None:
     """Writes the estimates as SDMX-CSV 2.0: an observation per group, code and measure (count, share).
 
-    Args:
-        dataflow: agency, id and version, such as AGENCY:INJURIES(1.0).
-
     Raises:
-        InputError: the dataflow is not of that form.
+        InputError: the dataflow is not of the form AGENCY:ID(1.0).
     """
     if not re.fullmatch(r"[A-Za-z][\w.-]*:[\w@$-]+\(\d+(\.\d+)*\)", dataflow, flags=re.ASCII):
         raise InputError(f"--dataflow: {dataflow} is not of the form AGENCY:ID(1.0).")
@@ -417,15 +414,8 @@ def plot(estimates: Estimates, path: Path, *, most: int = 20) -> None:
     at = np.arange(len(shown))
     bars = [(one.estimate.value, one.estimate.low, one.estimate.high) for one in shown if one.estimate]
     value, low, high = np.array(bars).T
-    axes.errorbar(
-        value,
-        at,
-        xerr=[value - low, high - value],
-        fmt="o",
-        color="#1d4ed8",
-        label="estimate, 95 % interval",
-        capsize=3,
-    )
+    spread, label = [value - low, high - value], "estimate, 95 % interval"
+    axes.errorbar(value, at, xerr=spread, fmt="o", color="#1d4ed8", label=label, capsize=3)
     axes.plot([one.machine for one in shown], at, "x", color="#b45309", label="count of the model's codes")
     labels = [f"{one.code}  {estimates.titles.get(one.code, '')[:40]}" for one in shown]
     axes.set(yticks=at, yticklabels=labels, xlabel="rows", xlim=(0, None))

@@ -111,10 +111,7 @@ class CodingJob:
 
 
 def run(coder: Coder | JointCoder, job: CodingJob, *, spread: Callable[[], object] | None = None) -> CodingReport:
-    """Codes a table or resumes it.
-
-    Args:
-        spread: lets workers code pieces first; the rest is coded in this process.
+    """Codes a table or resumes it; `spread` lets workers code pieces first, and the rest is coded in this process.
 
     Raises:
         InputError: the output exists and may not be replaced, or has other columns or another version.
@@ -131,13 +128,11 @@ def run(coder: Coder | JointCoder, job: CodingJob, *, spread: Callable[[], objec
             _begin(job, coder)
             before = _before(job, schema, coder) if job.append else None
             _collect(coder, job)
+            resumed = sum(pq.read_metadata(part).num_rows for part in _parts(job))
             if spread is not None:
-                resumed = sum(pq.read_metadata(part).num_rows for part in _parts(job))
                 spread()
                 _collect(coder, job)
-                _code(coder, job)
-            else:
-                resumed = _code(coder, job)
+            _code(coder, job)
             coded = _tally(job, resumed=resumed)
             _merge(coder, job, schema, before, coded)
         shutil.rmtree(job.folder)
@@ -145,19 +140,16 @@ def run(coder: Coder | JointCoder, job: CodingJob, *, spread: Callable[[], objec
     return coded
 
 
-def _code(coder: Coder | JointCoder, job: CodingJob) -> int:
-    """Codes the missing pieces and returns the number of rows with earlier answers."""
-    done = resumed = 0
+def _code(coder: Coder | JointCoder, job: CodingJob) -> None:
+    """Codes the missing pieces."""
+    done = 0
     with closing(job.pieces()) as every:
         for number, piece in every:
             part = job.part(job.folder, number)
             if not part.is_file():
                 code_piece(coder, job, piece, part)
-            else:
-                resumed += len(piece)
             done += len(piece)
             progress.report(_STAGE, done, job.table.rows)
-    return resumed
 
 
 def code_piece(coder: Coder | JointCoder, job: CodingJob, piece: list[Row], part: Path) -> None:

@@ -56,11 +56,6 @@ class JointCoder:
     rules: Rules | None = None
 
     @property
-    def value_columns(self) -> Mapping[str, tuple[str, ...]]:
-        """Returns the columns that the model reads next to the text, with their public values."""
-        return self.model.value_columns
-
-    @property
     def classification(self) -> str:
         """Returns the classifications of all code lists."""
         return " and ".join(dict.fromkeys(coder.classification for coder in self.fields.values()))
@@ -120,11 +115,7 @@ class JointCoder:
         return Case(codings, any(reviews) or bool(broken), broken)
 
     def threshold_for(self, accuracy: float) -> dict[str, float]:
-        """Returns the score of each field above which this share of its answers was correct.
-
-        Raises:
-            InputError: a field has no such score; names it.
-        """
+        """Returns the score of each field above which this share of its answers was correct; names one without."""
         scores = {}
         for name, coder in self.fields.items():
             try:
@@ -152,7 +143,9 @@ def open_bundle(
 
     Args:
         thresholds: local files in place of the bundle's: one, or one per field.
-        by_digits, precision: as in `Coder.open`.
+        by_digits: as in `groups_of`.
+        precision: of the encoder. `auto` takes bfloat16 if the processor has instructions for it and the golden
+            narratives get the same codes as in float32.
         rules: codes of two fields that never occur together (`storage.rules`).
         coverage: adds conformal sets of this coverage, from the thresholds of each field.
 

@@ -204,11 +204,7 @@ class Agreement:
 
 
 def agreements(coded: Path, sample: Path) -> dict[str, Agreement]:
-    """Returns the `agreement` of each field of a coded table by name; "" for a single field.
-
-    Raises:
-        InputError: as in `agreement`.
-    """
+    """Returns the `agreement` of each field of a coded table by name; "" for a single field."""
     return {field: agreement(coded, sample, field=field) for field in fields_of(survey(coded, text_columns=[]))}
 
 
@@ -239,11 +235,8 @@ def agreement(coded: Path, sample: Path, *, field: str = "") -> Agreement:
     ]
     share, kappa = _share_and_kappa(a, b, weights, len(names))
     kappas = [value for _, value in resampled if value is not None]
-    counted, mine, both = (
-        Counter(theirs),
-        Counter(given),
-        Counter(x for x, y in zip(theirs, given, strict=True) if x == y),
-    )
+    counted, mine = Counter(theirs), Counter(given)
+    both = Counter(x for x, y in zip(theirs, given, strict=True) if x == y)
     return Agreement(
         rows=len(rows),
         missing=len(missing),
@@ -260,11 +253,7 @@ def read_returned(
 ) -> tuple[dict[int, tuple[str, float]], list[float]]:
     """Reads a sample that came back: code and weight by row number, and the weights of rows without a code.
 
-    Args:
-        codes: the model's codes of the sampled table, in its order.
-
-    Raises:
-        InputError: as in `agreement`.
+    `codes` are the model's, of the sampled table in its order.
     """
     human_code, vocabulary = human_column(field), set(codes)
     returned = survey(sample, text_columns=[ROW, human_code, WEIGHT], option="--sample")

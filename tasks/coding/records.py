@@ -78,11 +78,7 @@ def with_values(text: str, cells: Mapping[str, str]) -> str:
 
 
 def declared_columns(bundle: Path) -> tuple[str, ...]:
-    """Returns the columns that a bundle reads next to the text, without loading its model.
-
-    Raises:
-        InputError: the bundle is damaged.
-    """
+    """Returns the columns that a bundle reads next to the text, without loading its model."""
     try:
         lexicon = Lexicon.load(bundle)
     except MechanismError as error:

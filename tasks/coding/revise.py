@@ -24,7 +24,7 @@ from storage.durable import replace_atomically
 from storage.errors import InputError
 from storage.tables.reader import Row, Table, pieces, survey
 from storage.tables.writer import csv_lines, open_writer, output_kind
-from tasks.coding.coded_table import code_column, fields_of, set_column
+from tasks.coding.coded_table import code_column, column_of, fields_of
 from tasks.coding.coder import Coder
 from tasks.coding.quality import unquoted
 
@@ -154,7 +154,7 @@ def _columns(table: Table, field: str, column: str | None) -> tuple[str, str, li
         raise InputError(f"--field: no field {field or 'of that name'}. The table has {names}.")
     if fields == ("",) and code_column("") not in table.columns:
         raise InputError("CODED: no column 'code'. Name the column that has the codes with --column.")
-    sets = [name for name in [set_column(field)] if name in table.columns]
+    sets = [name for name in [column_of(field, "set")] if name in table.columns]
     version = [_VERSION] if fields == ("",) and _VERSION in table.columns else []
     return f"{field}_" if field else "", code_column(field), sets, version
 

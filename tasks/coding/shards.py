@@ -77,7 +77,7 @@ def job_of(
 ) -> CodingJob:
     """Returns the job for parameters of `code-batch`."""
     answers = answer_columns(coder, top_k=top_k, threshold=threshold)
-    return CodingJob(table, Path(out).expanduser(), Records.of(coder.value_columns, (column,)), answers)
+    return CodingJob(table, Path(out).expanduser(), Records.of(coder.model.value_columns, (column,)), answers)
 
 
 @dataclass(frozen=True)
@@ -129,14 +129,7 @@ class PiecesShard:
 def finish(
     coder: Coder | JointCoder, job: CodingJob, pieces: Pieces, settings: ShardSettings, progress: Progress
 ) -> None:
-    """Lets workers code a job's pieces and returns when all are complete.
-
-    Args:
-        pieces: the settings of all shards, whose numbers are replaced.
-
-    Raises:
-        StorageError: a shard was lost too often, its answers do not arrive, or the server does not answer.
-    """
+    """Lets workers code a job's pieces and returns when all are complete; takes all but the numbers of pieces."""
     with closing(job.pieces()) as every:
         number = sum(1 for _ in every)
     job.shard_folder(coder).mkdir(mode=0o700, exist_ok=True)
@@ -156,14 +149,7 @@ def pieces_of(
     crosswalks: Mapping[str, Path] | None = None,
     rules: Path | None = None,
 ) -> Pieces:
-    """Builds the settings of all shards of a job.
-
-    Args:
-        bundle: folder of the coder's bundle.
-        thresholds: files in place of the bundle's.
-        by_digits: as in `open_bundle`.
-        crosswalks: files of the job's crosswalks, by field.
-        rules: file of rules, with several fields.
+    """Builds the settings of all shards of a job, from the folder and files that its coder was opened with.
 
     Raises:
         InputError: the bundle is packed, or the precision is not float32, so that processors would differ.
@@ -213,7 +199,7 @@ def compute(request: Pieces, key: str) -> int:
     walks = {"": request.crosswalk} if isinstance(request.crosswalk, str) else request.crosswalk or {}
     crosswalks = read_crosswalks(coder, {name: Path(file) for name, file in walks.items()})
     answers = answer_columns(coder, top_k=request.top_k, threshold=request.threshold, crosswalks=crosswalks)
-    records = Records.restored(coder.value_columns, request.columns, request.template)
+    records = Records.restored(coder.model.value_columns, request.columns, request.template)
     job = CodingJob(table, Path(request.out), records, answers, append=request.append)
     if key_of(request) != key:
         raise StorageError(
@@ -244,11 +230,7 @@ def _job_name(job: CodingJob, coder: Coder | JointCoder, *, create: bool) -> str
 
 
 def preflight() -> None:
-    """Checks before work starts that a server can run shards.
-
-    Raises:
-        InputError: no server is set, or it lacks the deployment.
-    """
+    """Checks before work starts that a server is set and has the deployment that runs shards."""
     with ShardRuns.connect(spreading.DEPLOYMENT, {}):
         pass
 

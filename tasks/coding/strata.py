@@ -15,7 +15,7 @@ from pathlib import Path
 
 from storage.errors import InputError
 from storage.tables.reader import survey
-from tasks.coding.coded_table import code_column, score_column
+from tasks.coding.coded_table import code_column, column_of
 
 _BANDS = (0.5, 0.9)
 """Scores at which strata end."""
@@ -47,7 +47,7 @@ def stratify(coded: Path, rows: Sequence[int], *, field: str, fields: Sequence[s
     """
     if field not in fields:
         raise InputError(f"--field: no field {field}. The table has {', '.join(filter(None, fields)) or 'one field'}.")
-    columns = [code_column(field), score_column(field)]
+    columns = [code_column(field), column_of(field, "score")]
     codes, scores = [], []
     for number, (code, score) in enumerate(survey(coded, text_columns=columns).text_rows(columns), start=1):
         codes.append(code)

@@ -7,7 +7,7 @@ to the plan. The plan's page names them; Prefect gets their path, and neither a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,7 @@ from tasks.coding.coder import Coder
 from tasks.coding.joint import open_bundle
 from tasks.coding.successor import Answers, compare
 from tasks.fitting.candidate import Candidate
-from tasks.fitting.model_inputs import build, load_inputs
-from tasks.fitting.texts import texts_of
+from tasks.fitting.model_inputs import build, load_inputs, texts_of
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.plan_page import succession_file
 from tasks.running.failures import SAFE
@@ -46,13 +45,6 @@ BASIS = (
     "release in use may have been trained on some of them: it then looks better than it is. Where the plan is a "
     "posterior, the new model is one seeded draw from it, not the one that would be released."
 )
-
-
-@dataclass(frozen=True)
-class _Planned:
-    """Stands for the bundle that a plan would become."""
-
-    release: str = "the planned release"
 
 
 def release_in_use(planned: PlannedRelease, ledger: LedgerReader) -> Row | None:
@@ -73,11 +65,7 @@ def release_in_use(planned: PlannedRelease, ledger: LedgerReader) -> Row | None:
 def compare_with_release(
     context: Context, planned: PlannedRelease, ledger: LedgerReader, do: Callable[[Step], ArtifactRef]
 ) -> str | None:
-    """Writes the pages of a plan that has a predecessor here and is not released; returns a warning if it cannot.
-
-    Args:
-        do: runs a step, or reuses its output.
-    """
+    """Writes the pages of a plan that has a predecessor here and is not released; returns a warning if it cannot."""
     earlier = release_in_use(planned, ledger)
     if earlier is None or ledger.release_of(planned.plan) is not None or not planned.has_bundle(context.store):
         return None
@@ -154,7 +142,7 @@ def _compare(work: Work, *, candidate: Candidate, bundle: Path, digest: str) -> 
             right[here],
             cohorts[here.numpy()],
         )
-        page = replace(compare(earlier.fields[name], _Planned(), answered, answered), basis=BASIS).page()
+        page = replace(compare(earlier.release, "the planned release", answered, answered), basis=BASIS).page()
         write_atomically(work.out / f"page{f'-{name}' if name else ''}.html", page.encode())
         work.progress(at + 1, len(spaces))
     return {"pages": len(spaces)}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -203,17 +203,8 @@ def answers(
     return Answers(best[0], best[1], np.array(right), np.array(groups), (alone[0], alone[1]))
 
 
-class Model(Protocol):
-    """Names a model."""
-
-    @property
-    def release(self) -> str:
-        """Returns its name."""
-        ...
-
-
-def compare(old: Model, new: Model, labelled: Answers, unlabelled: Answers) -> Succession:
-    """Compares the answers of both models."""
+def compare(old: str, new: str, labelled: Answers, unlabelled: Answers) -> Succession:
+    """Compares the answers of both models, by their names."""
     right = [answer == labelled.right for answer in (labelled.old, labelled.new)]
     before, after = Counter(unlabelled.old.tolist()), Counter(unlabelled.new.tolist())
     moved = Counter((a, b) for a, b in zip(unlabelled.old.tolist(), unlabelled.new.tolist(), strict=True) if a != b)
@@ -225,8 +216,8 @@ def compare(old: Model, new: Model, labelled: Answers, unlabelled: Answers) -> S
         if name.startswith("alone_at_") and name in labelled.alone[0]
     ]
     return Succession(
-        old=old.release,
-        new=new.release,
+        old=old,
+        new=new,
         overall=difference("all", *right),
         codes=differences(labelled.right, *right),
         groups=grouped,
@@ -239,11 +230,7 @@ def compare(old: Model, new: Model, labelled: Answers, unlabelled: Answers) -> S
 
 
 def coders_of(old: Coder | JointCoder, new: Coder | JointCoder, field: str) -> tuple[Coder, Coder]:
-    """Returns the coders of one field of two bundles.
-
-    Raises:
-        InputError: a bundle lacks the field, or the classifications differ.
-    """
+    """Returns the coders of one field of two bundles; refuses a field that one lacks, and two classifications."""
     chosen = []
     for name, coder in (("OLD", old), ("NEW", new)):
         if field not in coder.fields:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any, Literal
+
+from pydantic import BaseModel
 
 from mechanisms.privacy.events import Claim, Event
 from storage.durable import write_atomically
@@ -24,6 +25,15 @@ NOTICE = (
 Verdict = Literal["fine", "investigate", "warning"]
 _GAP, _FEW, _COVERED, _RISE = 0.25, 0.01, 0.8, 1.1
 """Limits of the verdicts: nats of over-fit, share of parameters, coverage of a 95 % interval, rise of Delta."""
+
+
+class DiagnoseResult(BaseModel, frozen=True):
+    """Holds the path of the page, and its verdicts."""
+
+    report: str
+    epsilon: float
+    verdicts: dict[str, Verdict]
+    figures: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -133,23 +143,17 @@ def _weights(rounds: Mapping[str, Any], last: Mapping[str, Any]) -> Section:
     return Section("weights", "investigate" if rare < 0.8 * common else "fine", answer, figures.weights(rounds))
 
 
-def write(
-    context: Context, parameters: RetrainParameters, answers: Sequence[Section], *, claim: Claim, key: str
-) -> Path:
-    """Writes the page into the private workspace; returns the file."""
-    folder = context.workspace.private / "diagnostics" / key
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "report.html", page(parameters, answers, claim=claim).encode())
-    return folder / "report.html"
+def save(context: Context, text: str, *, key: str) -> str:
+    """Writes a page into the private workspace; returns the file's path."""
+    file = context.workspace.private / "diagnostics" / key / "report.html"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, text.encode())
+    return str(file)
 
 
 def page(parameters: RetrainParameters, answers: Sequence[Section], *, claim: Claim) -> str:
     """Returns the HTML, which refers to no other file or address."""
+    source = provenance()
     return render(
-        "diagnostics.html",
-        notice=NOTICE,
-        parameters=parameters,
-        claim=claim,
-        source=provenance(),
-        sections=answers,
+        "diagnostics.html", notice=NOTICE, parameters=parameters, claim=claim, source=source, sections=answers
     )

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-from pydantic import BaseModel
 
 from mechanisms.posterior import checks
 from storage.artifacts import ArtifactRef, digest
@@ -14,7 +11,7 @@ from storage.ledger import Diagnostics
 from tasks.branches.experiment import Do
 from tasks.branches.swag_chain import run_chain
 from tasks.diagnosing import page, sampler, stages
-from tasks.diagnosing.page import RoundClaim, Verdict
+from tasks.diagnosing.page import DiagnoseResult, RoundClaim, Verdict
 from tasks.diagnosing.stages import DiagnoseParameters
 from tasks.parameters import RetrainParameters
 from tasks.releasing import ledger_records, preflight
@@ -22,15 +19,6 @@ from tasks.releasing.claims import method_digest
 from tasks.releasing.preflight import Estimate
 from tasks.running import timings
 from tasks.running.stage import Context, Step
-
-
-class DiagnoseResult(BaseModel, frozen=True):
-    """Holds the path of the page, and its verdicts."""
-
-    report: str
-    epsilon: float
-    verdicts: dict[str, Verdict]
-    figures: dict[str, float]
 
 
 def refuse_early(context: Context, parameters: RetrainParameters, settings: DiagnoseParameters) -> Estimate:
@@ -60,12 +48,9 @@ def to_compute(context: Context, parameters: RetrainParameters, settings: Diagno
         return output
 
     fitted = run_chain(parameters, find)
-    records: Any = {"dataset": fitted.dataset, "prepared": fitted.prepared}
-    measured: Any = fitted.measured
-    posteriors: Any = fitted.posteriors
-    find(stages.posterior_checks(parameters, settings, posteriors=posteriors, measured=measured, **records))
+    find(stages.posterior_checks(parameters, settings, fitted))
     if settings.leave_out:
-        find(stages.leave_out(parameters, settings, measured=measured[parameters.rounds[-1]], **records))
+        find(stages.leave_out(parameters, settings, fitted))
     for changed in _changed(parameters).values() if settings.refits else ():
         run_chain(changed, find)
     return labels
@@ -76,27 +61,21 @@ def diagnose(
 ) -> DiagnoseResult:
     """Reuses the retrain of these parameters (or runs it), diagnoses it, and writes the page.
 
-    Args:
-        parameters: with c and k settled, if a target epsilon leaves them open.
-        do: runs a step, or reuses its output.
+    A target epsilon that leaves c and k open has been settled before.
     """
     if parameters.formal is not None:
-        return _sampled(context, parameters, do, prefect_run_id=prefect_run_id)
-    fitted = run_chain(parameters, do)
-    posteriors, measured = _finished(fitted.posteriors), _finished(fitted.measured)
-    if fitted.dataset is None or fitted.prepared is None:
-        raise RuntimeError("a stage left no output")
-    common = {"dataset": fitted.dataset, "prepared": fitted.prepared}
-    last, store = parameters.rounds[-1], context.store
-    outputs = [do(stages.posterior_checks(parameters, settings, posteriors=posteriors, measured=measured, **common))]
+        return sampler.diagnose(context, parameters, do, prefect_run_id=prefect_run_id)
+    fitted, store = run_chain(parameters, do), context.store
+    assert fitted.dataset is not None
+    outputs = [do(stages.posterior_checks(parameters, settings, fitted))]
     if settings.leave_out:
-        outputs.append(do(stages.leave_out(parameters, settings, measured=measured[last], **common)))
-    claimed = RoundClaim(*fitted.claim(store, parameters, last))
+        outputs.append(do(stages.leave_out(parameters, settings, fitted)))
+    claimed = RoundClaim(*fitted.claim(store, parameters, parameters.rounds[-1]))
     refits = _refits(context, parameters, claimed, do) if settings.refits else []
     checked, *left_out = (stages.read(store.open(ref)) for ref in outputs)
     sections = page.sections(checked, left_out[0] if left_out else None, refits, claimed)
     key = digest({"refs": [ref.sha256 for ref in outputs], "refits": [list(pair) for pair in refits]})[:16]
-    file = page.write(context, parameters, sections, claim=claimed.claim, key=key)
+    report = page.save(context, page.page(parameters, sections, claim=claimed.claim), key=key)
     figures = {k: float(v) for ref in outputs for k, v in store.figures(ref).items() if isinstance(v, int | float)}
     verdicts: dict[str, Verdict] = {section.key: section.verdict for section in sections}
     ledger_records.record_evaluation(
@@ -110,29 +89,16 @@ def diagnose(
         settings=method_digest(parameters),
         prefect_run_id=prefect_run_id,
     )
-    return DiagnoseResult(report=str(file), epsilon=claimed.epsilon, verdicts=verdicts, figures=figures)
-
-
-def _sampled(context: Context, parameters: RetrainParameters, do: Do, *, prefect_run_id: str | None) -> DiagnoseResult:
-    """Diagnoses the sampler of a formal posterior draw."""
-    diagnosis = sampler.diagnose(context, parameters, do, notice=page.NOTICE, prefect_run_id=prefect_run_id)
-    return DiagnoseResult(
-        report=diagnosis.report,
-        epsilon=diagnosis.epsilon,
-        verdicts={"sampler": diagnosis.verdict},
-        figures=dict(diagnosis.figures),
-    )
-
-
-def _finished(refs: Mapping[str, ArtifactRef | None]) -> dict[str, ArtifactRef]:
-    return {name: ref for name, ref in refs.items() if ref is not None}
+    return DiagnoseResult(report=report, epsilon=claimed.epsilon, verdicts=verdicts, figures=figures)
 
 
 def _refits(context: Context, parameters: RetrainParameters, claimed: RoundClaim, do: Do) -> list[tuple[str, float]]:
     """Returns epsilon of whole chains at half and twice the collection's learning rate, and at two other seeds."""
     epsilons = []
     for name, changed in _changed(parameters).items():
-        figures = context.store.figures(_finished(run_chain(changed, do).measured)[changed.rounds[-1]])
+        measured = run_chain(changed, do).measured[changed.rounds[-1]]
+        assert measured is not None
+        figures = context.store.figures(measured)
         epsilons.append((name, claimed.epsilon_at(float(figures.get("largest_seen", figures["sensitivity"])))))
     return epsilons
 

@@ -5,45 +5,30 @@ A fit with failing diagnostics was refused already; the page shows the margin of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 from mechanisms.mechanism import kinds
 from mechanisms.posterior import convergence
-from storage.artifacts import ArtifactRef
-from storage.durable import write_atomically
 from storage.errors import InputError
 from storage.ledger import Diagnostics
 from tasks.branches import formal
+from tasks.branches.experiment import Do
 from tasks.diagnosing import figures
+from tasks.diagnosing.page import NOTICE, DiagnoseResult, Verdict, save
 from tasks.pages.render import render
 from tasks.parameters import RetrainParameters
 from tasks.releasing import ledger_records
 from tasks.releasing.claims import method_digest
 from tasks.running.provenance import provenance
-from tasks.running.stage import Context, Step
+from tasks.running.stage import Context
 
 _NEAR = 1.1
 """Margin below which a diagnostic is to be investigated."""
 
 
-@dataclass(frozen=True)
-class SamplerDiagnosis:
-    """Holds the path of the page, its verdict, and the figures."""
-
-    report: str
-    epsilon: float
-    verdict: Literal["fine", "investigate"]
-    figures: Mapping[str, float]
-
-
 def refuse_early(parameters: RetrainParameters) -> None:
-    """Refuses a branch without a sampler.
-
-    Raises:
-        InputError: the formal branch draws from no posterior.
-    """
+    """Refuses a formal branch that draws from no posterior, and so has no sampler."""
     branch, _ = formal.formal_branch(parameters)
     if "sampler" not in type(branch.mechanism).model_fields:
         drawn = ", ".join(kind for kind, mechanism in kinds().items() if "sampler" in mechanism.model_fields)
@@ -53,18 +38,8 @@ def refuse_early(parameters: RetrainParameters) -> None:
         )
 
 
-def diagnose(
-    context: Context,
-    parameters: RetrainParameters,
-    do: Callable[[Step], ArtifactRef],
-    *,
-    notice: str,
-    prefect_run_id: str | None,
-) -> SamplerDiagnosis:
+def diagnose(context: Context, parameters: RetrainParameters, do: Do, *, prefect_run_id: str | None) -> DiagnoseResult:
     """Reuses the fit of these parameters (or runs it), and writes one private page on its sampler.
-
-    Args:
-        notice: first line of the page.
 
     Raises:
         MechanismError: the diagnostics fail; such a fit is not released either.
@@ -73,12 +48,10 @@ def diagnose(
     fit_figures = context.store.figures(outcome.fitted)
     diagnostics = {name: float(fit_figures[name]) for name in convergence.FIGURES}
     margin = margins(diagnostics)
-    verdict = "investigate" if min(margin.values()) < _NEAR else "fine"
-    folder = context.workspace.private / "diagnostics" / outcome.fitted.sha256[:16]
-    folder.mkdir(parents=True, exist_ok=True)
+    verdict: Verdict = "investigate" if min(margin.values()) < _NEAR else "fine"
     page = render(
         "sampler.html",
-        notice=notice,
+        notice=NOTICE,
         parameters=parameters,
         branch=outcome.branch,
         claim=outcome.claim,
@@ -88,7 +61,7 @@ def diagnose(
         diagnostics=diagnostics,
         picture=figures.margins(margin),
     )
-    write_atomically(folder / "report.html", page.encode())
+    report = save(context, page, key=outcome.fitted.sha256[:16])
     ledger_records.record_evaluation(
         context,
         parameters,
@@ -99,7 +72,9 @@ def diagnose(
         settings=method_digest(parameters),
         prefect_run_id=prefect_run_id,
     )
-    return SamplerDiagnosis(str(folder / "report.html"), outcome.claim.epsilon or 0.0, verdict, diagnostics)
+    return DiagnoseResult(
+        report=report, epsilon=outcome.claim.epsilon or 0.0, verdicts={"sampler": verdict}, figures=diagnostics
+    )
 
 
 def margins(diagnostics: Mapping[str, Any]) -> dict[str, float]:

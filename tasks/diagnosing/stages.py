@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from pydantic import BaseModel, Field
@@ -24,10 +24,12 @@ from mechanisms.model import checkpoint
 from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.posterior import checks, risks, swag
-from storage.artifacts import ArtifactRef
 from tasks.fitting.model_inputs import build, load_inputs
 from tasks.parameters import RetrainParameters
 from tasks.running.stage import Step, Work
+
+if TYPE_CHECKING:  # no part of the stages' code version
+    from tasks.branches.swag_chain import Chain
 
 FILE = "diagnostics.json"
 _GROUP = 5
@@ -51,25 +53,17 @@ class DiagnoseParameters(BaseModel, frozen=True, extra="forbid", title="Diagnose
     )
 
 
-def posterior_checks(
-    parameters: RetrainParameters,
-    settings: DiagnoseParameters,
-    *,
-    dataset: ArtifactRef,
-    prepared: ArtifactRef,
-    posteriors: Mapping[str, ArtifactRef],
-    measured: Mapping[str, ArtifactRef],
-) -> Step:
-    """Declares the diagnostics that need no refit."""
-    inputs: dict[str, ArtifactRef | None] = {"dataset": dataset, "prepared": prepared}
-    inputs |= {f"posterior_{name}": ref for name, ref in posteriors.items()}
-    inputs |= {f"measured_{name}": ref for name, ref in measured.items()}
+def posterior_checks(parameters: RetrainParameters, settings: DiagnoseParameters, made: Chain) -> Step:
+    """Declares the diagnostics of a chain that need no refit."""
+    inputs = {"dataset": made.dataset, "prepared": made.prepared}
+    inputs |= {f"posterior_{name}": ref for name, ref in made.posteriors.items()}
+    inputs |= {f"measured_{name}": ref for name, ref in made.measured.items()}
     bound = parameters.bounded(parameters.rounds[-1])
     return Step(
         name="diagnose",
         label="diagnostics",
         config={
-            "rounds": list(posteriors),
+            "rounds": list(made.posteriors),
             "fit": parameters.fit.model_dump(mode="json", include={"seed", "swag"}),
             "model": parameters.model.model_dump(mode="json"),
             "bound": None if bound is None else bound.bound,
@@ -77,7 +71,7 @@ def posterior_checks(
             "horizon": settings.horizon,
         },
         inputs=inputs,
-        body=partial(_check_posteriors, parameters=parameters, settings=settings, rounds=tuple(posteriors)),
+        body=partial(_check_posteriors, parameters=parameters, settings=settings, rounds=tuple(made.posteriors)),
         modules=("tasks.diagnosing.stages",),
     )
 
@@ -160,14 +154,7 @@ def _round(
     }
 
 
-def leave_out(
-    parameters: RetrainParameters,
-    settings: DiagnoseParameters,
-    *,
-    dataset: ArtifactRef,
-    prepared: ArtifactRef,
-    measured: ArtifactRef,
-) -> Step:
+def leave_out(parameters: RetrainParameters, settings: DiagnoseParameters, made: Chain) -> Step:
     """Declares refits of the released round without each of some records, to compare draws and densities."""
     last, bound = parameters.rounds[-1], parameters.bounded(parameters.rounds[-1])
     return Step(
@@ -180,7 +167,7 @@ def leave_out(
             "round": last,
             "bound": None if bound is None else bound.bound,
         },
-        inputs={"dataset": dataset, "prepared": prepared, "measured": measured},
+        inputs={"dataset": made.dataset, "prepared": made.prepared, "measured": made.measured[last]},
         body=partial(_leave_out, parameters=parameters, count=settings.leave_out, bound=bound),
         modules=("tasks.diagnosing.stages",),
     )

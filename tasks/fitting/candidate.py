@@ -18,13 +18,6 @@ if TYPE_CHECKING:
     from mechanisms.model.classifier import Classifier
 
 
-def artifact_digests(*, dataset: ArtifactRef, fitted: ArtifactRef, measured: ArtifactRef | None) -> dict[str, str]:
-    """Returns the digests of a release's artifacts, by their names in the ledger."""
-    if measured is None:
-        return {"dataset": dataset.sha256, "fit": fitted.sha256}
-    return {"dataset": dataset.sha256, "posterior": fitted.sha256, "sensitivity": measured.sha256}
-
-
 class Candidate(BaseModel, frozen=True, extra="forbid"):
     """Holds the references and settings from which the released model follows, up to the one draw."""
 
@@ -42,7 +35,10 @@ class Candidate(BaseModel, frozen=True, extra="forbid"):
     @property
     def artifact_digests(self) -> dict[str, str]:
         """Returns the digests of its artifacts, by their names in the ledger."""
-        return artifact_digests(dataset=self.dataset, fitted=self.fitted, measured=self.measured)
+        if self.measured is None:
+            return {"dataset": self.dataset.sha256, "fit": self.fitted.sha256}
+        digests = {"dataset": self.dataset, "posterior": self.fitted, "sensitivity": self.measured}
+        return {name: ref.sha256 for name, ref in digests.items()}
 
     def take(self, context: Context) -> Tensor:
         """Returns the parameters to release, flat: one draw with the operating system's entropy, or the fit's.

@@ -21,9 +21,8 @@ from mechanisms.model.lexicon import Lexicon
 from storage.artifacts import ArtifactRef, files_digest
 from storage.datasets import load_labels, load_table, load_values
 from storage.errors import InputError
-from tasks.fitting.model_inputs import SPLITS, feature_schema
+from tasks.fitting.model_inputs import SPLITS, feature_schema, texts_of
 from tasks.fitting.prior import lexicon_of
-from tasks.fitting.texts import texts_of
 from tasks.running.stage import Step, Work
 
 PART = 4096

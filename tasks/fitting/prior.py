@@ -42,11 +42,7 @@ def stages(model: ModelConfig, codelists: Mapping[str, Path | None]) -> list[Ste
 
 
 def titles(model: ModelConfig, codes: Sequence[Code], *, field: str = "") -> Step:
-    """Embeds each code's public text, of one field.
-
-    Raises:
-        InputError: no code has a title.
-    """
+    """Embeds each code's public text, of one field; refuses a list without any title."""
     model = model.of_field(field)
     texts = texts_of(model, codes)
     if not any(texts[0]):

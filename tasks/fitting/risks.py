@@ -99,12 +99,7 @@ def weigh(config: PseudoPosteriorConfig, name: RoundName, *, measured: ArtifactR
 
 
 def run_risk_pass(work: Work, whole: Draws) -> RiskPass:
-    """Runs the pass in this process or in shards, as the context says. On like devices both agree bit for bit.
-
-    Raises:
-        MechanismError: a log-likelihood is not finite.
-        StorageError: a shard was lost too often, or the server does not answer.
-    """
+    """Runs the pass in this process or in shards, as the context says. On like devices both agree bit for bit."""
     settings = work.context.fan_out
     parts = whole.split(settings.shards)
     if len(parts) == 1:

@@ -48,7 +48,7 @@ def _score(work: Work) -> Mapping[str, Any]:
         figures, rows = _of_field(labels, trained_on, predicted, probabilities, load_codes(work.inputs["dataset"]))
         _write_codes(work.out / "codes.json", rows)
         return figures | calibration.coded_alone(scored["log_probabilities"], torch.from_numpy(labels))
-    by_field: dict[str, Any] = {}
+    each: dict[str, dict[str, Any]] = {}
     written: list[dict[str, Any]] = []
     spans = Fields(tuple(map(len, several.values()))).spans
     for at, ((name, codes), span) in enumerate(zip(several.items(), spans, strict=True)):
@@ -57,14 +57,13 @@ def _score(work: Work) -> Mapping[str, Any]:
             labels[tested, at], trained_on[trained, at], predicted[tested, at], probabilities[tested, span], codes
         )
         field_scores = scored["log_probabilities"][:, span][torch.from_numpy(tested)]
-        alone = calibration.coded_alone(field_scores, torch.from_numpy(labels[tested, at]))
-        by_field |= {f"{name}.{key}": value for key, value in (figures | alone).items()}
+        each[name] = figures | calibration.coded_alone(field_scores, torch.from_numpy(labels[tested, at]))
         written += [row | {"code": f"{name} {row['code']}"} for row in rows]
     _write_codes(work.out / "codes.json", written)
-    alone_keys = [key.partition(".")[2] for key in by_field if key.partition(".")[2].startswith(ALONE)]
-    every = [key for key in dict.fromkeys(alone_keys) if all(f"{name}.{key}" in by_field for name in several)]
-    over = {key: float(np.mean([by_field[f"{name}.{key}"] for name in several])) for key in (*OVER_FIELDS, *every)}
-    return over | by_field
+    first, *others = each.values()
+    alone = [key for key in first if key.startswith(ALONE) and all(key in one for one in others)]
+    over = {key: float(np.mean([one[key] for one in each.values()])) for key in (*OVER_FIELDS, *alone)}
+    return over | {f"{name}.{key}": value for name, one in each.items() for key, value in one.items()}
 
 
 ALONE = ("alone_at_", "surest_")

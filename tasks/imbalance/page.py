@@ -138,8 +138,6 @@ def _sets_table(sets: Mapping[str, TableSet]) -> tables.Table:
         minority = str(ones)
         if table.training_minority is not None:
             minority += f", of which {table.training_minority} train"
-        rows.append(
-            [name, f"{len(table.labels):,}", minority, f"{ratio:.1f}", str(len(table.schema.columns)),
-             str(table.features.shape[1])]
-        )  # fmt: skip
+        widths = [str(len(table.schema.columns)), str(table.features.shape[1])]
+        rows.append([name, f"{len(table.labels):,}", minority, f"{ratio:.1f}", *widths])
     return ["set", "records", "of label 1", "imbalance", "columns", "features"], rows

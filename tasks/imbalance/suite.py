@@ -59,11 +59,7 @@ class Suite(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def chosen(self) -> dict[str, Branch]:
-        """Returns the branches by name, in the suite's order.
-
-        Raises:
-            InputError: an unknown branch, or a limit to an unknown set.
-        """
+        """Returns the branches by name, in the suite's order; refuses unknown ones, and limits to unknown sets."""
         branches = standard_branches()
         if missing := sorted(self.branches.keys() - branches.keys()):
             raise InputError(f"suite: no branch `{missing[0]}` in deployments/branches.yaml")
@@ -88,11 +84,7 @@ class TableSet:
 
 
 def load(path: Path) -> Suite:
-    """Loads a suite from a YAML file.
-
-    Raises:
-        InputError: no such file, or an invalid field.
-    """
+    """Loads a suite from a YAML file; names the invalid field of another."""
     if not path.is_file():
         raise InputError(f"--suite: no file {path}")
     try:

@@ -70,7 +70,6 @@ def _environment() -> Environment:
         "odds": odds,
         "one_in": lambda value: f"{round(1 / float(value)):,}",
         "prefix_ids": _prefix_ids,
-        "short": short,
         "inline_code": _inline_code,
         "text": escape,
         "text_and_code": _text_and_code,

@@ -22,14 +22,13 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
+NOTHING_STORED: dict[str, Any] = {"persist_result": False, "result_serializer": "json", "log_prints": False}
+"""Options of every flow and task of ours: Prefect stores no result of theirs, and nothing that they print."""
+
 
 def job(*, name: str, description: str, **options: Any) -> Callable[[Callable[P, R]], Flow[P, R]]:
-    """Returns the decorator of our flows: Prefect stores no result of theirs, and nothing that they print.
-
-    Without Prefect, the decorated function waits as a `PlainJob`, which is no flow yet.
-    """
-    stored: dict[str, Any] = {"persist_result": False, "result_serializer": "json", "log_prints": False}
-    settings = {"name": name, "description": description} | stored | options
+    """Returns the decorator of our flows. Without Prefect, the decorated function waits as a `PlainJob`."""
+    settings = {"name": name, "description": description} | NOTHING_STORED | options
 
     def decorate(function: Callable[P, R]) -> Flow[P, R]:
         plain = PlainJob(function, settings)
@@ -121,8 +120,7 @@ def call_task(name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kw
     from prefect import task
     from prefect.cache_policies import NO_CACHE
 
-    stored: dict[str, Any] = {"persist_result": False, "result_serializer": "json", "log_prints": False}
-    made = task(name=name, task_run_name=name, retries=0, cache_policy=NO_CACHE, **stored)(function)
+    made = task(name=name, task_run_name=name, retries=0, cache_policy=NO_CACHE, **NOTHING_STORED)(function)
     return made(*args, **kwargs)
 
 

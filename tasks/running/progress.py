@@ -80,19 +80,14 @@ def finished(label: str, figures: Mapping[str, Any], *, reused: bool, seconds: f
         listener.finished(label, figures, reused=reused, seconds=seconds)
 
 
-def failed(label: str) -> None:
-    """Notifies all listeners that a stage failed."""
-    for listener in _listeners.get():
-        listener.failed(label)
-
-
 @contextmanager
 def report_failures(label: str) -> Iterator[None]:
     """Notifies all listeners if the block raises."""
     try:
         yield
     except Exception:
-        failed(label)
+        for listener in _listeners.get():
+            listener.failed(label)
         raise
 
 

@@ -133,11 +133,7 @@ def without_shards(context: Context) -> Context:
 def run_parts(
     work: Work, parts: Sequence[P], step_of: Callable[[P, dict[str, ArtifactRef]], Step], *, deployment: str
 ) -> list[Path]:
-    """Lets workers compute the parts of a stage, each a stage with the same inputs; returns their outputs in order.
-
-    Raises:
-        StorageError: a shard was lost too often, its output is missing, or the server does not answer.
-    """
+    """Lets workers compute the parts of a stage, each a stage with the same inputs; returns their outputs in order."""
     context, store = without_shards(work.context), work.context.store
     shards = [StageShard(context, step_of(part, dict(work.refs)), part, part.size) for part in parts]
     finish(shards, work.context.fan_out, work.progress, place_of(context), deployment=deployment)
@@ -162,7 +158,6 @@ def finish(
     Args:
         progress: receives the size of the finished shards, and of all.
         place: parameters that each run gets in addition to its shard.
-        deployment: name of the deployment whose runs compute them.
         queue: in place of the deployment's.
 
     Raises:

@@ -23,7 +23,7 @@ from storage.shared_store import VARIABLE, SharedStore
 from tasks.parameters import FanOut
 from tasks.running import progress
 from tasks.running.failures import private_errors
-from tasks.running.flow_run import in_flow_run
+from tasks.running.flow_run import NOTHING_STORED, in_flow_run
 
 if TYPE_CHECKING:
     from prefect import Task
@@ -156,16 +156,7 @@ def _task(step: Step) -> Task[..., ArtifactRef]:
     from prefect import Task
     from prefect.cache_policies import NO_CACHE
 
-    return Task(
-        run_step,
-        name=step.name,
-        task_run_name=step.label,
-        retries=0,
-        persist_result=False,
-        result_serializer="json",
-        cache_policy=NO_CACHE,
-        log_prints=False,
-    )
+    return Task(run_step, name=step.name, task_run_name=step.label, retries=0, cache_policy=NO_CACHE, **NOTHING_STORED)
 
 
 def submit(context: Context, step: Step) -> ArtifactRef:

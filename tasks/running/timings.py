@@ -33,11 +33,7 @@ def kind_of(label: str) -> str:
 
 
 class TimingsListener(Listener):
-    """Records how long each kind of stage takes.
-
-    Args:
-        rough: estimated seconds of one stage, by kind.
-    """
+    """Records how long each kind of stage takes, next to the rough estimate of one stage by kind."""
 
     def __init__(self, private: Path, rough: Mapping[str, float]) -> None:
         self._private, self._rough = private, rough

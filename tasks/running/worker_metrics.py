@@ -179,13 +179,7 @@ class _Stage:
 
 
 class MetricsListener(Listener):
-    """Writes the events of a flow's stages to this host's file, every few seconds and at each end.
-
-    Args:
-        private: the private workspace.
-        flow: name of the flow, a label of every figure.
-        host: name of this host, for tests.
-    """
+    """Writes the events of a flow's stages to this host's file, every few seconds and at each end."""
 
     def __init__(self, private: Path, flow: str, *, host: str | None = None) -> None:
         self._private, self._flow = private, flow

@@ -17,7 +17,7 @@ from service.app import Settings, create_app
 from service.clients import Clients, State
 from storage.bundle.trust import RevokedRelease, Root, with_next_root, write_roots
 from storage.ledger.heads import load_private_key, new_keys
-from tasks.coding.coder import Coder
+from tasks.coding.joint import open_bundle
 
 DECLARES = (
     (
@@ -37,7 +37,7 @@ CODE = {"narratives": "Employee fell."}
 def serving(folder: Path, watch: Callable[[], State], state: State, rate: int = 10**6) -> Iterator[TestClient]:
     """A service that looks again all the time."""
     settings = Settings(state=state, renew=watch, renew_seconds=0.01, narratives_per_minute=rate)
-    with TestClient(create_app(Coder.open(folder), settings)) as client:
+    with TestClient(create_app(open_bundle(folder), settings)) as client:
         yield client
 
 

@@ -19,9 +19,9 @@ from storage.datasets import load_cells
 from storage.ingest.cell_digests import cell_digests
 from storage.tables.reader import survey
 from tasks.bundle.texts import own_texts
-from tasks.coding.coder import Coder
 from tasks.coding.columns import answer_columns
 from tasks.coding.job import CodingJob, run
+from tasks.coding.joint import open_bundle
 from tasks.coding.records import Records, with_values
 from tasks.fitting.ingest import ingest_records
 from tasks.fitting.prior import lexicon_of
@@ -117,8 +117,8 @@ def test_many_columns_weigh_no_more_than_one(kind: lexicon.Lexical) -> None:
 )
 def test_a_narrative_names_no_columns(valued_bundle: Path, text: str) -> None:
     """Values come from the columns alone; what a text says is text."""
-    coder = Coder.open(valued_bundle)
-    (read,) = Records.of(coder.value_columns, ("Text",)).texts([(text, "", "")])
+    coder = open_bundle(valued_bundle).fields[""]
+    (read,) = Records.of(coder.model.value_columns, ("Text",)).texts([(text, "", "")])
     assert values_of(read) == {}
     assert torch.count_nonzero(coder.model.model.lexicon.words([read])[0, -6:]) == 0  # type: ignore[union-attr]
 
@@ -140,8 +140,8 @@ def test_hostile_cells_are_one_other_value(valued_bundle: Path, tmp_path: Path) 
         lines = csv.writer(file)
         lines.writerow(["Text", "Industry", "Age"])
         lines.writerows(["He fell from a ladder.", cell, ""] for cell in cells)
-    coder = Coder.open(valued_bundle)
-    records = Records.of(coder.value_columns, ("Text",))
+    coder = open_bundle(valued_bundle).fields[""]
+    records = Records.of(coder.model.value_columns, ("Text",))
     table = survey(source, text_columns=records.columns)
     run(coder, CodingJob(table, out, records, answer_columns(coder, top_k=1, threshold=None)))
     with out.open(newline="", encoding="utf-8") as file:

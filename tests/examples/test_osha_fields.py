@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import sys
 from pathlib import Path
 
 import osha_fields
 import pytest
+from csv_files import rows_of
 
 REPORTS = """EventDate,Final Narrative,Nature,NatureTitle,Part of Body Title,EventTitle,SourceTitle
 1/1/2015,"Fell, and broke a leg.",111,Fractures,Leg(s),Fall,Floor
@@ -32,20 +32,15 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, reports: str = REPORTS) -
     osha_fields.main()
 
 
-def read(file: Path) -> list[dict[str, str]]:
-    with file.open(newline="", encoding="utf-8") as opened:
-        return list(csv.DictReader(opened))
-
-
 def test_codes_and_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Columns as the profile names them; narratives with commas stay whole; a code has one title."""
     run(tmp_path, monkeypatch)
-    first, second = read(tmp_path / "out" / "records.csv")
+    first, second = rows_of(tmp_path / "out" / "records.csv")
     assert [first[column] for column in ("Final Narrative", "Nature", "Part of Body", "Event", "Source")] == [
         "Fell, and broke a leg.", "111", "51", "42", "6629"
     ]  # fmt: skip
     assert second["Source"] == ""
-    assert read(tmp_path / "out" / "event.csv") == [{"code": "42", "title": "Fall"}, {"code": "62", "title": "Hit"}]
+    assert rows_of(tmp_path / "out" / "event.csv") == [{"code": "42", "title": "Fall"}, {"code": "62", "title": "Hit"}]
     assert "source: 1" in capsys.readouterr().out
 
 

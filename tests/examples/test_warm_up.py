@@ -11,7 +11,7 @@ import math
 import numpy as np
 import pytest
 from scipy.stats import chi2
-from warm_up import DELTA, Mixture, balanced_accuracy, monte_carlo, private_thresholds
+from warm_up import Mixture, balanced_accuracy, monte_carlo, private_thresholds
 
 RECORDS = 1_000_000
 MIXTURE = Mixture(r=9.0, delta=2.0)
@@ -52,8 +52,8 @@ def test_the_private_midpoint_moves_as_it_follows(r: int, epsilon: float) -> Non
     """Chi-square of 2,000 runs at level 1e-6: the variance that follows passes, the printed one does not."""
     mixture, majority, radius, runs = Mixture(r=r, delta=2.0), 450, 8.0, 2000
     errors = private_thresholds(mixture, majority, radius=radius, epsilon=epsilon, runs=runs, seed=4)
-    follows = mixture.threshold_variance(majority, radius=radius, epsilon=epsilon, delta=DELTA)
-    printed = mixture.printed_variance(majority, radius=radius, epsilon=epsilon, delta=DELTA)
+    follows = mixture.threshold_variance(majority, radius=radius, epsilon=epsilon)
+    printed = mixture.printed_variance(majority, radius=radius, epsilon=epsilon)
     low, high = chi2.ppf([5e-7, 1 - 5e-7], runs) / runs
     assert low < float((errors**2).mean()) / follows < high
     assert not low < float((errors**2).mean()) / printed < high

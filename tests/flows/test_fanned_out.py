@@ -31,8 +31,8 @@ from tasks.auditing.settings import AuditParameters, choose_branches
 from tasks.branches.branch import Terms, standard_branches
 from tasks.branches.plan import Origin
 from tasks.coding import shards as coding_shards
-from tasks.coding.coder import Coder
 from tasks.coding.job import run as code_alone
+from tasks.coding.joint import open_bundle
 from tasks.comparing import run as comparison
 from tasks.comparing.summary import summarise
 from tasks.running.stage import Context, run_step
@@ -157,7 +157,7 @@ def test_a_file_that_two_workers_code_is_the_one_of_one_process(
     source, some = tmp_path / "in.jsonl", narratives(500)
     lines = [json.dumps({"id": n, "Text": some[n % len(some)] + f" {n}"}) for n in range(8 * 2048)]
     source.write_text("\n".join(lines) + "\n")
-    coder = Coder.open(tiny_bundle)
+    coder = open_bundle(tiny_bundle)
     table = survey(source, text_columns=("Text",))
     alone = tmp_path / "alone.csv"
     job = coding_shards.job_of(coder, table, out=str(alone), column="Text", top_k=2, threshold=0.5)

@@ -15,7 +15,8 @@ from sealed_bundle import Sealed
 
 from flows.code_batch import code_batch
 from storage.errors import StorageError
-from tasks.coding.coder import Coder, require_not_revoked
+from tasks.coding.coder import require_not_revoked
+from tasks.coding.joint import open_bundle
 
 
 def test_verify_tries_the_golden_answers(sealed: Sealed, tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ def test_a_worker_without_the_ledger_is_told_what_was_revoked(
     """
     release = str(sealed.row.release_id)
     house = shutil.copytree(sealed.home, tmp_path / "house", ignore=shutil.ignore_patterns("source", "again"))
-    coder = Coder.open(house / "bundles" / release)
+    coder = open_bundle(house / "bundles" / release)
     monkeypatch.setenv("AUTOCODER_LEDGER_URL", "postgresql+psycopg://autocoder@127.0.0.1:1/ledger")
     with pytest.raises(StorageError, match=r"--bundle: .*ledger"):
         require_not_revoked(coder, house, otherwise="x")

@@ -37,7 +37,7 @@ from storage.ledger import Ledger, Policy
 from storage.ledger.journal import Journal
 from storage.tables.reader import pieces, survey
 from storage.tables.writer import open_writer, output_kind
-from tasks.coding.coder import Coder
+from tasks.coding.joint import open_bundle
 
 DECLARES = (
     (
@@ -286,7 +286,7 @@ def test_other_lines_of_a_witness_accept_no_other_ledger(tmp_path: Path, example
 def client(tiny_bundle: Path) -> Iterator[TestClient]:
     """The service."""
     state = State(Clients.of({"tests": KEY}))
-    app = create_app(Coder.open(tiny_bundle), Settings(state=state, narratives_per_minute=10**9))
+    app = create_app(open_bundle(tiny_bundle), Settings(state=state, narratives_per_minute=10**9))
     with TestClient(app) as opened_client:
         yield opened_client
 

@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 from service.app import Settings, create_app
 from service.clients import Clients, State
 from tasks.coding.coder import Coder
+from tasks.coding.joint import open_bundle
 from tasks.coding.records import with_values
 
 HEADER = {"X-API-Key": "k"}
@@ -22,7 +23,7 @@ CASES = [{"Industry": "Mining", "Age": ""}, {"Industry": "Fishing", "Age": "unde
 
 @pytest.fixture(scope="module")
 def valued(valued_bundle: Path) -> Coder:
-    return Coder.open(valued_bundle)
+    return open_bundle(valued_bundle).fields[""]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from schemathesis.config import SchemathesisConfig
 
 from service.app import Settings, create_app
 from service.clients import Clients, State
-from tasks.coding.coder import Coder
+from tasks.coding.joint import open_bundle
 
 KEY = "a key for tests only"
 STATE = State(Clients.of({"tests": KEY}))
@@ -47,7 +47,7 @@ def test_the_service_does_what_it_describes(
     Of a model that reads the narrative alone, and of one with columns next to it.
     """
     folder: Path = request.getfixturevalue(bundle)
-    app = create_app(Coder.open(folder), Settings(state=STATE, narratives_per_minute=10**9))
+    app = create_app(open_bundle(folder), Settings(state=STATE, narratives_per_minute=10**9))
     method, path = operation.split()
     described = schemathesis.openapi.from_asgi("/openapi.json", app, config=EXPECTED)[path][method]
     mode = GenerationMode.POSITIVE if good else GenerationMode.NEGATIVE

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +22,11 @@ STATES = {
     "elsewhere": StateType.COMPLETED,
     "crashed": StateType.CRASHED,
     "failed": StateType.FAILED,
+    "cancelled": StateType.CANCELLED,
     "queued": StateType.SCHEDULED,
+    "running": StateType.RUNNING,
 }
+"""Of a run by its fate; one that was deleted has none."""
 
 
 @dataclass
@@ -46,7 +50,7 @@ class PlayedWorkers:
         return str(len(self.requests) - 1)
 
     def states(self, runs: Sequence[str]) -> dict[str, tuple[StateType | None, str]]:
-        return {run: (STATES[self.met[int(run)]], "its reason") for run in runs}
+        return {run: (STATES[self.met[int(run)]], "its reason") for run in runs if self.met[int(run)] in STATES}
 
     def cancel(self, runs: Sequence[str]) -> None:
         self.cancelled.extend(runs)
@@ -55,6 +59,11 @@ class PlayedWorkers:
 def compute(context: Context, asked: dict[str, Any]) -> object:
     """Computes a request as the flow does on a worker."""
     return shards.compute(context, ShardRequest.model_validate(asked), step_of)
+
+
+def on(home: Path) -> Callable[[dict[str, Any]], object]:
+    """A worker with this workspace."""
+    return lambda asked: compute(Context(home=str(home), device="cpu"), asked)
 
 
 def play(monkeypatch: pytest.MonkeyPatch, work: Callable[[dict[str, Any]], object], *fates: str) -> PlayedWorkers:

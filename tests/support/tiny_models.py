@@ -163,6 +163,6 @@ def valued_bundle(tiny_bundle: Path, tiny_bert: Path, tmp_path_factory: pytest.T
 @pytest.fixture(scope="session")
 def coder(tiny_bundle: Path) -> Any:
     """The tiny bundle, loaded."""
-    from tasks.coding.coder import Coder
+    from tasks.coding.joint import open_bundle
 
-    return Coder.open(tiny_bundle)
+    return open_bundle(tiny_bundle).fields[""]

@@ -63,17 +63,8 @@ def taken(
 
 
 def _row(ledger: Ledger, details: dict[str, Any], records: str) -> None:
-    ledger.record(
-        Evaluation(
-            kind="audit",
-            label="audit",
-            population="x",
-            requester="x",
-            data_fingerprint=records,
-            event=EVENT,
-            details=details,
-        )
-    )
+    named: Any = {"kind": "audit", "label": "audit", "population": "x", "requester": "x"}
+    ledger.record(Evaluation(**named, data_fingerprint=records, event=EVENT, details=details))
 
 
 def test_audits_of_one_claim_share_its_false_alarm_rate(ledger: Ledger) -> None:

@@ -25,19 +25,17 @@ PARAMETERS = RetrainParameters(
 )
 
 
+def studied(tmp_path: Path) -> tuple[Study, list[Step]]:
+    """A study that runs nothing, and the stages that it is asked for."""
+    steps: list[Step] = []
+    context, facts = Context(home=str(tmp_path)), {"train": 2000, "label_space": 100}
+    terms = Terms(target_epsilon=4.0)
+    return Study(context, PARAMETERS, terms, REF, REF, facts, lambda one: steps.append(one) or REF, target=4.0), steps
+
+
 def asked(tmp_path: Path, name: str) -> tuple[list[Step], str]:
     """The stages of a branch's reruns, the plan first, and its mechanism's name there."""
-    steps: list[Step] = []
-    study = Study(
-        Context(home=str(tmp_path)),
-        PARAMETERS,
-        Terms(target_epsilon=4.0),
-        REF,
-        REF,
-        {"train": 2000, "label_space": 100},
-        lambda step: steps.append(step) or REF,
-        target=4.0,
-    )
+    study, steps = studied(tmp_path)
     _, mechanism = reruns(study, AuditParameters(trials=16, trial_draws=7), standard_branches()[name], REF)
     return steps, mechanism
 
@@ -55,17 +53,7 @@ def test_a_linear_mechanism_reruns_with_its_own_settings(tmp_path: Path, name: s
 
 def test_an_audit_without_trials_fits_heads_without_privacy(tmp_path: Path) -> None:
     """On a pool of records and a few canaries, as many as are set, with the run's optimiser."""
-    steps: list[Step] = []
-    study = Study(
-        Context(home=str(tmp_path)),
-        PARAMETERS,
-        Terms(target_epsilon=4.0),
-        REF,
-        REF,
-        {"train": 2000, "label_space": 100},
-        lambda step: steps.append(step) or REF,
-        target=4.0,
-    )
+    study, steps = studied(tmp_path)
     reference_heads(study, AuditParameters(trials=0, references=9), standard_branches()["prior-descent"])
     pool, plan, heads = steps
     assert (pool.name, pool.config["canaries"], heads.config["trials"]) == ("audit-pool", 2, 9)

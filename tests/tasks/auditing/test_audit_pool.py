@@ -36,26 +36,25 @@ def test_more_canaries_than_records_are_refused_before_anything_is_computed(monk
         step.body(work)
 
 
-@pytest.fixture
-def halves(monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
-    """Two halves of 30 records in two fields, each lacking the second now and then; features stand for texts."""
-    pick = torch.Generator().manual_seed(0)
-    labels = torch.stack([torch.randint(4, (30,), generator=pick), torch.randint(3, (30,), generator=pick)], 1)
-    labels[::5, 1] = -1
-    half = FeatureInputs(torch.randn(30, 4, generator=pick)), labels
+def pool_of(labels: torch.Tensor, folder: Path, monkeypatch: pytest.MonkeyPatch) -> pool.Pool:
+    """The pool of two halves of 30 records with these labels; features stand for texts."""
+    half = FeatureInputs(torch.randn(30, 4, generator=torch.Generator().manual_seed(1))), labels
     monkeypatch.setattr(pool, "load_inputs", lambda folder, split: half)
     monkeypatch.setattr(pool, "load_table", lambda folder, split: pa.table({"text": ["a report"] * 30}))
     monkeypatch.setattr(pool, "_read", encoded)
-    return torch.cat([labels, labels])
-
-
-def test_a_canary_of_several_fields_is_wrong_in_each(halves: torch.Tensor, tmp_path: Path) -> None:
-    """Where its original has the field, under another code of it; a field that it lacks stays lacking."""
-    work: Any = SimpleNamespace(inputs={"prepared": None, "dataset": None}, out=tmp_path)
+    work: Any = SimpleNamespace(inputs={"prepared": None, "dataset": None}, out=folder)
     pool.pool(ModelConfig(), canaries=8, seed=0, dataset=REF, prepared=REF).body(work)
-    made = pool.Pool.load(tmp_path)
+    return pool.Pool.load(folder)
+
+
+def test_a_canary_of_several_fields_is_wrong_in_each(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where its original has the field, under another code of it; a field that it lacks stays lacking."""
+    pick = torch.Generator().manual_seed(0)
+    labels = torch.stack([torch.randint(4, (30,), generator=pick), torch.randint(3, (30,), generator=pick)], 1)
+    labels[::5, 1] = -1
+    made = pool_of(labels, tmp_path, monkeypatch)
     assert made.labels.shape == (len(made.inputs), 2)
-    assert torch.equal(made.labels[:60], halves)
+    assert torch.equal(made.labels[:60], torch.cat([labels, labels]))
     originals = (made.family[:60] == pool.NEVER).nonzero()[:, 0]
     wrong = made.labels[made.family == pool.FAMILIES.index("mislabelled")]
     for own in wrong.tolist():
@@ -70,13 +69,7 @@ def test_a_canary_of_several_fields_is_wrong_in_each(halves: torch.Tensor, tmp_p
 def test_a_pool_of_one_field_is_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Labels of one column, drawn in the order of earlier audits."""
     labels = torch.randint(4, (30,), generator=torch.Generator().manual_seed(0))
-    half = FeatureInputs(torch.randn(30, 4, generator=torch.Generator().manual_seed(1))), labels
-    monkeypatch.setattr(pool, "load_inputs", lambda folder, split: half)
-    monkeypatch.setattr(pool, "load_table", lambda folder, split: pa.table({"text": ["a report"] * 30}))
-    monkeypatch.setattr(pool, "_read", encoded)
-    work: Any = SimpleNamespace(inputs={"prepared": None, "dataset": None}, out=tmp_path)
-    pool.pool(ModelConfig(), canaries=8, seed=0, dataset=REF, prepared=REF).body(work)
-    made = pool.Pool.load(tmp_path)
+    made = pool_of(labels, tmp_path, monkeypatch)
     assert made.labels.shape == (len(made.inputs),)
     pick = np.random.default_rng(derive_seed(0, "audit", "canaries"))
     observed = torch.unique(labels).numpy()

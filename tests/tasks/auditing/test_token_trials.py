@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tiny_jobs
 import torch
+from kills import killed_at
 
 from mechanisms.mechanism import Plan, Records, Run
 from mechanisms.model.inputs import TokenInputs
@@ -71,10 +72,7 @@ def test_a_rerun_is_the_mechanisms_own_fit(tiny_roberta: Path, tmp_path: Path, m
 
 def test_the_pool_holds_the_records_tokens_and_the_canaries(tiny_roberta: Path, tmp_path: Path) -> None:
     """Records as they were prepared; a mislabelled canary reads as its original, a rare one as nothing in the data."""
-    chosen, context = (
-        parameters(tmp_path / "data", tiny_roberta, MODELS["full"]),
-        tiny_jobs.workspace(tmp_path / "home"),
-    )
+    chosen, context = parameters(tmp_path, tiny_roberta, MODELS["full"]), tiny_jobs.workspace(tmp_path / "home")
     study, ref = studied(context, chosen, "non-private")
     pool = audit_pool.Pool.load(context.store.open(ref))
     assert isinstance(pool.inputs, TokenInputs)
@@ -95,18 +93,11 @@ def test_the_pool_holds_the_records_tokens_and_the_canaries(tiny_roberta: Path, 
 
 def test_dp_sgd_of_tokens_is_rerun(tiny_roberta: Path, tmp_path: Path) -> None:
     """Each rerun claims what was planned: its noise is the plan's, whoever took part."""
-    chosen, context = (
-        parameters(tmp_path / "data", tiny_roberta, MODELS["lora"]),
-        tiny_jobs.workspace(tmp_path / "home"),
-    )
+    chosen, context = parameters(tmp_path, tiny_roberta, MODELS["lora"]), tiny_jobs.workspace(tmp_path / "home")
     study, pool_ref = studied(context, chosen, "dp-sgd-tuned")
     ref, name = reruns(study, AuditParameters(trials=TRIALS), standard_branches()["dp-sgd-tuned"], pool_ref)
     done = trials.Trials.load(context.store.open(ref), name)
     assert done.epsilon.tolist() == pytest.approx([5.0] * TRIALS, rel=0.01)
-
-
-class _Killed(BaseException):
-    pass
 
 
 def test_a_rerun_that_was_killed_goes_on_and_leaves_nothing_private(
@@ -121,32 +112,20 @@ def test_a_rerun_that_was_killed_goes_on_and_leaves_nothing_private(
         study, pool_ref = studied(context, chosen, "swag-ppm")
         make = partial(reruns, study, asked, standard_branches()["swag-ppm"], pool_ref)
         if context is broken:
-            begun: list[int] = []
-            real = Plan.fit
+            with killed_at(monkeypatch, Plan, "fit", after=TRIALS - 1):
+                make()
+        folders: list[Path | None] = []
+        real = Plan.fit
 
-            def fit(plan: Plan, records: Records, run: Run, begun: list[int] = begun, real: Any = real) -> Any:
-                begun.append(run.seed)
-                if len(begun) == TRIALS:
-                    assert run.folder is not None
-                    assert broken.workspace.private in run.folder.parents
-                    raise _Killed
-                return real(plan, records, run)
-
-            with monkeypatch.context() as patched:
-                patched.setattr(Plan, "fit", fit)
-                with pytest.raises(_Killed):
-                    make()
-        before: list[int] = []
-        counted = Plan.fit
-
-        def count(plan: Plan, records: Records, run: Run, before: list[int] = before, counted: Any = counted) -> Any:
-            before.append(run.seed)
-            return counted(plan, records, run)
+        def count(plan: Plan, records: Records, run: Run, folders: Any = folders, real: Any = real) -> Any:
+            folders.append(run.folder)
+            return real(plan, records, run)
 
         with monkeypatch.context() as patched:
             patched.setattr(Plan, "fit", count)
             ref, name = make()
-        ends.append((trials.Trials.load(context.store.open(ref), name), len(before)))
+        assert all(folder and context.workspace.private in folder.parents for folder in folders)
+        ends.append((trials.Trials.load(context.store.open(ref), name), len(folders)))
     (first, of_whole), (second, of_broken) = ends
     assert (of_whole, of_broken) == (TRIALS, 1)
     assert torch.equal(first.ell, second.ell)

@@ -22,8 +22,8 @@ from storage.egress.allow_list import allowed_files, check_layers, read_fields, 
 from storage.egress.gate import inspect
 from tasks.bundle import golden
 from tasks.bundle.texts import own_texts
-from tasks.coding.coder import Coder
 from tasks.coding.explain import explain
+from tasks.coding.joint import open_bundle
 from tasks.coding.records import declared_columns
 
 CASES = [
@@ -39,9 +39,9 @@ def test_a_partner_finds_it_sound(valued: Sealed) -> None:
     """The model gives the golden answers; the coder names its columns without loading it, and codes by their values."""
     contents = check(valued.folder, valued.trust).contents
     golden.check(export.load(valued.folder), contents["golden.jsonl"])
-    coder = Coder.open(valued.folder)
-    assert declared_columns(valued.folder) == tuple(VALUES) == tuple(coder.value_columns)
-    assert {name: list(own) for name, own in coder.value_columns.items()} == VALUES
+    coder = open_bundle(valued.folder).fields[""]
+    assert declared_columns(valued.folder) == tuple(VALUES) == tuple(coder.model.value_columns)
+    assert {name: list(own) for name, own in coder.model.value_columns.items()} == VALUES
     one, other, none = coder.scores(
         [ValuedText("He fell.", {"State": name}) for name in ("OHIO", "TEXAS")] + ["He fell."]
     )
@@ -128,7 +128,7 @@ def test_values_are_read_and_signed_as_titles_are(
 
 def test_the_share_of_a_value_is_exact(valued: Sealed) -> None:
     """A reason's columns are what the value adds to the logit, over no value."""
-    coder = Coder.open(valued.folder)
+    coder = open_bundle(valued.folder).fields[""]
     case = {"State": "OHIO", "Hospitalized": "1"}
     code = coder.model.codes[0]
     with_value, without = (coder.model.logits([text])[0] for text in (ValuedText("He fell.", case), "He fell."))

@@ -20,7 +20,7 @@ from storage.datasets import load_spaces
 from storage.egress.allow_list import allowed_files, check_layers, read_fields, read_files
 from storage.egress.gate import inspect
 from tasks.bundle import golden
-from tasks.coding.coder import Coder
+from tasks.coding.joint import open_bundle
 
 
 def titles_of(sealed: Sealed) -> list[Code]:
@@ -33,7 +33,8 @@ def test_a_partner_finds_it_sound(worded: Sealed) -> None:
     contents = check(worded.folder, worded.trust).contents
     golden.check(export.load(worded.folder), contents["golden.jsonl"])
     text = contents["golden.jsonl"][0]["text"]
-    assert Coder.open(worded.folder).code([text])[0].answers[0].code == contents["golden.jsonl"][0]["codes"][0]
+    (coding,) = open_bundle(worded.folder).fields[""].code([text])
+    assert coding.answers[0].code == contents["golden.jsonl"][0]["codes"][0]
 
 
 def test_the_vocabulary_comes_from_the_titles(worded: Sealed) -> None:

@@ -16,8 +16,8 @@ from storage.bundle.folder import CODELIST, GOLDEN
 from storage.codelist import read_codelist
 from tasks.bundle import golden
 from tasks.coding import bfloat16
-from tasks.coding.coder import Coder
 from tasks.coding.job import CodingJob
+from tasks.coding.joint import open_bundle
 
 
 @pytest.fixture
@@ -25,14 +25,14 @@ def bundle(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """A bundle with golden answers, on a processor that says it has the instructions."""
     folder = tmp_path / "bundle"
     shutil.copytree(tiny_bundle, folder)
-    golden.write(Coder.open(folder).model, read_codelist(folder / CODELIST), folder / GOLDEN)
+    golden.write(open_bundle(folder).model, read_codelist(folder / CODELIST), folder / GOLDEN)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
     return folder
 
 
 def test_auto_takes_bfloat16_where_golden_answers_hold(bundle: Path) -> None:
     """And scores then differ from float32's by rounding alone."""
-    quick, exact = Coder.open(bundle, precision="auto"), Coder.open(bundle)
+    quick, exact = open_bundle(bundle, precision="auto"), open_bundle(bundle)
     assert (quick.model.precision, exact.model.precision) == ("bfloat16", "float32")
     texts = [json.loads(line)["text"] for line in (bundle / GOLDEN).read_text().splitlines()]
     far = (quick.scores(texts) - exact.scores(texts)).abs().max()
@@ -45,31 +45,31 @@ def test_auto_leaves_bfloat16_where_a_code_changes(bundle: Path) -> None:
     for line in lines:
         line["codes"] = [*line["codes"][1:], line["codes"][0]]
     (bundle / GOLDEN).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert Coder.open(bundle, precision="auto").model.precision == "float32"
-    assert Coder.open(bundle, precision="bfloat16").model.precision == "bfloat16", "who asks for it gets it"
+    assert open_bundle(bundle, precision="auto").model.precision == "float32"
+    assert open_bundle(bundle, precision="bfloat16").model.precision == "bfloat16", "who asks for it gets it"
 
 
 def test_the_band_of_near_ties_is_as_wide_as_rounding(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A head of larger weights has larger logits, and larger errors of them; past a bound it is float32's."""
-    quick = replace(Coder.open(bundle).model, precision="bfloat16")
+    quick = replace(open_bundle(bundle).model, precision="bfloat16")
     texts = [json.loads(line)["text"] for line in (bundle / GOLDEN).read_text().splitlines()]
     worst = float(export.margin_errors(quick, texts).max())
     assert worst > 0
     monkeypatch.setattr(bfloat16, "NEAR_TIE", 2 * worst)
-    assert Coder.open(bundle, precision="auto").model.near_tie == 2 * worst, "and never narrower than this"
+    assert open_bundle(bundle, precision="auto").model.near_tie == 2 * worst, "and never narrower than this"
     monkeypatch.setattr(bfloat16, "NEAR_TIE", worst / 2)
-    assert worst <= Coder.open(bundle, precision="auto").model.near_tie <= worst + 0.01
+    assert worst <= open_bundle(bundle, precision="auto").model.near_tie <= worst + 0.01
     lead = float(export.lead_of(quick.logits(texts))[0].median())
     for bound, other, of in (("WIDEST", "SHARE", 1.0), ("SHARE", "WIDEST", lead)):
         monkeypatch.setattr(bfloat16, other, 0.0)
         for most, taken in ((1.01 * worst, "bfloat16"), (0.99 * worst, "float32")):
             monkeypatch.setattr(bfloat16, bound, most / of)
-            assert Coder.open(bundle, precision="auto").model.precision == taken
+            assert open_bundle(bundle, precision="auto").model.precision == taken
 
 
 def test_a_head_of_larger_weights_is_still_coded_in_bfloat16(bundle: Path) -> None:
     """Larger logits, as a fit with noise has them, and errors half as large again as the band, which grows."""
-    narrow = Coder.open(bundle, precision="auto").model
+    narrow = open_bundle(bundle, precision="auto").model
     head: Any = narrow.model
     texts = [json.loads(line)["text"] for line in (bundle / GOLDEN).read_text().splitlines()]
     # not by a fixed factor: how far the errors of this bundle lie below the band differs from one to the next
@@ -90,7 +90,7 @@ def test_without_golden_answers_auto_is_float32(bundle: Path, content: str | Non
     (bundle / GOLDEN).unlink()
     if content is not None:
         (bundle / GOLDEN).write_text(content)
-    assert Coder.open(bundle, precision="auto").model.precision == "float32"
+    assert open_bundle(bundle, precision="auto").model.precision == "float32"
 
 
 def test_a_job_in_another_precision_is_another_job(bundle: Path, tmp_path: Path) -> None:
@@ -106,5 +106,5 @@ def test_a_job_in_another_precision_is_another_job(bundle: Path, tmp_path: Path)
         Narratives(("Text",)),
         AnswerColumns(1, None, None, grouped=False),
     )
-    keys: set[Any] = {job.key(Coder.open(bundle, precision=p)) for p in ("float32", "bfloat16")}
+    keys: set[Any] = {job.key(open_bundle(bundle, precision=p)) for p in ("float32", "bfloat16")}
     assert len(keys) == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 from collections.abc import Callable
@@ -11,11 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from csv_files import write_csv
 
 from storage.errors import InputError
 from storage.tables.narratives import Narratives
 from tasks.coding.coder import Coder
 from tasks.coding.groups import groups_of
+from tasks.coding.joint import open_bundle
 
 CODES = ("111", "132", "1520", "1521", "1522", "1972")
 
@@ -107,7 +108,7 @@ def test_a_temperature_divides_the_logits(coder: Coder, tiny_bundle: Path, tmp_p
     told = {"schema": 1, "temperature": 4.0, "fitted_on": "a test", "records": 100, "confidence": 0.95}
     entries = [{"target_accuracy": 0.8, "threshold": 0.7}, {"target_accuracy": 0.9, "threshold": None}]
     (tmp_path / "t.json").write_text(json.dumps(told | {"thresholds": entries}))
-    soft = Coder.open(tiny_bundle, thresholds=tmp_path / "t.json")
+    soft = open_bundle(tiny_bundle, thresholds=[tmp_path / "t.json"]).fields[""]
     text = ["Employee fell from a ladder"]
     expected = (coder.scores(text).log() / 4).softmax(-1)
     torch.testing.assert_close(soft.scores(text), expected, rtol=1e-3, atol=1e-5)
@@ -121,7 +122,7 @@ def test_a_temperature_divides_the_logits(coder: Coder, tiny_bundle: Path, tmp_p
     (tmp_path / "t.json").write_text(json.dumps(told | {"thresholds": entries[1:], "reached": best}))
     said = r"83\.0% correct among 12% of the records \(score 0\.61 and above\), and 55\.0% of all\. Fit thresholds"
     with pytest.raises(InputError, match=said):
-        Coder.open(tiny_bundle, thresholds=tmp_path / "t.json").threshold_for(0.9)
+        open_bundle(tiny_bundle, thresholds=[tmp_path / "t.json"]).threshold_for(0.9)
     with pytest.raises(InputError, match=r"Generated narratives describe injuries, .* do not suit other models"):
         replace(coder, classification="SOC").threshold_for(0.9)
 
@@ -132,9 +133,8 @@ def test_a_list_without_a_version_is_named_by_its_content(tiny_bundle: Path, tmp
     for change in ("", "x"):
         folder = tmp_path / f"bundle{change}"
         shutil.copytree(tiny_bundle, folder)
-        with (folder / "codelist.csv").open("w", newline="") as file:
-            csv.writer(file).writerows([["code", "title"], *([code, change] for code in CODES)])
-        versions.append(Coder.open(folder).version)
+        write_csv(folder / "codelist.csv", ["code", "title"], [[code, change] for code in CODES])
+        versions.append(open_bundle(folder).version)
     assert versions[0] != versions[1]
     assert versions[0].startswith("list-")
 
@@ -149,20 +149,20 @@ def test_a_damaged_bundle_is_refused(tiny_bundle: Path, tmp_path: Path, damage: 
     shutil.copytree(tiny_bundle, folder)
     (folder / damage).write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="--bundle"):
-        Coder.open(folder)
+        open_bundle(folder)
 
 
 def test_what_is_at_fault_is_named(tiny_bundle: Path, tmp_path: Path) -> None:
     """A thresholds file by its own option; a model that the libraries choke on by the type of what they raised."""
     (tmp_path / "t.json").write_text("{}")
     with pytest.raises(InputError, match=r"^--thresholds: "):
-        Coder.open(tiny_bundle, thresholds=tmp_path / "t.json")
+        open_bundle(tiny_bundle, thresholds=[tmp_path / "t.json"])
     folder = tmp_path / "bundle"
     shutil.copytree(tiny_bundle, folder)
     config = json.loads((folder / "0_Transformer" / "config.json").read_text())
     (folder / "0_Transformer" / "config.json").write_text(json.dumps(config | {"num_attention_heads": 0}))
     with pytest.raises(InputError, match=r"--bundle: .* cannot be loaded \(ZeroDivisionError\)"):
-        Coder.open(folder)
+        open_bundle(folder)
 
 
 def test_narratives_are_joined_as_in_training() -> None:

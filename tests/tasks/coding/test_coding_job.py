@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from csv_files import rows_of, write_csv
+from kills import killed_at
 
 from storage.crosswalk import Crosswalk
 from storage.errors import InputError, StorageError
@@ -21,6 +22,8 @@ from tasks.coding.coder import Coder
 from tasks.coding.columns import AnswerColumns, check_version
 from tasks.coding.job import CodingJob, run
 
+HEADER = ["id", "Text", "version"]
+
 
 @pytest.fixture
 def table(tmp_path: Path, narratives: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -28,14 +31,7 @@ def table(tmp_path: Path, narratives: Callable[..., list[str]], monkeypatch: pyt
     monkeypatch.setattr(reader, "_PIECE_ROWS", 4)
     texts = narratives(25)
     texts[3], texts[17] = "", "  "
-    return write(tmp_path / "in.csv", [[str(n), text, "2.01"] for n, text in enumerate(texts)])
-
-
-def write(path: Path, rows: list[list[str]]) -> Path:
-    """Write a CSV of id, Text and version."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([["id", "Text", "version"], *rows])
-    return path
+    return write_csv(tmp_path / "in.csv", HEADER, [[str(n), text, "2.01"] for n, text in enumerate(texts)])
 
 
 def job(source: Path, out: Path, **changes: Any) -> CodingJob:
@@ -45,12 +41,6 @@ def job(source: Path, out: Path, **changes: Any) -> CodingJob:
         "append": False,
     } | changes
     return CodingJob(survey(source, text_columns=["Text"]), out, Narratives(("Text",)), **settings)
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    """Rows of a CSV."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def test_every_row_gets_its_own_answer(coder: Coder, table: Path, tmp_path: Path) -> None:
@@ -93,22 +83,10 @@ def test_it_goes_on_after_a_death_anywhere(
 ) -> None:
     """The n-th call of a step dies without any clearing up; then the output is what an unbroken run writes."""
     run(coder, job(table, tmp_path / "whole.csv"))
-    out, calls = tmp_path / "out.csv", 0
+    out = tmp_path / "out.csv"
     owner: Any = coding_job.shutil if "." in point else coding_job
-    name = point.rpartition(".")[2]
-    real = getattr(owner, name)
-
-    def dies(*arguments: Any, **options: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls > after:
-            raise KeyboardInterrupt  # nothing of ours catches it
-        return real(*arguments, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, dies)
-        with pytest.raises(KeyboardInterrupt):
-            run(coder, job(table, out))
+    with killed_at(monkeypatch, owner, point.rpartition(".")[2], after=after):
+        run(coder, job(table, out))
     assert not out.exists() or out.read_bytes() == (tmp_path / "whole.csv").read_bytes()
     if (tmp_path / ".out.csv.coding").exists():
         done = run(coder, job(table, out))
@@ -150,10 +128,8 @@ def test_finished_pieces_are_not_coded_again_nor_taken_for_another_job_s(
     coder: Coder, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a death at the end nothing is left to code; with other options everything is."""
-    with monkeypatch.context() as patch:
-        patch.setattr(coding_job, "_merge", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            run(coder, job(table, tmp_path / "out.csv"))
+    with killed_at(monkeypatch, coding_job, "_merge"):
+        run(coder, job(table, tmp_path / "out.csv"))
     assert "fell" not in "".join(p.read_bytes().decode("latin1") for p in (tmp_path / ".out.csv.coding").iterdir()), (
         "no narrative lies in the folder of pieces"
     )
@@ -186,7 +162,8 @@ def test_an_output_is_replaced_or_added_to_only_when_told(coder: Coder, table: P
 def test_versions_are_not_mixed(coder: Coder, table: Path, tmp_path: Path) -> None:
     """A column that names another version is refused, with the first row; the bundle's own and blanks pass."""
     check_version(survey(table, text_columns=["Text"]), "version", coder)
-    mixed = write(tmp_path / "mixed.csv", [["1", "a", "2.01"], ["2", "b", ""], ["3", "c", "3.01"], ["4", "d", "3.01"]])
+    rows = [["1", "a", "2.01"], ["2", "b", ""], ["3", "c", "3.01"], ["4", "d", "3.01"]]
+    mixed = write_csv(tmp_path / "mixed.csv", HEADER, rows)
     with pytest.raises(InputError, match=r"2 rows of .*, row 3 first, have another version"):
         check_version(survey(mixed, text_columns=["Text"]), "version", coder)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import played_workers
 import pytest
+from kills import killed_at
 
 from storage.errors import InputError, StorageError
 from storage.tables import reader
@@ -137,21 +138,9 @@ def test_what_was_coded_before_a_death_is_kept(
 ) -> None:
     """A worker dies after so many pieces, and the asking run with it: the next run, spread or not, codes the others."""
     run(coder, job(coder, table, tmp_path / "whole.csv"))
-    real = coding_job._write_part
-    written = 0
-
-    def dies(*arguments: Any) -> None:
-        nonlocal written
-        if written == after:
-            raise KeyboardInterrupt  # nothing of ours catches it
-        written += 1
-        real(*arguments)
-
     played_workers.play(monkeypatch, on_a_worker)
-    with monkeypatch.context() as patch:
-        patch.setattr(coding_job, "_write_part", dies)
-        with pytest.raises(KeyboardInterrupt):
-            spread(coder, job(coder, table, tmp_path / "out.csv"), tiny_bundle)
+    with killed_at(monkeypatch, coding_job, "_write_part", after=after):
+        spread(coder, job(coder, table, tmp_path / "out.csv"), tiny_bundle)
     coded.clear()
     one = job(coder, table, tmp_path / "out.csv")
     done = run(coder, one) if after == 1 else spread(coder, one, tiny_bundle, 5)

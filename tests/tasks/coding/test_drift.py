@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import numpy as np
 import pytest
+from csv_files import write_csv
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import ks_2samp
 
@@ -89,10 +89,9 @@ def test_scores_of_two_temperatures_are_not_compared(tmp_path: Path) -> None:
     row = ["111", "0.5", "32", "0.4", "m", "OIICS", "2.01"]
 
     def read(field: str, *temperature: str) -> Period:
-        with (tmp_path / "p.csv").open("w", newline="") as file:
-            told = ["score_temperature"] if temperature else []
-            csv.writer(file).writerows([[*header, *told], *[[*row, *temperature]] * 50])
-        return read_period(tmp_path / "p.csv", "CODED", field=field)
+        columns = [*header, *(["score_temperature"] if temperature else [])]
+        coded = write_csv(tmp_path / "p.csv", columns, [[*row, *temperature]] * 50)
+        return read_period(coded, "CODED", field=field)
 
     own, fitted = "nature 0.94 part 1", "nature 0.89 part 1"
     with pytest.raises(InputError, match=r"temperatures are 0\.89 and 0\.94\. Code both with the same thresholds"):
@@ -113,12 +112,7 @@ def test_a_period_is_read_or_refused(tmp_path: Path) -> None:
     header = ["code", "score", "model", "classification", "classification_version"]
     good = [["111", "0.5", "m", "OIICS", "2.01"]] * 45 + [["", "", "m", "OIICS", "2.01"]] * 5
 
-    def write(rows: list[list[str]]) -> Path:
-        with (tmp_path / "p.csv").open("w", newline="") as file:
-            csv.writer(file).writerows([header, *rows])
-        return tmp_path / "p.csv"
-
-    found = read_period(write(good), "CODED")
+    found = read_period(write_csv(tmp_path / "p.csv", header, good), "CODED")
     assert (len(found.codes), found.version, found.model) == (45, "OIICS 2.01", "m")
     for rows, said in (
         (good[:10], "has 10 coded rows"),
@@ -128,4 +122,4 @@ def test_a_period_is_read_or_refused(tmp_path: Path) -> None:
         ([*good, ["111", "-inf", "m", "OIICS", "2.01"]], "row 51: the score is not a number"),
     ):
         with pytest.raises(InputError, match=said):
-            read_period(write(rows), "CODED")
+            read_period(write_csv(tmp_path / "p.csv", header, rows), "CODED")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import played_workers
-import pyarrow as pa
 import pytest
 import torch
+from csv_files import rows_of, write_csv
+from kills import killed_at
 from pydantic import ValidationError
 from sealed_bundle import Sealed
 
@@ -54,22 +54,17 @@ def texts_of(rows: int) -> list[tuple[int, str]]:
 
 
 def table_of(folder: Path, rows: int = 60) -> Path:
-    file = folder / "new.csv"
-    with file.open("w", newline="", encoding="utf-8") as out:
-        lines = csv.writer(out)
-        lines.writerow(["id", "text"])
-        lines.writerows(texts_of(rows))
-    return file
+    return write_csv(folder / "new.csv", ["id", "text"], texts_of(rows))
+
+
+def job_of(coder: JointCoder | Coder, data: Path, out: Path, *, append: bool = False, **how: Any) -> CodingJob:
+    answers = answer_columns(coder, **{"top_k": 1, "threshold": None} | how)
+    return CodingJob(survey(data, text_columns=("text",)), out, Narratives(("text",)), answers, append=append)
 
 
 def coded(coder: JointCoder | Coder, data: Path, out: Path, **how: Any) -> list[dict[str, str]]:
-    table = survey(data, text_columns=("text",))
-    run(
-        coder,
-        CodingJob(table, out, Narratives(("text",)), answer_columns(coder, **{"top_k": 1, "threshold": None} | how)),
-    )
-    with out.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    run(coder, job_of(coder, data, out, **how))
+    return rows_of(out)
 
 
 HEADER = "from_code,to_code,from_version,to_version\n"
@@ -217,33 +212,20 @@ def test_the_rules_are_part_of_a_job(joint: Sealed, coder: JointCoder, tmp_path:
     rules = tmp_path / "rules.csv"
     codes = {name: own.model.codes[0] for name, own in coder.fields.items()}
     rules.write_text(f"field,code,other_field,other_code\nnature,{codes['nature']},event,{codes['event']}\n")
-    table = survey(table_of(tmp_path), text_columns=("text",))
-    keys = set()
-    for one in (coder, open_bundle(joint.folder, rules=rules)):
-        answers = answer_columns(one, top_k=1, threshold=0.5)
-        assert isinstance(answers, JointAnswerColumns)
-        keys.add(CodingJob(table, tmp_path / "out.csv", Narratives(("text",)), answers).key(one))
-    assert len(keys) == 2
+    data, both = table_of(tmp_path), (coder, open_bundle(joint.folder, rules=rules))
+    assert len({job_of(one, data, tmp_path / "out.csv", threshold=0.5).key(one) for one in both}) == 2
 
 
 def test_what_is_of_one_field_is_refused(joint: Sealed, coder: JointCoder, tiny_bundle: Path, tmp_path: Path) -> None:
-    """Another field's thresholds, two of one, rules for one field; and a bundle of several is no coder of one."""
-    data = tmp_path / "mine.csv"
-    with data.open("w", newline="", encoding="utf-8") as out:
-        lines = csv.writer(out)
-        lines.writerow(["text", "Event"])
-        lines.writerows([f"{TEXTS[0]} {n}", coder.fields["event"].model.codes[n % 2]] for n in range(150))
+    """Another field's thresholds, two of one, rules for one field; and a crosswalk of another field."""
+    model = coder.fields["event"].model
+    data = write_csv(
+        tmp_path / "mine.csv", ["text", "Event"], [[f"{TEXTS[0]} {n}", model.codes[n % 2]] for n in range(150)]
+    )
     made = {}
     for field in ("event", ""):
-        fitted = thresholds_on_table(
-            coder.fields["event"].model,
-            data,
-            columns=("text",),
-            join=Narratives(("text",)).texts,
-            label="Event",
-            name="own",
-            field=field,
-        )
+        texts = Narratives(("text",)).texts
+        fitted = thresholds_on_table(model, data, columns=("text",), join=texts, label="Event", name="own", field=field)
         made[field] = tmp_path / f"{field or 'one'}.json"
         made[field].write_text(json.dumps(fitted))
     opened = open_bundle(joint.folder, thresholds=[made["event"]])
@@ -257,8 +239,6 @@ def test_what_is_of_one_field_is_refused(joint: Sealed, coder: JointCoder, tiny_
         open_bundle(tiny_bundle, thresholds=[made["event"]])
     with pytest.raises(InputError, match="--rules applies to bundles of several fields"):
         open_bundle(tiny_bundle, rules=tmp_path / "rules.csv")
-    with pytest.raises(InputError, match=r"codes several fields \(nature, event\)"):
-        Coder.open(joint.folder)
     with pytest.raises(InputError, match=r"^(nature|event): --accuracy"):
         coder.threshold_for(0.8)
     walks = walks_of(coder, tmp_path)
@@ -284,39 +264,30 @@ def test_a_sample_is_coded_again_in_every_field(coder: JointCoder, tmp_path: Pat
     policy = quality.Policy(share=0.5, sensitive_codes=(sensitive,))
     drawn = quality.draw(tmp_path / "out.csv", tmp_path / "sample.csv", columns=["text"], policy=policy, seed=1)
     assert drawn.sensitive == sum(row["event"] == rows[0]["event"] for row in rows)
-    with (tmp_path / "sample.csv").open(newline="", encoding="utf-8") as file:
-        sample = list(csv.DictReader(file))
+    sample = rows_of(tmp_path / "sample.csv")
     assert list(sample[0]) == ["qa_row", "text", "qa_weight", "human_nature", "human_event"]
     for row in sample:
         row["human_nature"] = rows[int(row["qa_row"]) - 1]["nature"]
         row["human_event"] = "none of them"
-    with (tmp_path / "sample.csv").open("w", newline="", encoding="utf-8") as file:
-        lines = csv.DictWriter(file, list(sample[0]))
-        lines.writeheader()
-        lines.writerows(sample)
+    write_csv(tmp_path / "sample.csv", list(sample[0]), [list(row.values()) for row in sample])
     found = quality.agreements(tmp_path / "out.csv", tmp_path / "sample.csv")
     assert found["nature"].share == 1
     assert found["event"].share == 0
+    policy = quality.Policy(sensitive_codes=("1311",))
     with pytest.raises(InputError, match=r"'1311' is not a field and code of this table\. Write nature=CODE"):
-        quality.draw(
-            tmp_path / "out.csv",
-            tmp_path / "other.csv",
-            columns=["text"],
-            policy=quality.Policy(sensitive_codes=("1311",)),
-            seed=1,
-        )
+        quality.draw(tmp_path / "out.csv", tmp_path / "other.csv", columns=["text"], policy=policy, seed=1)
 
 
 def test_periods_are_compared_field_by_field(joint: Sealed, coder: JointCoder, tmp_path: Path) -> None:
     """The same period drifts in no field; a bundle's golden narratives are a reference for each."""
     coded(coder, table_of(tmp_path, 90), tmp_path / "out.csv")
-    assert drift.fields_in(tmp_path / "out.csv", "CODED") == ("nature", "event")
+    assert drift.fields_in(tmp_path / "out.csv") == ("nature", "event")
     periods = {field: drift.read_period(tmp_path / "out.csv", "CODED", field=field) for field in coder.fields}
     assert [drift.compare(one, one).verdict for one in periods.values()] == ["stable", "stable"]
-    golden = drift.golden_periods(joint.folder, "--bundle", like=periods)
+    golden = drift.golden_periods(joint.folder, like=periods)
     assert golden.keys() == periods.keys() == {"nature", "event"}
     hotter = {field: replace(one, temperature=f"{4 * float(one.temperature):g}") for field, one in periods.items()}
-    flatter = drift.golden_periods(joint.folder, "--bundle", like=hotter)
+    flatter = drift.golden_periods(joint.folder, like=hotter)
     for field, one in golden.items():
         assert one.temperature == periods[field].temperature == f"{coder.fields[field].temperature:g}"
         assert (one.codes == flatter[field].codes).all()
@@ -330,15 +301,7 @@ def test_a_column_that_lies_about_the_fields_is_refused(coder: JointCoder, tmp_p
     (tmp_path / "lies.csv").write_text(text)
     assert rows
     with pytest.raises(InputError, match="names fields without columns"):
-        drift.fields_in(tmp_path / "lies.csv", "CODED")
-
-
-def test_no_two_columns_have_one_name(coder: JointCoder) -> None:
-    """Whatever is added."""
-    for threshold in (None, 0.5):
-        names = answer_columns(coder, top_k=3, threshold=threshold).schema().names
-        assert len(set(names)) == len(names)
-        assert pa.schema([(name, pa.string()) for name in names])
+        drift.fields_in(tmp_path / "lies.csv")
 
 
 def events_given(coder: JointCoder) -> list[str]:
@@ -441,36 +404,25 @@ def test_a_killed_job_goes_on_with_its_own_crosswalks_alone(
 ) -> None:
     """The same tables at another place, given in another order, are the same job; any other table begins anew."""
     monkeypatch.setattr(reader, "_PIECE_ROWS", 4)
-    data, out, real = table_of(tmp_path, 12), tmp_path / "out.csv", coding_job._write_part
+    data, out = table_of(tmp_path, 12), tmp_path / "out.csv"
     own, other = walks_of(coder, tmp_path), walks_of(coder, tmp_path, "8")
     moved = {name: file.rename(tmp_path / f"moved-{name}.csv") for name, file in reversed(own.items())}
     same = {name: tmp_path / f"moved-{name}.csv" for name in own}
 
     def job(files: Mapping[str, Path], to: Path) -> CodingJob:
-        answers = answer_columns(coder, top_k=1, threshold=0.5, crosswalks=read_crosswalks(coder, files))
-        return CodingJob(survey(data, text_columns=("text",)), to, Narratives(("text",)), answers, overwrite=True)
+        made = job_of(coder, data, to, threshold=0.5, crosswalks=read_crosswalks(coder, files))
+        return replace(made, overwrite=True)
 
-    def killed_after(pieces: int, files: Mapping[str, Path]) -> None:
-        written = 0
+    def killed(files: Mapping[str, Path]) -> None:
+        with killed_at(monkeypatch, coding_job, "_write_part", after=2):
+            run(coder, job(files, out))
 
-        def dies(*arguments: Any) -> None:
-            nonlocal written
-            if written == pieces:
-                raise KeyboardInterrupt  # nothing of ours catches it
-            written += 1
-            real(*arguments)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(coding_job, "_write_part", dies)
-            with pytest.raises(KeyboardInterrupt):
-                run(coder, job(files, out))
-
-    killed_after(2, same)
+    killed(same)
     assert run(coder, job(moved, out)).resumed == 8
     run(coder, job(moved, tmp_path / "whole.csv"))
     assert out.read_bytes() == (tmp_path / "whole.csv").read_bytes()
     for changed in (other, moved | {"event": other["event"]}, {"event": moved["event"]}, {}):
-        killed_after(2, moved)
+        killed(moved)
         assert run(coder, job(changed, out)).resumed == 0
         run(coder, job(changed, tmp_path / "changed.csv"))
         assert out.read_bytes() == (tmp_path / "changed.csv").read_bytes()
@@ -489,8 +441,7 @@ def test_workers_code_with_the_crosswalk_of_each_field(
     )
 
     def to(name: str) -> CodingJob:
-        answers = answer_columns(coder, top_k=2, threshold=0.5, crosswalks=crosswalks)
-        return CodingJob(survey(data, text_columns=("text",)), tmp_path / name, Narratives(("text",)), answers)
+        return job_of(coder, data, tmp_path / name, top_k=2, threshold=0.5, crosswalks=crosswalks)
 
     run(coder, to("whole.csv"))
     told = shards.pieces_of(coder, to("out.csv"), bundle=joint.folder, crosswalks=files)
@@ -512,17 +463,15 @@ def test_a_table_with_new_codes_is_added_to_sampled_and_compared(coder: JointCod
     walks, out = read_crosswalks(coder, walks_of(coder, tmp_path)), tmp_path / "out.csv"
     data = table_of(tmp_path, 90)
     rows = coded(coder, data, out, crosswalks=walks)
-    answers = answer_columns(coder, top_k=1, threshold=None, crosswalks=walks)
-    again = CodingJob(survey(data, text_columns=("text",)), out, Narratives(("text",)), answers, append=True)
+    again = job_of(coder, data, out, append=True, crosswalks=walks)
     for other in (None, {"event": walks["event"]}):
         with pytest.raises(InputError, match="other columns"):
-            run(coder, replace(again, answers=answer_columns(coder, top_k=1, threshold=None, crosswalks=other)))
+            run(coder, job_of(coder, data, out, append=True, crosswalks=other))
     drawn = quality.draw(out, tmp_path / "sample.csv", columns=["text"], policy=quality.Policy(share=0.5), seed=1)
     assert drawn.rows == len(rows)
     period = drift.read_period(out, "CODED", field="event")
     assert drift.compare(period, period).verdict == "stable"
     run(coder, again)
-    with out.open(newline="", encoding="utf-8") as file:
-        assert list(csv.DictReader(file)) == 2 * rows
+    assert rows_of(out) == 2 * rows
     with pytest.raises(InputError, match="which the answers would overwrite"):
         coded(coder, out, tmp_path / "twice.csv", crosswalks=walks)

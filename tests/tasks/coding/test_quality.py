@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import random
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from csv_files import rows_of, write_csv
 from sklearn.metrics import cohen_kappa_score
 
 from storage.errors import InputError
 from tasks.coding.quality import Policy, agreement, draw, read_policy
 
 COLUMNS = ["Text"]
-
-
-def write(path: Path, rows: list[list[str]], header: list[str]) -> Path:
-    """Write a CSV."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([header, *rows])
-    return path
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    """Rows of a CSV."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+SAMPLE = ["qa_row", "qa_weight", "human_code"]
 
 
 @pytest.fixture
@@ -35,7 +23,7 @@ def coded(tmp_path: Path) -> Path:
     """1,000 rows: 1311 is a tenth of them, 111 and 132 the rest."""
     rng = random.Random(0)
     codes = ["1311" if n % 10 == 0 else rng.choice(["111", "132"]) for n in range(1000)]
-    return write(tmp_path / "coded.csv", [[f"text {n}", code] for n, code in enumerate(codes)], ["Text", "code"])
+    return write_csv(tmp_path / "coded.csv", ["Text", "code"], [[f"text {n}", code] for n, code in enumerate(codes)])
 
 
 def coded_again(sample: Path, *, wrong: dict[str, float], codes: list[str], seed: int = 0) -> None:
@@ -44,7 +32,7 @@ def coded_again(sample: Path, *, wrong: dict[str, float], codes: list[str], seed
     for row in rows:
         code = codes[int(row["qa_row"]) - 1]
         row["human_code"] = "10" if rng.random() < wrong[code] else code
-    write(sample, [list(row.values()) for row in rows], list(rows[0]))
+    write_csv(sample, list(rows[0]), [list(row.values()) for row in rows])
 
 
 def test_the_sample_is_the_policy_s_and_blind(coded: Path, tmp_path: Path) -> None:
@@ -104,8 +92,7 @@ def test_codes_as_table_programs_return_them(coded: Path, tmp_path: Path) -> Non
     codes = [row["code"] for row in rows_of(coded)]
     at = [n + 1 for n, code in enumerate(codes) if code == "111"][:4]
     rows = [[str(at[0]), "1", "111.0"], [f"{at[1]}.0", "1", " 111 "], [str(at[2]), "1", ""], [str(at[3]), "1", "111"]]
-    sample = write(tmp_path / "s.csv", rows, ["qa_row", "qa_weight", "human_code"])
-    found = agreement(coded, sample)
+    found = agreement(coded, write_csv(tmp_path / "s.csv", SAMPLE, rows))
     assert (found.rows, found.missing, found.share, found.kappa, found.kappa_interval) == (3, 1, 1.0, None, None)
 
 
@@ -123,8 +110,8 @@ def test_two_codes_are_one_only_where_a_table_program_made_them_two(
     tmp_path: Path, model: str, human: str, agree: bool
 ) -> None:
     """A code that the table holds is another one; an apostrophe before what looks like a formula is no part of it."""
-    coded = write(tmp_path / "coded.csv", [[model], ["250.0"]], ["code"])
-    sample = write(tmp_path / "s.csv", [["1", "1", human]], ["qa_row", "qa_weight", "human_code"])
+    coded = write_csv(tmp_path / "coded.csv", ["code"], [[model], ["250.0"]])
+    sample = write_csv(tmp_path / "s.csv", SAMPLE, [["1", "1", human]])
     assert agreement(coded, sample).share == float(agree)
 
 
@@ -142,9 +129,8 @@ def test_a_sample_that_is_not_as_it_was_drawn_is_refused(
     coded: Path, tmp_path: Path, rows: list[list[str]], said: str
 ) -> None:
     """Naming the row."""
-    sample = write(tmp_path / "s.csv", rows, ["qa_row", "qa_weight", "human_code"])
     with pytest.raises(InputError, match=said):
-        agreement(coded, sample)
+        agreement(coded, write_csv(tmp_path / "s.csv", SAMPLE, rows))
 
 
 @pytest.mark.parametrize("content", ["share: 2", "sensitive: [1]", "share: [", "share: 0.1\nsensitive_codes: 5"])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
+from csv_files import rows_of, write_csv
 
 from mechanisms.model.valued_text import values_of
 from storage.errors import InputError
@@ -15,23 +15,22 @@ from tasks.coding import shards
 from tasks.coding.coder import Coder
 from tasks.coding.columns import answer_columns
 from tasks.coding.job import CodingJob, run
+from tasks.coding.joint import open_bundle
 from tasks.coding.records import Records, declared_columns, with_values
 from tasks.coding.successor import answers
 
 
 @pytest.fixture(scope="module")
 def valued(valued_bundle: Path) -> Coder:
-    return Coder.open(valued_bundle)
+    return open_bundle(valued_bundle).fields[""]
 
 
 def write(path: Path, *, industry: str = "Industry", rows: int = 12) -> Path:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        lines = csv.writer(file)
-        lines.writerow(["Text", industry, "Age", "Nature"])
-        for n in range(rows):
-            cell = ("Construction", " Mining ", "Fishing", "", "=1+1")[n % 5]
-            lines.writerow(["He fell from a ladder.", cell, ("under 25", "x")[n % 2], ("111", "132")[n % 2]])
-    return path
+    cells = ("Construction", " Mining ", "Fishing", "", "=1+1")
+    lines = [
+        ["He fell from a ladder.", cells[n % 5], ("under 25", "x")[n % 2], ("111", "132")[n % 2]] for n in range(rows)
+    ]
+    return write_csv(path, ["Text", industry, "Age", "Nature"], lines)
 
 
 def test_columns_have_their_own_or_a_given_name() -> None:
@@ -61,11 +60,10 @@ def test_a_table_is_coded_by_its_values(valued: Coder, tmp_path: Path) -> None:
     coded = []
     for name, columns in (("Industry", ("Text",)), ("Branche", ("Text", "Industry=Branche"))):
         source, out = write(tmp_path / f"{name}.csv", industry=name), tmp_path / f"{name}.out.csv"
-        records = Records.of(valued.value_columns, columns)
+        records = Records.of(valued.model.value_columns, columns)
         table = survey(source, text_columns=records.columns)
         run(valued, CodingJob(table, out, records, answer_columns(valued, top_k=1, threshold=None)))
-        with out.open(newline="", encoding="utf-8") as file:
-            coded.append([(row[name], row["Age"], row["code"], row["score"]) for row in csv.DictReader(file)])
+        coded.append([(row[name], row["Age"], row["code"], row["score"]) for row in rows_of(out)])
     assert coded[0] == coded[1]
     assert len({row[2:] for row in coded[0]}) > 2, "values move the answers"
     for industry, age, code, score in coded[0]:
@@ -76,11 +74,11 @@ def test_a_table_is_coded_by_its_values(valued: Coder, tmp_path: Path) -> None:
 
 def test_workers_read_the_same_columns(valued: Coder, valued_bundle: Path, tmp_path: Path) -> None:
     """What a worker restores of a request is what the job had."""
-    records = Records.of(valued.value_columns, ("Text", "Industry=Branche"))
+    records = Records.of(valued.model.value_columns, ("Text", "Industry=Branche"))
     table = survey(write(tmp_path / "in.csv", industry="Branche"), text_columns=records.columns)
     job = CodingJob(table, tmp_path / "out.csv", records, answer_columns(valued, top_k=1, threshold=None))
     request = shards.pieces_of(valued, job, bundle=valued_bundle)
-    assert Records.restored(valued.value_columns, request.columns, request.template) == records
+    assert Records.restored(valued.model.value_columns, request.columns, request.template) == records
     plain = shards.job_of(valued, table, out="out.csv", column="Text", top_k=1, threshold=None)
     assert plain.narratives.columns == ("Text", "Industry", "Age")
 
@@ -88,7 +86,7 @@ def test_workers_read_the_same_columns(valued: Coder, valued_bundle: Path, tmp_p
 def test_calibration_and_a_successor_read_them(valued: Coder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores of other values are other scores, so that a temperature and a comparison need them too."""
     source = write(tmp_path / "in.csv", rows=300)
-    records = Records.of(valued.value_columns, ("Text",))
+    records = Records.of(valued.model.value_columns, ("Text",))
     fitted = thresholds_on_table(
         valued.model, source, columns=records.columns, join=records.texts, label="Nature", name="own"
     )

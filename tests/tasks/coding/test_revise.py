@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import numpy as np
 import pytest
+from csv_files import rows_of, write_csv
 
 from storage.correspondence import Correspondence
 from storage.errors import InputError
@@ -26,20 +26,15 @@ ROWS = [
 
 
 def _coded(tmp_path: Path, *, version: str = "2.01") -> Path:
-    path = tmp_path / "coded.csv"
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows(
-            [("id", "code", "set", "classification_version"), *((n, *row, version) for n, row in enumerate(ROWS))]
-        )
-    return path
+    header = ["id", "code", "set", "classification_version"]
+    return write_csv(tmp_path / "coded.csv", header, [(n, *row, version) for n, row in enumerate(ROWS)])
 
 
 def test_every_row_is_accounted_for(tmp_path: Path) -> None:
     """Splits, ended codes, codes that the table lacks and blank ones are for review; two codes that merge are not."""
     out = tmp_path / "revised.csv"
     revised = revise_table(_coded(tmp_path), out, TABLE)
-    with out.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(out)
     assert [row["id"] for row in rows] == ["0", "1", "2", "3", "4", "5"], "no row is lost or moved"
     assert [row["crosswalk_code"] for row in rows] == ["1110", "1322; 1321", "", "", "", "1110"]
     assert [row["crosswalk_review"] for row in rows] == ["false", "true", "true", "true", "true", "false"]
@@ -60,21 +55,19 @@ def test_sets_of_new_codes_cover_as_those_of_old_ones(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     olds = [f"o{at}" for at in range(30)]
     to = {old: tuple(f"n{one}" for one in rng.choice(60, size=rng.integers(1, 4), replace=False)) for old in olds}
-    with (tmp_path / "coded.csv").open("w", newline="") as file:
-        write = csv.writer(file).writerow
-        write(("code", "set", "old", "new"))
-        for _ in range(2000):
-            members = rng.choice(olds, size=rng.integers(1, 5), replace=False).tolist()
-            right = rng.choice(members if rng.random() < 0.9 else olds)
-            write((members[0], "; ".join(members), right, rng.choice(to[right])))
-    revise_table(tmp_path / "coded.csv", tmp_path / "new.csv", Correspondence(to, {}, after="2"))
+    lines = []
+    for _ in range(2000):
+        members = rng.choice(olds, size=rng.integers(1, 5), replace=False).tolist()
+        right = rng.choice(members if rng.random() < 0.9 else olds)
+        lines.append((members[0], "; ".join(members), right, rng.choice(to[right])))
+    coded = write_csv(tmp_path / "coded.csv", ["code", "set", "old", "new"], lines)
+    revise_table(coded, tmp_path / "new.csv", Correspondence(to, {}, after="2"))
     lost = alone = covered = 0
-    with (tmp_path / "new.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            before = row["old"] in row["set"].split("; ")
-            covered += before
-            lost += before and row["new"] not in row["crosswalk_set"].split("; ")
-            alone += before and row["new"] not in row["crosswalk_code"].split("; ")
+    for row in rows_of(tmp_path / "new.csv"):
+        before = row["old"] in row["set"].split("; ")
+        covered += before
+        lost += before and row["new"] not in row["crosswalk_set"].split("; ")
+        alone += before and row["new"] not in row["crosswalk_code"].split("; ")
     assert lost == 0 < alone
     assert covered > 1700
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from csv_files import write_csv
 
 from storage.errors import InputError
 from storage.tables.narratives import Narratives
@@ -54,15 +54,14 @@ def test_the_page_says_who_is_better_and_what_changes(
     given = [coding.answers[0].code for coding in coder.code(texts)]
     other = next(code for code in coder.model.codes if code not in given)
     rows = [[text, code, "A" if n < 20 else "B"] for n, (text, code) in enumerate(zip(texts, given, strict=True))]
-    with (tmp_path / "coded.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["Text", "Code", "State"], *rows])
+    coded = write_csv(tmp_path / "coded.csv", ["Text", "Code", "State"], rows)
     read = Narratives(("Text",), None)
     old, new = coders_of(coder, replace(coder, release="next"), "")
-    labelled = answers(old, new, tmp_path / "coded.csv", read, option="--labelled", label="Code", by="State")
+    labelled = answers(old, new, coded, read, option="--labelled", label="Code", by="State")
     assert labelled.old.tolist() == labelled.new.tolist() == given
     labelled = replace(labelled, new=np.where(np.arange(40) % 2, other, labelled.old))
-    unlabelled = answers(old, new, tmp_path / "coded.csv", read, option="--unlabelled")
-    found = compare(old, new, labelled, replace(unlabelled, new=labelled.new))
+    unlabelled = answers(old, new, coded, read, option="--unlabelled")
+    found = compare("this", "next", labelled, replace(unlabelled, new=labelled.new))
     assert (found.overall.old, found.overall.new, found.overall.verdict) == (1.0, 0.5, "worse")
     assert found.agreement == 0.5
     assert {code for _, code, _ in found.flows} == {other}

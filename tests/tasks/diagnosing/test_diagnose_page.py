@@ -36,18 +36,11 @@ def finished(
     return context, chosen, tiny_jobs.fitted(context, chosen)
 
 
-def steps(chosen: RetrainParameters, made: Chain) -> tuple[Any, Any]:
-    """The two stages."""
-    common: Any = {"dataset": made.dataset, "prepared": made.prepared}
-    look = stages.posterior_checks(chosen, SETTINGS, posteriors=made.posteriors, measured=made.measured, **common)
-    left = stages.leave_out(chosen, SETTINGS, measured=made.measured[chosen.rounds[-1]], **common)
-    return look, left
-
-
 def test_figures_and_page(finished: tuple[Context, RetrainParameters, Chain], tmp_path: Path) -> None:
     """The studies agree with the chain where nothing was changed; the page is private, alone and accessible."""
     context, chosen, made = finished
-    looked, left = (run_step(context, step) for step in steps(chosen, made))
+    declared = (stages.posterior_checks(chosen, SETTINGS, made), stages.leave_out(chosen, SETTINGS, made))
+    looked, left = (run_step(context, step) for step in declared)
     seen, found = stages.read(looked.path), stages.read(left.path)
     last = chosen.rounds[-1]
     one = seen["rounds"][last]
@@ -79,7 +72,7 @@ def test_a_killed_leave_one_out_goes_on(
 ) -> None:
     """After a kill between two groups only the second is fitted again, and the result equals the unbroken one."""
     context, chosen, made = finished
-    _, step = steps(chosen, made)
+    step = stages.leave_out(chosen, SETTINGS, made)
     whole = json.loads((run_step(context, step).path / stages.FILE).read_text())
     real, fitted = leave_one_out.refit, []
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import tiny_jobs
+from kills import killed_at
 from tiny_jobs import fitted, retrain
 
 from mechanisms.model import checkpoint
@@ -89,22 +90,10 @@ def test_every_part_goes_from_file_to_release(
 def test_another_method_or_label_is_another_plan(trained: Trained) -> None:
     """The same records and method keep their key; the place of the file and the requester do not matter."""
     context, chosen, made = trained
-    assert made.dataset
-    assert made.posteriors["reweighted"]
-    assert made.measured["reweighted"]
 
     def key(**changes: Any) -> str:
         changed = chosen.model_copy(update={"release": chosen.release.model_copy(update=changes)})
-        planned = PlannedRelease.of_posterior(
-            context,
-            changed,
-            dataset=made.dataset,  # type: ignore[arg-type]
-            prepared=made.prepared,  # type: ignore[arg-type]
-            posterior=made.posteriors["reweighted"],  # type: ignore[arg-type]
-            measured=made.measured["reweighted"],  # type: ignore[arg-type]
-            prefect_run_id=None,
-        )
-        return planned.plan.idempotency_key
+        return tiny_jobs.planned(context, changed, made).plan.idempotency_key
 
     assert key() == key(requester="somebody else")
     assert key() != key(label="second")
@@ -115,17 +104,8 @@ def test_what_lies_in_the_way_is_not_committed(
 ) -> None:
     """Between draw and commit a bundle is edited, or the draw removed: refused. A bundle edited later is told too."""
     context, chosen, made = copied(trained, tmp_path)
-
-    class Died(BaseException):
-        """As a kill: nothing of ours catches it."""
-
-    def die(*arguments: Any, **options: Any) -> None:
-        raise Died
-
-    with monkeypatch.context() as patched:
-        patched.setattr(publish.Ledger, "commit", die)
-        with pytest.raises(Died):
-            release(context, chosen, made)
+    with killed_at(monkeypatch, publish.Ledger, "commit"):
+        release(context, chosen, made)
     (folder,) = context.workspace.bundles.iterdir()
     card, draw = folder / "README.md", next((tmp_path / "private" / "releases").rglob("draw.safetensors"))
     built, drawn = card.read_text(), draw.read_bytes()

@@ -5,17 +5,17 @@ The server and its workers are played here; tests/flows/test_shards.py has real 
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import played_workers
 import pytest
 import tiny_jobs
+from played_workers import PlayedWorkers, on
 from prefect.client.schemas.objects import StateType
 
 from storage.errors import InputError, StorageError
@@ -23,7 +23,6 @@ from tasks.fitting.risks import Draws
 from tasks.parameters import FanOut, RetrainParameters
 from tasks.releasing import preflight
 from tasks.running import shards
-from tasks.running.shard_runs import StageRequest
 from tasks.running.stage import Context
 
 SPREAD = ("risks", "sensitivity")
@@ -55,60 +54,22 @@ def manifests(home: Path, *names: str) -> dict[str, bytes]:
     return {f"{n}/{p.parent.name}": p.read_bytes() for n in names for p in (root / n).glob("*/manifest.json")}
 
 
-@dataclass
-class Workers:
-    """Plays server and workers: each run that is asked for meets the next of `fates`."""
-
-    home: Path
-    fates: list[str] = field(default_factory=list)
-    asked: list[StageRequest[Draws]] = field(default_factory=list)
-    met: list[str] = field(default_factory=list)
-    cancelled: list[str] = field(default_factory=list)
-
-    def start(self, asked: StageRequest[Draws], *, label: str) -> str:
-        # what goes through Prefect goes as JSON
-        self.asked.append(StageRequest[Draws].model_validate_json(asked.model_dump_json()))
-        fate = self.fates.pop(0) if self.fates else "done"
-        self.met.append(fate)
-        if fate in ("done", "twice"):
-            for _ in range(1 + (fate == "twice")):
-                played_workers.compute(Context(home=str(self.home), device="cpu"), self.asked[-1].model_dump())
-        return str(len(self.asked) - 1)
-
-    def states(self, runs: Sequence[str]) -> dict[str, tuple[StateType | None, str]]:
-        known = {
-            "done": StateType.COMPLETED,
-            "twice": StateType.COMPLETED,
-            "elsewhere": StateType.COMPLETED,
-            "crashed": StateType.CRASHED,
-            "failed": StateType.FAILED,
-            "cancelled": StateType.CANCELLED,
-            "queued": StateType.SCHEDULED,
-            "running": StateType.RUNNING,
-        }
-        return {run: (known[self.met[int(run)]], "its reason") for run in runs if self.met[int(run)] != "deleted"}
-
-    def cancel(self, runs: Sequence[str]) -> None:
-        self.cancelled.extend(runs)
-
-
 @pytest.fixture
-def workers(single: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
-    """Workers on the same workspace as the job, where all is finished but the passes.
+def home(single: Path, tmp_path: Path) -> Path:
+    """A workspace where all is finished but the passes.
 
     What follows the passes is found there if they give the same bytes, and is fitted again, under another key, if not.
     """
-    played = Workers(tmp_path / "home")
     stages = Path("private") / "stages"
     left_out = shutil.ignore_patterns(*SPREAD)
-    shutil.copytree(single / stages, played.home / stages, ignore=left_out, copy_function=os.link)
+    shutil.copytree(single / stages, tmp_path / "home" / stages, ignore=left_out, copy_function=os.link)
+    return tmp_path / "home"
 
-    @contextmanager
-    def at(deployment: str, place: Mapping[str, Any], queue: str | None = None) -> Iterator[Workers]:
-        yield played
 
-    monkeypatch.setattr(shards.ShardRuns, "connect", at)
-    return played
+@pytest.fixture
+def workers(home: Path, monkeypatch: pytest.MonkeyPatch) -> PlayedWorkers:
+    """Workers on the same workspace as the job."""
+    return played_workers.play(monkeypatch, on(home))
 
 
 @pytest.mark.parametrize(
@@ -122,62 +83,64 @@ def workers(single: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wo
     ids=["unbroken", "lost", "deleted", "twice"],
 )
 def test_shards_end_as_one_process(
-    parameters: RetrainParameters, single: Path, workers: Workers, fates: list[str], asked: int
+    parameters: RetrainParameters, single: Path, home: Path, workers: PlayedWorkers, fates: list[str], asked: int
 ) -> None:
     """The same keys and the same bytes, weights and running maximum included, and so the same fits after it.
 
     A lost shard is asked for again, the others are not; one that two workers got counts once.
     """
     workers.fates = list(fates)
-    run(parameters, workers.home, FanOut(shards=3, patience_seconds=1000))
+    run(parameters, home, FanOut(shards=3, patience_seconds=1000))
     for names in (SPREAD, ("risk-weights", "swag", "evaluate")):
         expected = manifests(single, *names)
         assert expected
-        assert manifests(workers.home, *names) == expected
-    assert len(workers.asked) == asked
-    assert len(manifests(workers.home, "risk-shard")) == 6
+        assert manifests(home, *names) == expected
+    assert len(workers.requests) == asked
+    assert len(manifests(home, "risk-shard")) == 6
     assert not workers.cancelled
     assert manifests(single, "risk-shard") == {}, "one process asks for no shards"
 
 
 @pytest.mark.parametrize("patience", [0, 0.2])
 def test_without_workers_it_computes_the_shards_itself(
-    parameters: RetrainParameters, single: Path, workers: Workers, patience: float
+    parameters: RetrainParameters, single: Path, home: Path, workers: PlayedWorkers, patience: float
 ) -> None:
     """Nobody serves the pool: it ends all the same, alike, and takes back what it had asked for."""
     workers.fates = ["queued"] * 6
-    run(parameters, workers.home, FanOut(shards=3, patience_seconds=patience))
-    assert manifests(workers.home, *SPREAD) == manifests(single, *SPREAD)
+    run(parameters, home, FanOut(shards=3, patience_seconds=patience))
+    assert manifests(home, *SPREAD) == manifests(single, *SPREAD)
     assert sorted(workers.cancelled) == sorted(str(i) for i in range(6))
 
 
 def test_machines_that_share_only_a_place_end_alike(
-    parameters: RetrainParameters, single: Path, workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    parameters: RetrainParameters, single: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Workers with a workspace of their own fetch what the shards read, and the job fetches the shards."""
     monkeypatch.setenv("AUTOCODER_STORAGE", str(tmp_path / "shared"))
-    workers.home = tmp_path / "worker"
-    run(parameters, tmp_path / "home", FanOut(shards=2, patience_seconds=1000))
-    assert manifests(tmp_path / "home", *SPREAD) == manifests(single, *SPREAD)
+    played_workers.play(monkeypatch, on(tmp_path / "worker"))
+    run(parameters, home, FanOut(shards=2, patience_seconds=1000))
+    assert manifests(home, *SPREAD) == manifests(single, *SPREAD)
     assert len(manifests(tmp_path / "worker", "risk-shard")) == 4
     assert not manifests(tmp_path / "worker", *SPREAD), "the merged pass is the job's own"
 
 
 def test_a_shard_that_dies_too_often_ends_the_job_and_nothing_is_lost(
-    parameters: RetrainParameters, single: Path, workers: Workers
+    parameters: RetrainParameters, single: Path, home: Path, workers: PlayedWorkers
 ) -> None:
     """The reason is told, what has not begun is taken back, what is finished stays for the next try."""
     workers.fates = ["done", "crashed", "queued", "crashed"]
     with pytest.raises(StorageError, match="risk draws 3 to 4: lost 2 times; last reason: its reason"):
-        run(parameters, workers.home, FanOut(shards=3, attempts=2, patience_seconds=1000))
+        run(parameters, home, FanOut(shards=3, attempts=2, patience_seconds=1000))
     assert workers.cancelled == ["2"]
-    before = len(workers.asked)
-    run(parameters, workers.home, FanOut(shards=3, patience_seconds=1000))
-    assert len(workers.asked) - before == 2 + 3, "two of the risk shards, three of the sensitivity's"
-    assert manifests(workers.home, *SPREAD) == manifests(single, *SPREAD)
+    before = len(workers.requests)
+    run(parameters, home, FanOut(shards=3, patience_seconds=1000))
+    assert len(workers.requests) - before == 2 + 3, "two of the risk shards, three of the sensitivity's"
+    assert manifests(home, *SPREAD) == manifests(single, *SPREAD)
 
 
-def test_a_pass_that_is_stopped_takes_its_shards_along(parameters: RetrainParameters, workers: Workers) -> None:
+def test_a_pass_that_is_stopped_takes_its_shards_along(
+    parameters: RetrainParameters, home: Path, workers: PlayedWorkers
+) -> None:
     """Those at work too: somebody pressed Cancel, and nobody waits for them."""
     workers.fates = ["running", "running", "queued"]
     looks = iter((False, True))
@@ -190,45 +153,44 @@ def test_a_pass_that_is_stopped_takes_its_shards_along(parameters: RetrainParame
 
     workers.states = then_stopped
     with pytest.raises(KeyboardInterrupt):
-        run(parameters, workers.home, FanOut(shards=3, patience_seconds=1000))
+        run(parameters, home, FanOut(shards=3, patience_seconds=1000))
     assert workers.cancelled == ["0", "1", "2"]
 
 
 def test_workers_that_share_nothing_are_told_what_to_set(
-    parameters: RetrainParameters, workers: Workers, tmp_path: Path
+    parameters: RetrainParameters, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker lacks the inputs; or it says that it is done and its output is nowhere to be seen."""
-    workers.home = tmp_path / "worker"
+    workers = played_workers.play(monkeypatch, on(tmp_path / "worker"))
     with pytest.raises(StorageError, match="Give all workers the same AUTOCODER_STORAGE"):
-        run(parameters, tmp_path / "home", FanOut(shards=2))
+        run(parameters, home, FanOut(shards=2))
     workers.fates = ["elsewhere"] * 2
-    with pytest.raises(
-        StorageError, match=r"ended without output in this workspace\. Give all workers the same AUTOCODER"
-    ):
-        run(parameters, tmp_path / "home", FanOut(shards=2))
+    said = r"ended without output in this workspace\. Give all workers the same AUTOCODER"
+    with pytest.raises(StorageError, match=said):
+        run(parameters, home, FanOut(shards=2))
 
 
+@pytest.mark.usefixtures("workers")
 def test_a_shard_removed_before_the_merge_is_no_smaller_maximum(
-    parameters: RetrainParameters, workers: Workers, monkeypatch: pytest.MonkeyPatch
+    parameters: RetrainParameters, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fewer draws would understate the sensitivity: refused."""
     finish = shards._Round.finish
 
     def lossy(self: Any) -> None:
         finish(self)
-        shutil.rmtree(next((workers.home / "private" / "stages" / "risk-shard").iterdir()))
+        shutil.rmtree(next((home / "private" / "stages" / "risk-shard").iterdir()))
 
     monkeypatch.setattr(shards._Round, "finish", lossy)
     with pytest.raises(StorageError, match="was removed before it was merged"):
-        run(parameters, workers.home, FanOut(shards=3))
+        run(parameters, home, FanOut(shards=3))
 
 
-def test_a_worker_of_another_version_refuses(parameters: RetrainParameters, workers: Workers) -> None:
+def test_a_worker_of_another_version_refuses(parameters: RetrainParameters, home: Path, workers: PlayedWorkers) -> None:
     """Its output would have another key: it would never be found."""
-    run(parameters, workers.home, FanOut(shards=2))
-    asked = workers.asked[0].model_copy(update={"key": "0" * 32})
+    run(parameters, home, FanOut(shards=2))
     with pytest.raises(StorageError, match="code or libraries differ"):
-        played_workers.compute(Context(home=str(workers.home), device="cpu"), asked.model_dump())
+        on(home)(json.loads(workers.requests[0]) | {"key": "0" * 32})
 
 
 @pytest.mark.parametrize(("number", "shards"), [(7, 3), (5, 5), (2, 9), (1000, 7), (1, 1)])

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_jobs
 import torch
 from pydantic import ValidationError
 from sealed_bundle import with_events
@@ -26,7 +27,7 @@ from tasks.fitting import data, prior
 from tasks.fitting.ingest import ingest_records
 from tasks.fitting.model_inputs import build, load_inputs
 from tasks.fitting.prior import lexicon_of
-from tasks.parameters import DataParameters, RetrainParameters
+from tasks.parameters import DataParameters
 from tasks.running.stage import Context, run_step
 
 
@@ -37,9 +38,7 @@ def model(encoder: Path, **changed: object) -> ModelConfig:
 
 @pytest.fixture
 def context(tmp_path: Path) -> Context:
-    made = Context(home=str(tmp_path / "home"), device="cpu")
-    made.workspace.create()
-    return made
+    return tiny_jobs.workspace(tmp_path / "home")
 
 
 def ingested(context: Context, tmp_path: Path, *, codelist: bool = True, several: bool = False) -> ArtifactRef:
@@ -145,8 +144,7 @@ def test_a_killed_stage_resumes(
             features_of(context, config, dataset)
         encoded.clear()
         resumed = features_of(context, config, dataset)
-    other = Context(home=str(tmp_path / "other"), device="cpu")
-    other.workspace.create()
+    other = tiny_jobs.workspace(tmp_path / "other")
     unbroken = features_of(other, config, ingested(other, tmp_path))
     torch.testing.assert_close(resumed, unbroken, rtol=0, atol=0)
 
@@ -203,16 +201,7 @@ def test_what_cannot_read_words_is_refused(changed: dict[str, str], message: str
 
 def test_every_kind_of_branch_reads_both_blocks(context: Context, tiny_bert: Path, tmp_path: Path) -> None:
     """SWAG-PPM, DP-SGD, prior descent and a posterior fit, score and claim; the claim names the words as public."""
-    written = write_demo_data(tmp_path, records=120, seed=3)
-    phase = {"learning_rate": 0.01, "epochs": 2, "batch_size": 32}
-    run = RetrainParameters.model_validate(
-        {
-            "data": {"source": str(written.csv), "codelist": str(written.codelist), "ingest": {}},
-            "model": model(tiny_bert),
-            "fit": {"adamw": phase | {"optimiser": "adamw"}, "sgd": phase | {"optimiser": "sgd"}, "swag": {"rank": 2}},
-            "pseudo_posterior": {"risk_draws": 4, "sensitivity_draws": 4},
-        }
-    )
+    run = tiny_jobs.retrain(tiny_jobs.demo(tmp_path, 120), tiny_bert, model={"lexical": "titles"}, epochs=(2, 2))
     settings = Terms(target_epsilon=6, delta=1e-5, epochs=2)
     branches = choose("swag-ppm,dp-sgd-tuned,prior-descent,formal-posterior", model=run.model, data=run.data)
     compared = comparison.run(context, run, settings, branches, do=lambda step: run_step(context, step))

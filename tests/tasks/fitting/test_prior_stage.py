@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_jobs
 import torch
 from torch import nn
 
 from mechanisms.model.config import ModelConfig
 from storage.codelist import Code, describe_with_levels, read_codelist
 from storage.datasets import load_codes
-from storage.demo_data import write_demo_data
 from storage.errors import InputError
 from tasks.fitting import prior
 from tasks.fitting.ingest import ingest_records
@@ -30,12 +30,8 @@ def model(encoder: Path, **how: object) -> ModelConfig:
 
 def test_the_untrained_head_is_the_titles(tiny_bert: Path, tmp_path: Path) -> None:
     """Whatever the seed, and in both trainable parts that have a linear head; without a prior seeds differ."""
-    context = Context(home=str(tmp_path), device="cpu")
-    context.workspace.create()
-    written = write_demo_data(tmp_path / "data", records=120, seed=3)
-    records = DataParameters.model_validate(
-        {"source": str(written.csv), "codelist": str(written.codelist), "population": "demo", "ingest": {}}
-    )
+    context, data = tiny_jobs.workspace(tmp_path), tiny_jobs.demo(tmp_path / "data", 120, population="demo")
+    records = DataParameters.model_validate(data)
     dataset = run_step(context, ingest_records(records)).path
 
     def head(seed: int, **how: object) -> torch.Tensor:
@@ -43,7 +39,7 @@ def test_the_untrained_head_is_the_titles(tiny_bert: Path, tmp_path: Path) -> No
         assert isinstance(part, nn.Linear)
         return part.weight.detach().clone()
 
-    codes = read_codelist(written.codelist)
+    codes = read_codelist(Path(data["codelist"]))
     assert head(1).shape[0] == len(codes)
     assert torch.equal(head(1), head(2))
     assert torch.equal(head(1), head(1, trainable="full"))
@@ -54,13 +50,10 @@ def test_the_untrained_head_is_the_titles(tiny_bert: Path, tmp_path: Path) -> No
 
 def test_observed_codes_start_where_they_would_in_the_whole_list(tiny_bert: Path, tmp_path: Path) -> None:
     """A list that is cut to the codes that records have tells each of them the same; no run embeds the others."""
-    context = Context(home=str(tmp_path), device="cpu")
-    context.workspace.create()
-    written = write_demo_data(tmp_path / "data", records=120, seed=3)
-    files = {"source": str(written.csv), "codelist": str(written.codelist), "population": "demo"}
-    records = DataParameters.model_validate(files | {"ingest": {"label_space": "observed"}})
+    data = tiny_jobs.demo(tmp_path / "data", 120, population="demo", ingest={"label_space": "observed"})
+    context, records = tiny_jobs.workspace(tmp_path), DataParameters.model_validate(data)
     dataset = run_step(context, ingest_records(records)).path
-    codes, listed = load_codes(dataset), read_codelist(written.codelist)
+    codes, listed = load_codes(dataset), read_codelist(Path(data["codelist"]))
     assert len(codes) < len(listed), "or this shows nothing"
     whole = dict(zip([code.code for code in listed], describe_with_levels(listed), strict=True))
     assert describe_with_levels(codes) == [whole[code.code] for code in codes]

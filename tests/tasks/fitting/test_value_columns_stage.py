@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_jobs
 import torch
+from csv_files import rows_of, write_csv
 from pydantic import ValidationError
 
 from mechanisms.model.config import ModelConfig
@@ -15,13 +16,11 @@ from mechanisms.model.inputs import FeatureInputs, TokenInputs
 from mechanisms.model.valued_text import ValuedText, values_of
 from storage.artifacts import ArtifactRef
 from storage.datasets import load_table
-from storage.demo_data import write_demo_data
 from tasks.auditing import pool
 from tasks.fitting import data
 from tasks.fitting.ingest import ingest_records
-from tasks.fitting.model_inputs import build, load_inputs
+from tasks.fitting.model_inputs import build, load_inputs, texts_of
 from tasks.fitting.prior import lexicon_of
-from tasks.fitting.texts import texts_of
 from tasks.parameters import DataParameters, RetrainParameters
 from tasks.releasing.claims import method_digest, public_inputs
 from tasks.running.stage import Context, run_step
@@ -37,15 +36,12 @@ def model(encoder: Path, **changed: object) -> ModelConfig:
 
 @pytest.fixture
 def context(tmp_path: Path) -> Context:
-    made = Context(home=str(tmp_path / "home"), device="cpu")
-    made.workspace.create()
-    return made
+    return tiny_jobs.workspace(tmp_path / "home")
 
 
 def chosen(folder: Path, lists: dict[str, Any]) -> DataParameters:
-    written = write_demo_data(folder, records=120, seed=3)
-    files = {"source": str(written.csv), "codelist": str(written.codelist)}
-    return DataParameters.model_validate(files | {"population": "demo", "ingest": {"value_columns": lists}})
+    data = tiny_jobs.demo(folder, 120, population="demo", ingest={"value_columns": lists})
+    return DataParameters.model_validate(data)
 
 
 def prepared(context: Context, config: ModelConfig, dataset: ArtifactRef) -> Any:
@@ -62,8 +58,7 @@ def test_features_end_with_the_values(context: Context, tiny_bert: Path, tmp_pat
     inputs, _ = prepared(context, config, dataset)
     assert isinstance(inputs, FeatureInputs)
     texts = texts_of(dataset.path, load_table(dataset.path, "train"))
-    with (tmp_path / "injuries.csv").open(newline="") as file:
-        rows = {row["Final Narrative"].strip(): row for row in csv.DictReader(file)}
+    rows = {row["Final Narrative"].strip(): row for row in rows_of(tmp_path / "injuries.csv")}
     for text, row in zip(texts, inputs.features[:, -WIDTH:] > 0, strict=True):
         cell = rows[text]
         state = [cell["State"] == "OHIO", cell["State"] == "TEXAS", cell["State"] not in LISTS["State"]]
@@ -121,21 +116,14 @@ def test_a_model_that_reads_no_values_is_refused() -> None:
     """Before any record is read."""
     for config in ({"trainable": "full"}, {"trainable": "head", "pooling": "first"}):
         with pytest.raises(ValidationError, match=r"model\.pooling=mean"):
-            RetrainParameters.model_validate(
-                {
-                    "data": {"source": "x.csv", "population": "p", "ingest": {"value_columns": LISTS}},
-                    "model": config,
-                }
-            )
+            data = {"source": "x.csv", "population": "p", "ingest": {"value_columns": LISTS}}
+            RetrainParameters.model_validate({"data": data, "model": config})
 
 
 def test_a_decisive_column_is_learned(context: Context, tiny_bert: Path, tmp_path: Path) -> None:
     """All narratives are alike and the column decides the code: with it a fit is right, without it by chance."""
-    source = tmp_path / "in.csv"
-    with source.open("w", newline="") as file:
-        lines = csv.writer(file)
-        lines.writerow(["Final Narrative", "Nature", "Industry"])
-        lines.writerows(["Employee was hurt.", str(111 + n % 4), f"sector {n % 4}"] for n in range(400))
+    lines = (["Employee was hurt.", str(111 + n % 4), f"sector {n % 4}"] for n in range(400))
+    source = write_csv(tmp_path / "in.csv", ["Final Narrative", "Nature", "Industry"], lines)
     rates = {}
     for name, lists in {"with": {"Industry": [f"sector {n}" for n in range(4)]}, "without": {}}.items():
         ingest = {"value_columns": lists, "date_column": None}
