@@ -14,11 +14,7 @@ from storage.bundle.folder import UnsoundBundle
 
 
 def strict_json(name: str, content: bytes) -> Any:
-    """Parses JSON in UTF-8; refuses repeated keys, which most readers accept, and NaN.
-
-    Raises:
-        UnsoundBundle: names the file.
-    """
+    """Parses JSON in UTF-8; refuses repeated keys, which most readers accept, and NaN."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         mapping = dict(pairs)
@@ -41,11 +37,7 @@ def strict_json(name: str, content: bytes) -> Any:
 
 
 def check_schema(name: str, value: Any, schema: str) -> None:
-    """Checks a parsed document against `storage/schemas/SCHEMA.schema.json`.
-
-    Raises:
-        UnsoundBundle: names the file and the field; never quotes its value.
-    """
+    """Checks a parsed document against `storage/schemas/SCHEMA.schema.json`; an error never quotes a value."""
     error = best_match(_validator(schema).iter_errors(value))
     if error is None:
         return

@@ -58,11 +58,7 @@ class Expected:
 
 
 def inspect(folder: Path, expected: Expected) -> None:
-    """Reads every file of a bundle as its kind and compares it with what made it.
-
-    Raises:
-        UnsoundBundle: names the first file at fault.
-    """
+    """Reads every file of a bundle as its kind and compares it with what made it."""
     if expected.unsigned_texts:
         raise UnsoundBundle(
             bundle.CODELIST,

@@ -17,11 +17,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def read_shapes(name: str, path: Path) -> Shapes:
-    """Returns the shape of each tensor by name.
-
-    Raises:
-        UnsoundBundle: it is not a safetensors file, or has other metadata, types or bytes than inference weights need.
-    """
+    """Returns the shape of each tensor by name; refuses other metadata, types or bytes than inference weights need."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)
