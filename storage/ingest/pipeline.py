@@ -37,22 +37,14 @@ Progress = Callable[[int, int | None], None]
 
 
 def check_source(source: Path, config: IngestConfig, codelist: Path | None) -> SourceCheck:
-    """Refuses early what `ingest` would refuse after minutes: files, columns, encoding of the first megabyte.
-
-    Raises:
-        InputError: names the file, column or row and what to do.
-    """
+    """Refuses early what `ingest` would refuse after minutes: files, columns, encoding of the first megabyte."""
     checked, features = inspect_source(source, config)
     _codelists(config, codelist)
     return SourceCheck(checked.columns, checked.bytes, checked.estimated_rows, features)
 
 
 def preview(source: Path, config: IngestConfig, codelist: Path | None) -> SourcePreview:
-    """Checks every row's code, date and text against the code list, as the first pass of `ingest` does; writes nothing.
-
-    Raises:
-        InputError: what `ingest` would refuse of rows, dates, codes and ids.
-    """
+    """Checks every row's code, date and text against the code list, as the first pass of `ingest` does. Only reads."""
     listed = _codelists(config, codelist)
     records, content = open_records(source, config)
     surveyor = Surveyor(records.source, config, listed, content)
@@ -78,11 +70,7 @@ def preview(source: Path, config: IngestConfig, codelist: Path | None) -> Source
 
 
 def _codelists(config: IngestConfig, codelist: Path | None) -> dict[str, tuple[Code, ...] | None]:
-    """Returns the published classification of each field, None where there is none.
-
-    Raises:
-        InputError: names the field and the file.
-    """
+    """Returns the published classification of each field, None where there is none."""
     if not config.fields:
         return {"": None if codelist is None else read_codelist(codelist)}
     if codelist is not None:
@@ -114,10 +102,6 @@ def ingest(
         codelist: published classification, which becomes the label space whole and in its order, so that
             observed codes show nowhere. Without it the sorted codes of the sample do. Several fields name one each.
         progress: called with rows done and rows expected; both passes count half.
-
-    Raises:
-        InputError: the source, the code list or the columns named for it are at fault.
-        StorageError: no space left, or the source changed meanwhile.
     """
     listed = _codelists(config, codelist)
     records, content = open_records(source, config)
@@ -168,12 +152,7 @@ def ingest(
 
 
 def _accounted(name: str, listed: ListedColumn, rows: int, source: Source) -> dict[str, int]:
-    """Returns where a column's cells went.
-
-    Raises:
-        StorageError: rows are not accounted for.
-    """
-    # each row has a listed value, another one or none
+    """Returns where a column's cells went: each row has a listed value, another one or none."""
     if sum(listed.counts.values()) != rows:
         raise StorageError(
             f"{source.label}, column {name!r}: {rows:,} rows, {sum(listed.counts.values()):,} of them accounted for. "
@@ -350,11 +329,7 @@ _CODES_OF = ("codes_respelt", "codes_not_on_list")
 
 
 def _field_report(one: _Classes, survey: Survey, selection: Selection, source: Source) -> dict[str, Any]:
-    """Reports where the rows of one field went, and its records per code.
-
-    Raises:
-        StorageError: rows are not accounted for.
-    """
+    """Reports where the rows of one field went, all of them, and its records per code."""
     field = one.survey
     coded = field.codes >= 0
     rows = {"coded": int(coded.sum()), "blank": field.blank, "not_on_list": field.unknown.total()}

@@ -144,8 +144,7 @@ class Surveyor:
     def finish(self) -> Survey:
         """Returns the survey of all rows.
 
-        Raises:
-            InputError: no records, codes not on the list, records without text, bad dates or ids, one code only.
+        Refuses no records, codes not on the list, records without text, bad dates or ids, and a single code.
         """
         source, config = self._source, self._config
         if self.rows == 0:
