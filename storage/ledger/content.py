@@ -27,7 +27,7 @@ def claim_content(claim: Claim) -> dict[str, Any]:
         "epsilon": None if claim.epsilon is None else amounts.epsilon(claim.epsilon),
         "delta": delta,
         "delta_text": claim.delta_text,
-        "sensitivity": None if claim.sensitivity is None else amounts.sensitivity(claim.sensitivity),
+        "sensitivity": None if claim.sensitivity is None else amounts.epsilon(claim.sensitivity, name="sensitivity"),
         "epsilon_add_remove": None
         if claim.epsilon_add_remove is None
         else amounts.epsilon(claim.epsilon_add_remove, name="epsilon_add_remove"),
@@ -75,7 +75,6 @@ def plan_content(plan: ReleasePlan) -> dict[str, Any]:
 
     Raises:
         BudgetRefused: when nothing is claimed, so that nothing may be released.
-        InputError: when a number is missing or can't be kept.
     """
     claim = plan.claim
     if claim.guarantee_kind == "none" or plan.event.mechanism == "non-private":
@@ -123,14 +122,7 @@ TERMS = ("idempotency_key", "label", "population", "guarantee_kind", "epsilon", 
 
 
 def release_terms(plan: ReleasePlan, content: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """Returns what a signature on this plan says of it, as text.
-
-    Args:
-        content: of `plan_content`, where it is computed already.
-
-    Raises:
-        BudgetRefused, InputError: the plan is none that could be released.
-    """
+    """Returns what a signature on this plan says of it, as text; its `plan_content` may be computed already."""
     content = plan_content(plan) if content is None else content
     epsilon = str(amounts.text(content["epsilon"]))
     terms = {name: epsilon if name == "epsilon" else str(content[name]) for name in TERMS}

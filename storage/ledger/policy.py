@@ -40,7 +40,6 @@ accounts that nothing adds to each other. A kind without a cap is refused.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -57,6 +56,7 @@ from pydantic import (
 )
 
 from mechanisms.privacy.events import GuaranteeKind, NeighbouringRelation
+from storage.artifacts import digest
 from storage.errors import InputError
 from storage.ledger import amounts
 from storage.ledger.heads import key_id, parse_public_key
@@ -193,11 +193,7 @@ class Policy(BaseModel):
 
     @staticmethod
     def load(path: Path | str | None) -> Policy:
-        """Read a policy file; without one, return the default policy.
-
-        Raises:
-            InputError: when the file is missing, is not YAML, or is not a policy.
-        """
+        """Read a policy file; without one, return the default policy."""
         if path is None:
             return DEFAULT_POLICY
         import yaml
@@ -236,9 +232,7 @@ class Policy(BaseModel):
     @property
     def digest(self) -> str:
         """SHA-256 of the policy's canonical JSON."""
-        import rfc8785
-
-        return hashlib.sha256(rfc8785.dumps(self.as_json())).hexdigest()
+        return digest(self.as_json())
 
     def cap(self, population: str, cohort: str, kind: GuaranteeKind) -> Cap | None:
         """Return the cap that holds for a cohort of a population, None where nothing may be spent.

@@ -34,9 +34,6 @@ class Deployment:
 
         Args:
             later: what counts where the policy that the release was reserved under states nothing.
-
-        Raises:
-            InputError: there is no such release, or it was not drawn.
         """
         history = ledger.history(release_id)
         rows = {row.state: row for row in history if row.kind == "release"}
@@ -61,11 +58,7 @@ class Deployment:
 
 
 def stated_deployment(ledger: LedgerReader, release_id: str) -> Deployment:
-    """Returns a committed release's deployment; what no policy stated when it was reserved, the one in force states.
-
-    Raises:
-        InputError: there is no such release, it is not committed, or no policy states anything for a registry.
-    """
+    """Returns a committed release's deployment; what no policy stated when it was reserved, the one in force states."""
     row, in_force = ledger.release(release_id), ledger.policy()
     if row.state != "committed":
         raise InputError(f"release {release_id} is {row.state}. Only a committed release has a record.")

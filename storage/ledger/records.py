@@ -57,11 +57,7 @@ class RecordSet:
 
     @staticmethod
     def decode(content: bytes) -> RecordSet:
-        """Read what `encode` wrote.
-
-        Raises:
-            StorageError: it is damaged.
-        """
+        """Read what `encode` wrote."""
         start = len(_MAGIC) + _KEY_ID
         marks = np.frombuffer(content[start:], dtype="<u8") if (len(content) - start) % 8 == 0 else np.empty(0)
         if content[: len(_MAGIC)] != _MAGIC or not len(marks) or int(marks[0]) > len(marks) - 1:
@@ -140,11 +136,7 @@ def has_registry_key(private: Path) -> bool:
 
 
 def registry_key(private: Path) -> bytes:
-    """Returns the key of the machine (AUTOCODER_REGISTRY_KEY), or of the workspace, which is made at the first call.
-
-    Raises:
-        StorageError: the file is missing, or no key of 32 bytes.
-    """
+    """Returns the key of the machine (AUTOCODER_REGISTRY_KEY), or of the workspace, which is made at the first call."""
     named = os.environ.get(VARIABLE)
     file = Path(named).expanduser() if named else private / "registry.key"
     if not named and not file.exists():

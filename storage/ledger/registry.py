@@ -47,11 +47,7 @@ class StoredSet:
 
     @staticmethod
     def decode(content: bytes) -> StoredSet:
-        """Reads what `encode` wrote.
-
-        Raises:
-            StorageError: it is damaged.
-        """
+        """Reads what `encode` wrote."""
         try:
             line, rest = content.split(b"\n", 1)
             head: dict[str, Any] = json.loads(line)
@@ -78,9 +74,6 @@ class StoredSet:
 
         Args:
             sizes: numbers of new marks of the sets that are there, by the sequence of their rows.
-
-        Raises:
-            StorageError: there are more bits than marks.
         """
         unpacked: dict[int, Kinds] = {}
         for at, kinds in self.packed.items():

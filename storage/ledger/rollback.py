@@ -64,11 +64,7 @@ def detect(url: str, workspace: Workspace) -> RollbackFinding | None:
 
 
 def restore(url: str, workspace: Workspace, finding: RollbackFinding) -> int:
-    """Add the rows that the ledger lacks; return how many.
-
-    Raises:
-        StorageError: they do not follow, or the database refuses them.
-    """
+    """Add the rows that the ledger lacks; return how many."""
     database = Database(url, lock_timeout=60.0)
     database.prepare()
     with database.write() as connection:
@@ -88,11 +84,7 @@ def restore(url: str, workspace: Workspace, finding: RollbackFinding) -> int:
 def request_recovery(
     url: str, workspace: Workspace, finding: RollbackFinding, *, requester: str, reason: str
 ) -> dict[str, Any]:
-    """Returns what those who approve are to sign, as plain data.
-
-    Raises:
-        InputError: the rows are there, or nobody is known who could sign.
-    """
+    """Returns what those who approve are to sign, as plain data."""
     if finding.missing:
         raise InputError("recover: the rows are kept here; put them back (--apply), nothing needs to be given up")
     if not reason.strip():
@@ -136,11 +128,7 @@ def request_recovery(
 
 
 def accept_recovery(url: str, workspace: Workspace, content: dict[str, Any], decisions: Sequence[Decision]) -> Row:
-    """Go on with the ledger at hand; record who signed, and what is given up.
-
-    Raises:
-        InputError: the signatures do not count, are too few, or are for another state than this one.
-    """
+    """Go on with the ledger at hand; record who signed, and what is given up."""
     finding = detect(url, workspace)
     if finding is None:
         raise InputError("recover: this is the ledger that was used before; there is nothing to give up")
@@ -154,12 +142,8 @@ def accept_recovery(url: str, workspace: Workspace, content: dict[str, Any], dec
     database = Database(url, lock_timeout=60.0)
     with database.write() as connection:
         if chain.newest(connection, POLICY_ROW) is None:
-            chain.append(
-                connection,
-                policy_content(
-                    policy, None, requester=content["requester"], reason="policy of the ledger that is lost"
-                ),
-            )
+            reason = "policy of the ledger that is lost"
+            chain.append(connection, policy_content(policy, None, requester=content["requester"], reason=reason))
         row = chain.append(connection, recovery_content(content, name, names, decisions))
     with database.read() as connection:
         for journal in journals_of(workspace):

@@ -102,25 +102,15 @@ def verify(
     return Report(count, last, last_hash, None, "", notes)
 
 
-_SELECT_ROWS = sa.select(
-    *(
-        sa.cast(column, sa.Text) if isinstance(column.type, sa.Numeric) else column
-        for column in ledger_row.columns
-        if column.name in COLUMNS
-    ),
-    ledger_row.c.hash,
-    ledger_row.c.body,
-).order_by(ledger_row.c.sequence)
-_SELECT_TOTALS = sa.select(
-    spend.c.population,
-    spend.c.cohort,
-    spend.c.guarantee_kind,
-    spend.c.sequence,
-    spend.c.neighbouring_relation,
-    spend.c.privacy_unit,
-    sa.cast(spend.c.epsilon, sa.Text),
-    sa.cast(spend.c.delta, sa.Text),
-).order_by(spend.c.sequence)
+def _selected(table: sa.Table, names: Iterable[str]) -> sa.Select[Any]:
+    """Selects columns in the order of the rows, amounts as their text."""
+    columns = [table.c[name] for name in names]
+    exact = [sa.cast(column, sa.Text) if isinstance(column.type, sa.Numeric) else column for column in columns]
+    return sa.select(*exact).order_by(table.c.sequence)
+
+
+_SELECT_ROWS = _selected(ledger_row, (*COLUMNS, "hash", "body"))
+_SELECT_TOTALS = _selected(spend, spend.c.keys())  # in the order of `Total`
 _repeated = itemgetter(*COLUMNS)
 
 
@@ -279,10 +269,7 @@ class _ExternalRows:
         if hashes != {row_hash}:
             first = self._agreed + 1
             since = f"row {sequence}" if first == sequence else f"a row between {first} and {sequence}"
-            raise _Bad(
-                sequence,
-                f"row {sequence} isn't the one kept outside: the chain was rewritten from {since} on",
-            )
+            raise _Bad(sequence, f"row {sequence} isn't the one kept outside: the chain was rewritten from {since} on")
         self._agreed = sequence
 
     def finish(self, last: int) -> None:
