@@ -41,9 +41,6 @@ def crosswalk_files(given: Sequence[str], fields: Sequence[str]) -> dict[str, Pa
 
     Of several fields it is FIELD=FILE. The first `=` ends the field, whatever lies on the disk, and the file's own name
     may hold more. Of the only field it is FILE, and a file that is there is taken whatever its name holds.
-
-    Args:
-        fields: that the codes are of; "" for the only one.
     """
     if tuple(fields) == ("",):
         return _single_file(given)

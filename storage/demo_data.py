@@ -48,11 +48,7 @@ class DemoData:
 def write_demo_data(
     folder: Path, *, records: int = 1800, seed: int, progress: Callable[[int, int], None] | None = None
 ) -> DemoData:
-    """Writes `injuries.csv` and `codelist.csv` into a folder; replaces files of these names.
-
-    Args:
-        progress: receives the records written and their number, now and then.
-    """
+    """Writes `injuries.csv` and `codelist.csv` into a folder; replaces files of these names."""
     words = _words()
     folder.mkdir(parents=True, exist_ok=True)
     written = DemoData(folder / "injuries.csv", folder / "codelist.csv")

@@ -346,7 +346,6 @@ class Ledger(LedgerReader):
 
         Raises:
             BudgetRefused: when approvals are missing under the policy in force.
-            InputError: when one of them doesn't count.
         """
         if not reason.strip():
             raise InputError("reason: say why the budget changes")
@@ -397,11 +396,7 @@ def _require_same(existing: Row, content: dict[str, Any]) -> None:
 
 
 def require_plan(row: Row, plan_digest: str | None) -> None:
-    """Refuses a step of a release for another plan than the one that was reserved; its digest covers the artifacts.
-
-    Raises:
-        StorageError: the digests differ.
-    """
+    """Refuses a step of a release for another plan than the one that was reserved; its digest covers the artifacts."""
     reserved = row.details.get("plan_digest")
     if reserved != plan_digest:
         shown, given = (f"plan {one[:12]}…" if one else "no plan digest" for one in (reserved, plan_digest))

@@ -144,8 +144,7 @@ def recover(ledger: Ledger, workspace: Workspace, *, burn: Collection[str] = ())
     """Do what each release needs and can be done without the model: record a draw, commit a bundle, burn.
 
     Args:
-        ledger: the ledger.
-        workspace: the folders that belong to it. With another one every drawn release looks lost.
+        workspace: the ledger's own. With another one every drawn release looks lost.
         burn: ids of further releases to burn, whatever they need; committed ones are refused.
 
     Returns the findings, `done` where that step was taken. A release marked drawn here is found again with its next

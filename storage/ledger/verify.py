@@ -71,7 +71,6 @@ def verify(
     """Check every row of the ledger.
 
     Args:
-        database: where the ledger is.
         heads: statements exported before; the chain must still go through each.
         earlier: rows exported before; each must still be there, which names the first rewritten row exactly.
         progress: gets the number of rows checked, now and then.
