@@ -368,7 +368,7 @@ class Ledger(LedgerReader):
         return self.database.transact(work)
 
     def put_in_force(self, *, requester: str) -> Policy:
-        """Hold everything from now on against the policy that this was opened with; where one is in force, that holds."""
+        """Hold everything from now on against the policy of this ledger or of its opening, which may not differ."""
         return self.database.transact(lambda connection: self._policy_in_force(connection, requester=requester))
 
     def _policy_in_force(self, connection: Connection, *, requester: str) -> Policy:
