@@ -112,15 +112,11 @@ def handovers(ledger: Ledger) -> list[Handover]:
         entries.append(
             Handover(
                 release_id=row.release_id,
-                partner=row.details["partner"],
                 handed_over_on=row.recorded_at[:10],
-                bundle_digest=row.details["bundle_digest"],
-                release_row=row.details["release_row"],
                 row=row.sequence,
-                archive_sha256=row.details["archive_sha256"],
-                archive_bytes=row.details["archive_bytes"],
                 revoked_on=None if revocation is None else revocation.recorded_at[:10],
                 reason=None if revocation is None else revocation.details["reason"],
+                **row.details,
             )
         )
     return entries

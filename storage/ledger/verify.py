@@ -251,10 +251,8 @@ class _ExternalRows:
 
     def __init__(self, heads: Iterable[Head], earlier: Iterable[Row]) -> None:
         expected: dict[int, set[str]] = {}
-        for head in heads:
-            expected.setdefault(head.sequence, set()).add(head.hash)
-        for row in earlier:
-            expected.setdefault(row.sequence, set()).add(row.hash)
+        for one in (*heads, *earlier):
+            expected.setdefault(one.sequence, set()).add(one.hash)
         if expected.get(0, {GENESIS}) != {GENESIS}:
             raise InputError("head: of an empty ledger, yet with a hash")
         expected.pop(0, None)
