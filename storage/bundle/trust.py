@@ -142,8 +142,7 @@ class Trust:
     def load(self) -> Root:
         """Follows the roots from the pinned one and returns the newest.
 
-        Raises:
-            UnsoundBundle: the chain is forged, another one, expired or older than the last accepted one.
+        A chain that is forged, another one, expired or older than the last accepted one is refused.
         """
         pinned = self._pinned()
         newest = pinned if self.roots is None else self._follow(pinned, read_roots(self.roots))

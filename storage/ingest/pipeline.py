@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from storage.datasets import CELLS, CODES, FEATURES, FIELDS, VALUES, split_file
 from storage.durable import write_atomically
 from storage.errors import InputError, StorageError
 from storage.ingest.config import IngestConfig
-from storage.ingest.record_content import Content, ListedColumn, inspect_source, open_records
+from storage.ingest.record_content import Content, inspect_source, open_records
 from storage.ingest.results import FieldResult, IngestResult, LabelSpaceSource, SourceCheck, SourcePreview
 from storage.ingest.sampling import SPLITS, UNUSED, Selection, select
 from storage.ingest.survey import USABLE, FieldSurvey, Survey, Surveyor
@@ -113,7 +113,9 @@ def ingest(
         surveyor.take(batch)
         report_progress(surveyor.rows // 2, records.rows)
     survey = surveyor.finish()
-    values = {name: _accounted(name, listed, surveyor.rows, records.source) for name, listed in content.lists.items()}
+    values = {name: dict(listed.counts) for name, listed in content.lists.items()}
+    for name, counts in values.items():
+        _require_all(surveyor.rows, counts, records.source, name)
     selection = _selection(survey, config)
     classes = [_classes(field, selection, listed[field.name], records.source, config) for field in survey.fields]
     _require_halves(survey, selection, records.source, config)
@@ -151,14 +153,13 @@ def ingest(
     return result
 
 
-def _accounted(name: str, listed: ListedColumn, rows: int, source: Source) -> dict[str, int]:
-    """Returns where a column's cells went: each row has a listed value, another one or none."""
-    if sum(listed.counts.values()) != rows:
+def _require_all(rows: int, counts: Mapping[str, int], source: Source, column: str) -> None:
+    """Requires that each row of a column was counted once: with a listed value, with another one or blank."""
+    if sum(counts.values()) != rows:
         raise StorageError(
-            f"{source.label}, column {name!r}: {rows:,} rows, {sum(listed.counts.values()):,} of them accounted for. "
+            f"{source.label}, column {column!r}: {rows:,} rows, {sum(counts.values()):,} of them accounted for. "
             "Run again, and report it if it persists"
         )
-    return dict(listed.counts)
 
 
 def _selection(survey: Survey, config: IngestConfig) -> Selection:
@@ -333,11 +334,7 @@ def _field_report(one: _Classes, survey: Survey, selection: Selection, source: S
     field = one.survey
     coded = field.codes >= 0
     rows = {"coded": int(coded.sum()), "blank": field.blank, "not_on_list": field.unknown.total()}
-    if sum(rows.values()) != len(field.codes):
-        raise StorageError(
-            f"{source.label}, column {field.column!r}: {len(field.codes):,} rows, {sum(rows.values()):,} of them "
-            "accounted for. Run again, and report it if it persists"
-        )
+    _require_all(len(field.codes), rows, source, field.column)
     return {
         "column": field.column,
         "rows": rows,

@@ -53,15 +53,8 @@ def select(
 ) -> Selection:
     """Samples and splits, as configured.
 
-    All arrays have one entry per row.
-
-    Args:
-        codes: index of the code, at least 0 where `usable`; `per-record` ignores it.
-        units: hash of the unit; None where there are no units.
-        usable: rows with text, a code and a unit.
-        late: rows that the configuration's date puts into the test half; None where halves are drawn.
-        identities: digests of the records, for `per-record`.
-        unit_identities: digests of their units, for `per-record` where units are split as one.
+    All arrays have one entry per row, as in `Survey`. A usable row has text, a code and a unit; `per-record` ignores
+    the code.
     """
     if config.sampling == "per-record":
         assert identities is not None

@@ -101,6 +101,7 @@ class Survey:
     cohorts: NDArray[np.int32]
     """Index into `cohort_names`, -1 without a date."""
     units: NDArray[np.uint64] | None
+    """Hash of the unit; None where there are no units."""
     late: NDArray[np.bool_] | None
     """Rows dated on or after the day of the split; None without such a day."""
     identities: Digests | None

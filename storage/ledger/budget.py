@@ -212,21 +212,12 @@ def all_accounts(connection: Connection) -> list[Account]:
     return [account for account in accounts if account.sequence]
 
 
-def charge_account(
-    account: Account,
-    *,
-    policy: Policy,
-    costs: Sequence[Cost],
-    population: str | None = None,
-) -> Charge:
-    """Return the charge of costs, the first of them the claim's own, to an account.
+def charge_account(account: Account, *, policy: Policy, costs: Sequence[Cost], population: str | None = None) -> Charge:
+    """Return the charge of costs, the first of them the claim's own, to an account whose cap and terms they fit.
 
     Args:
         costs: beside the claim's own those of earlier releases that share records with it and were not charged here.
         population: of the account where it is another release's, which shares records.
-
-    Raises:
-        BudgetRefused: when the cap doesn't allow it, or the account is kept in terms that the claim doesn't fit.
     """
     cap = policy.cap(account.population, account.cohort, account.guarantee_kind)
     if cap is None:

@@ -71,11 +71,7 @@ _SAME_NAMES = (
 
 
 def plan_content(plan: ReleasePlan) -> dict[str, Any]:
-    """Return the fields that a release's plan settles.
-
-    Raises:
-        BudgetRefused: when nothing is claimed, so that nothing may be released.
-    """
+    """Return the fields that a release's plan settles; where nothing is claimed, nothing may be released."""
     claim = plan.claim
     if claim.guarantee_kind == "none" or plan.event.mechanism == "non-private":
         raise BudgetRefused(
@@ -139,9 +135,7 @@ def signed_terms(row: Mapping[str, Any]) -> dict[str, str]:
 def policy_terms(name: str, in_force: Mark, *, requester: str, reason: str) -> dict[str, str]:
     """Returns what a signature on a change of policy says of it, as text.
 
-    Args:
-        in_force: the row of the policy before; its hash is of this ledger and this moment, so that a signature is good
-            once.
+    The row of the policy in force is of this ledger and this moment, so that a signature is good once.
     """
     return {"name": name, "in_force": in_force.text, "requester": requester, "reason": reason}
 

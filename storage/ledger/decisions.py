@@ -60,9 +60,10 @@ class Decision(BaseModel):
     @staticmethod
     def read(text: str) -> Decision:
         """Read a token, or the JSON of a decision."""
-        text = "".join(text.split()) if not text.lstrip().startswith("{") else text
+        content: str | bytes = text
         try:
-            content = text if text.lstrip().startswith("{") else base64.b64decode(text, altchars=b"-_", validate=True)
+            if not text.lstrip().startswith("{"):
+                content = base64.b64decode("".join(text.split()), altchars=b"-_", validate=True)
             return Decision.model_validate(json.loads(content))
         except (ValueError, RecursionError):
             raise InputError("approval: not a signed decision. Paste what `autocoder approve` printed") from None

@@ -136,11 +136,7 @@ class Journal:
         return "this workspace" if self.whole else f"the witness {self.file}"
 
     def last(self) -> Mark | None:
-        """Returns the newest mark; None where nothing was kept yet.
-
-        Raises:
-            ForeignLedger: a line does not go on from the one before.
-        """
+        """Returns the newest mark, None where nothing was kept yet; refuses lines that do not go on from each other."""
         return self._read().last
 
     def _read(self) -> _Reading:

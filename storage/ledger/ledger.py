@@ -65,9 +65,7 @@ class Ledger(LedgerReader):
             journals: what was kept of the ledger outside its database; it must go through each, and goes on in each.
 
         Raises:
-            InputError: for a URL that names no ledger.
             ForeignLedger: it is not the one that a journal knows.
-            StorageError: when the database can't be opened or needs migrating.
         """
         database = Database(url, lock_timeout=lock_timeout, journals=journals)
         database.prepare()
@@ -342,11 +340,7 @@ class Ledger(LedgerReader):
         return chain.append(connection, content)
 
     def change_policy(self, policy: Policy, *, requester: str, reason: str, decisions: Sequence[Decision] = ()) -> Row:
-        """Put another policy in force, and record who wanted it, who approved and why.
-
-        Raises:
-            BudgetRefused: when approvals are missing under the policy in force.
-        """
+        """Put another policy in force where the one before is satisfied; record who wanted it, who approved and why."""
         if not reason.strip():
             raise InputError("reason: say why the budget changes")
 

@@ -30,11 +30,7 @@ class Deployment:
 
     @staticmethod
     def of(ledger: LedgerReader, release_id: str, *, later: RegistryStatement | None = None) -> Deployment | None:
-        """Returns the deployment as it was drawn; None where nothing is stated about it.
-
-        Args:
-            later: what counts where the policy that the release was reserved under states nothing.
-        """
+        """Returns the deployment as it was drawn; None where nothing is stated about it, when reserved or later."""
         history = ledger.history(release_id)
         rows = {row.state: row for row in history if row.kind == "release"}
         if "drawn" not in rows:

@@ -45,12 +45,7 @@ class RecordSet:
 
     @staticmethod
     def of(contents: Iterable[bytes], *, key: bytes, units: Iterable[str] = ()) -> RecordSet:
-        """Mark the normalised contents of records.
-
-        Args:
-            key: 32 bytes.
-            units: names of the units that they belong to, where units are what is protected.
-        """
+        """Mark normalised contents of records, and the units that they belong to where these are protected."""
         of_contents = [_mark(content, key, b"content") for content in contents]
         of_units = [_mark(unit.encode(), key, b"unit") for unit in set(units)]
         return RecordSet(_mark(b"", key, b"key", _KEY_ID), _sorted(of_contents), _sorted(of_units))

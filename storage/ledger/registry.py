@@ -68,11 +68,7 @@ class StoredSet:
             ) from error
 
     def bits(self, sizes: dict[int, tuple[int, ...]]) -> dict[int, Kinds] | None:
-        """Returns the bits of earlier sets; None where one of them is lost.
-
-        Args:
-            sizes: numbers of new marks of the sets that are there, by the sequence of their rows.
-        """
+        """Returns the bits of earlier sets, of these numbers of new marks by sequence; None where one is lost."""
         unpacked: dict[int, Kinds] = {}
         for at, kinds in self.packed.items():
             if at not in sizes:

@@ -50,16 +50,15 @@ def detect(url: str, workspace: Workspace) -> RollbackFinding | None:
     if not database_exists(url):
         for journal in journals:
             if (mark := journal.last()) is not None:
-                return RollbackFinding(
-                    f"no ledger at {database.url.database}, {journal.name} has used {mark}", mark, _all(workspace, mark)
-                )
+                problem = f"no ledger at {database.url.database}, {journal.name} has used {mark}"
+                return RollbackFinding(problem, mark, _missing((0, chain.GENESIS), workspace, mark))
         return None
     database.prepare()
     with database.read() as connection:
         for journal in journals:
             problem, mark = journal.problem(connection), journal.last()
             if problem is not None and mark is not None:
-                return RollbackFinding(problem, mark, _missing(connection, workspace, mark))
+                return RollbackFinding(problem, mark, _missing(chain.last(connection), workspace, mark))
     return None
 
 
@@ -197,12 +196,9 @@ def _run(rows: dict[int, tuple[str, str]], first: int, last: int, previous: str)
     return tuple(bodies)
 
 
-def _all(workspace: Workspace, mark: Mark) -> tuple[str, ...]:
-    return _run(_bodies(workspace, mark), 1, mark.sequence, chain.GENESIS)
-
-
-def _missing(connection: Connection, workspace: Workspace, mark: Mark) -> tuple[str, ...]:
-    sequence, row_hash = chain.last(connection)
+def _missing(last: tuple[int, str], workspace: Workspace, mark: Mark) -> tuple[str, ...]:
+    """Bodies of the rows behind the last one, by sequence and hash, up to the mark."""
+    sequence, row_hash = last
     return _run(_bodies(workspace, mark), sequence + 1, mark.sequence, row_hash) if sequence < mark.sequence else ()
 
 

@@ -136,10 +136,7 @@ def open_table(
 ) -> Table:
     """Opens a table, determines its encoding and counts its rows; reads JSON Lines to their end.
 
-    Args:
-        required: columns that must exist.
-        option: option that named the file, for messages.
-        column_options: option that named each column, for messages.
+    The columns `required` must exist. Messages name the options by which file and columns were given.
     """
     csv.field_size_limit(LONGEST_LINE)  # Python's default refuses 131,073 characters
     source = open_source(path, option)
@@ -164,7 +161,7 @@ def open_table(
 def survey(
     path: Path, *, text_columns: Sequence[str], option: str = "data", column_options: Mapping[str, str] | None = None
 ) -> Table:
-    """Reads a table to its end, so that its faults show before work starts; `open_table` has the arguments."""
+    """Reads a table to its end, so that its faults show before work starts."""
     table = open_table(path, text_columns, option=option, column_options=column_options)
     for _ in table.texts(text_columns) if text_columns and table.kind == "parquet" else ():
         pass
