@@ -19,10 +19,7 @@ from storage.errors import InputError
 from storage.ledger import chain
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import (
-        EllipticCurvePrivateKey,
-        EllipticCurvePublicKey,
-    )
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 
 PRIVATE_NAME, PUBLIC_NAME = "signing-key.pem", "signing-key.pub.pem"
 

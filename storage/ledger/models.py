@@ -6,15 +6,7 @@ import re
 from decimal import Decimal
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    SerializeAsAny,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, SerializeAsAny, model_validator
 
 from mechanisms.privacy.events import Claim, Event, GuaranteeKind, NeighbouringRelation
 from storage.ledger import amounts

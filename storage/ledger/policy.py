@@ -1,35 +1,6 @@
 """The budget policy: for each population, caps a guarantee kind and cohort, and who must approve.
 
-```yaml
-name: injuries-2026
-record_count_rounding: 10          # record counts in the ledger are rounded to this
-approvals:
-  minimum: 1                       # persons other than the requester who must have signed
-  valid_days: 14                   # older signatures are stale; without it they stay good
-  approvers:                       # who may sign, with which public key (`autocoder keys new`)
-    B. Officer: |
-      -----BEGIN PUBLIC KEY-----
-      …
-require_clean_code: true           # refuse a release from a dirty working tree
-require_audit: true                # refuse a candidate without an audit that could have contradicted its claim
-audit_reach: 1                     # the share of the claim that perfect guesses in an audit must be able to show
-populations:
-  osha-sir:
-    formal: {epsilon: 8, delta: 0.00001, composition: exact, neighbouring_relation: add-remove}
-    asymptotic-local: {epsilon: 20}
-    cohorts:
-      "2023": {formal: {epsilon: 4, delta: 0.00001}}
-default:                           # populations not named; without it they are refused
-  formal: {epsilon: 1, delta: 0.000001}
-registry:                          # what a registry of deployments asks for (`autocoder ledger record`)
-  curators: [Bureau of Injuries]
-  region: United States
-  domain: narratives of injuries that employers report, one row an injury
-  actors: the bureau trains; partners get bundles
-  refreshment: records come each quarter, budgets never reset
-  justification: decided by the review board
-  authors: [A. Officer]
-```
+docs/ledger.md has an example with every field.
 
 A cap holds for each cohort by itself: of records, which are in one cohort each, disjoint cohorts compose in parallel;
 a release over several cohorts spends from each. Where the claim protects a unit, whose records may lie in several
@@ -45,15 +16,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 
 from mechanisms.privacy.events import GuaranteeKind, NeighbouringRelation
 from storage.artifacts import digest
