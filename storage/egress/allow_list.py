@@ -16,8 +16,7 @@ from storage import strict_yaml
 from storage.artifacts import file_digest
 from storage.bundle import folder as bundle
 from storage.bundle.folder import UnsoundBundle
-from storage.egress.documents import check_schema, strict_json
-from storage.egress.tensors import read_shapes
+from storage.egress.documents import check_schema, read_shapes, strict_json
 from storage.tables.formulas import unquote
 
 _MB = 1 << 20

@@ -20,7 +20,7 @@ from storage.bundle import folder as bundle
 from storage.bundle.folder import UnsoundBundle
 from storage.codelist import Code
 from storage.egress.allow_list import GRAPH, LEXICON, allowed_content, check_codes, encoder_place, read_files
-from storage.egress.tensors import Shapes
+from storage.egress.documents import Shapes
 from storage.egress.words import unknown_words
 
 
