@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from storage.ledger.verify import Report
 
 _T = ledger_row.c
-
+_NEWEST = sa.select(sa.func.max(_T.sequence)).where(_T.kind == "release").group_by(_T.release_id).scalar_subquery()
+"""Sequences of each release's current row."""
 
 Counted = Sequence[tuple[Row, set[tuple[str, str]]]]
 """Releases, each with the accounts (population, cohort) that it counts in."""
@@ -91,22 +92,13 @@ class LedgerReader:
 
     def current(self) -> Sequence[Row]:
         """Return each release in its current state and every other row, in order of their newest row."""
-        newest = (
-            sa.select(sa.func.max(_T.sequence)).where(_T.kind == "release").group_by(_T.release_id)
-        ).scalar_subquery()
         with self.database.read() as connection:
-            return chain.select_rows(connection, (_T.kind != "release") | _T.sequence.in_(newest))
+            return chain.select_rows(connection, (_T.kind != "release") | _T.sequence.in_(_NEWEST))
 
     def open_releases(self) -> Sequence[Row]:
         """Return the releases that are reserved or drawn and not closed."""
-        closed = sa.select(_T.release_id).where(_T.state.in_(("committed", "burned"))).scalar_subquery()
-        newest = (
-            sa.select(sa.func.max(_T.sequence))
-            .where(_T.kind == "release", _T.release_id.not_in(closed))
-            .group_by(_T.release_id)
-        ).scalar_subquery()
         with self.database.read() as connection:
-            return chain.select_rows(connection, _T.sequence.in_(newest))
+            return chain.select_rows(connection, _T.sequence.in_(_NEWEST), _T.state.in_(("reserved", "drawn")))
 
     def mark(self) -> Mark | None:
         """Return which ledger this is and how far it went; None of an empty one."""
