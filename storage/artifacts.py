@@ -84,9 +84,7 @@ class Stage:
     def finish(self, figures: Mapping[str, Any]) -> ArtifactRef:
         """Seals the output: digests every file, writes the manifest, moves the folder into place.
 
-        Args:
-            figures: aggregate figures of the stage, JSON-able; they are shown and logged, so nothing per record or
-                per code belongs here. They are part of the digest: no times, no paths.
+        The figures are shown and logged: nothing per record or per code. They enter the digest: no times, no paths.
         """
         for partial in self.out.rglob("*.partial"):
             partial.unlink()
@@ -190,11 +188,7 @@ class Store:
         shutil.rmtree(fetched.parent, ignore_errors=True)
 
     def adopt(self, ref: ArtifactRef) -> ArtifactRef:
-        """Returns the same artifact in this store; fetches from the shared store what another machine made.
-
-        Raises:
-            StorageError: it is in neither, or differs.
-        """
+        """Returns the same artifact in this store; fetches from the shared store what another machine made."""
         key = ref.path.name
         with self.lock(f"{ref.kind}-{key}"):
             artifact = self.reconcile(ref.kind, key)
@@ -219,9 +213,6 @@ class Store:
 
         The working folder is the one a killed run left, if any, `out` included: what lies there may be resumed or
         is overwritten under the same names.
-
-        Raises:
-            StorageError: a finished stage is damaged, or the disk is full.
         """
         recipe = {"config": dict(config), "inputs": dict(inputs), "code": code}
         key = self.key(name, config=config, inputs=inputs, code=code)
@@ -239,11 +230,7 @@ class Store:
             yield stage
 
     def check(self) -> None:
-        """Refuses a shared store that does not answer or rejects the credentials, before any work.
-
-        Raises:
-            StorageError: says what it answered.
-        """
+        """Refuses a shared store that does not answer or rejects the credentials, before any work."""
         if self.shared is not None:
             self.shared.manifest("check", "0" * 32)
 
@@ -257,11 +244,7 @@ class Store:
             yield
 
     def open(self, ref: ArtifactRef) -> Path:
-        """Returns an artifact's folder after checking every file against the manifest (once per process).
-
-        Raises:
-            StorageError: a file is missing or differs; names it.
-        """
+        """Returns an artifact's folder after checking every file against the manifest (once per process)."""
         path = ref.path
         if self.shared is not None and not (path / MANIFEST).is_file():
             path = self.adopt(ref).path

@@ -69,9 +69,6 @@ def read_codelist(path: Path, *, option: str = "code list") -> tuple[Code, ...]:
     """Reads a table with the columns `code` and `title`, and perhaps `description`, in any case; ignores others.
 
     Or reads a classification in SKOS, by the file's ending (`storage.rdf`).
-
-    Raises:
-        InputError: names the file, and the row or column at fault.
     """
     if rdf.is_rdf(path):
         return _read_skos(path, option)

@@ -28,11 +28,7 @@ class Correspondence:
 
 
 def read_correspondence(path: Path) -> Correspondence:
-    """Reads the columns `old`, `new` and perhaps `share`; those of a crosswalk (`from_code`, …); or XKOS.
-
-    Raises:
-        InputError: names the file, and the column or row at fault.
-    """
+    """Reads the columns `old`, `new` and perhaps `share`; those of a crosswalk (`from_code`, …); or XKOS."""
     if rdf.is_rdf(path):
         pairs, after = rdf.read_associations(path, option=OPTION)
         return _correspondence(path, [(old, new, "") for old, new in pairs], after=after)

@@ -41,12 +41,6 @@ def crosswalk_files(given: Sequence[str], fields: Sequence[str]) -> dict[str, Pa
 
     Of several fields it is FIELD=FILE. The first `=` ends the field, whatever lies on the disk, and the file's own name
     may hold more. Of the only field it is FILE, and a file that is there is taken whatever its name holds.
-
-    Args:
-        fields: that the codes are of; "" for the only one.
-
-    Raises:
-        InputError: a file without a field or of an unknown one, a field twice, or a field named where there is but one.
     """
     if tuple(fields) == ("",):
         return _single_file(given)
@@ -89,11 +83,8 @@ def read_crosswalk(path: Path, *, version: str, field: str = "") -> Crosswalk:
     """Reads a table with the columns `from_code`, `to_code`, `from_version` and `to_version`; ignores others.
 
     Args:
-        version: of the codes that are to be translated.
+        version: of the codes that are to be translated; a table that starts from another one is refused.
         field: whose codes they are, of several; for messages.
-
-    Raises:
-        InputError: names the file, and the column or row at fault; also where the table starts from another version.
     """
     needed = ("from_code", "to_code", "from_version", "to_version")
     columns, rows = read_small(path, needed, option="--crosswalk")

@@ -50,9 +50,6 @@ def load_split(folder: Path, split: str) -> Dataset:
     Columns: record_id (int64 or string), text (of a table or of images: values, a list of numbers), label (int32, an
     index into the label space; of several fields `label_columns`, each an index into its own, -1 where a record lacks
     it), cohort, unit (null without a unit column). Held in memory: no cache is written, here or anywhere.
-
-    Raises:
-        StorageError: the file is missing or damaged; names it.
     """
     from datasets import Dataset  # takes a second with pandas
 
@@ -61,11 +58,7 @@ def load_split(folder: Path, split: str) -> Dataset:
 
 
 def load_table(folder: Path, split: str) -> pa.Table:
-    """Returns the records of a split as Arrow has them, in the columns of `load_split`.
-
-    Raises:
-        StorageError: the file is missing or damaged; names it.
-    """
+    """Returns the records of a split as Arrow has them, in the columns of `load_split`."""
     path = split_file(folder, split)
     if not path.is_file():
         raise StorageError(f"{path} is missing. Run ingest again (`holdout` needs a holdout_share above 0)")
@@ -91,22 +84,14 @@ def load_value_lists(folder: Path) -> dict[str, tuple[str, ...]]:
 
 
 def load_values(folder: Path, split: str) -> NDArray[np.float64]:
-    """Returns the numbers of a split's records, float64 [n, columns], of a table or of images.
-
-    Raises:
-        StorageError: the file is missing or damaged; names it.
-    """
+    """Returns the numbers of a split's records, float64 [n, columns], of a table or of images."""
     table = load_table(folder, split)
     values = table.column("values").combine_chunks()
     return np.array(values.flatten(), dtype=np.float64).reshape(table.num_rows, -1)
 
 
 def load_labels(folder: Path, split: str) -> NDArray[np.int64]:
-    """Returns the labels of a split's records: int64 [n]; of several fields [n, fields], -1 where a record lacks one.
-
-    Raises:
-        StorageError: the file is missing or damaged; names it.
-    """
+    """Returns the labels of a split's records: int64 [n]; of several fields [n, fields], -1 where one is lacking."""
     table, several = load_table(folder, split), load_fields(folder)
     columns = [table.column(name).to_numpy().astype(np.int64) for name in label_columns(tuple(several or ()))]
     return columns[0] if several is None else np.stack(columns, axis=1)
@@ -122,20 +107,12 @@ def load_fields(folder: Path) -> dict[str, list[Code]] | None:
 
 
 def load_spaces(folder: Path) -> dict[str, list[Code]]:
-    """Returns the label space of each field by its name; of a single field by the name "".
-
-    Raises:
-        StorageError: the file is missing; names it.
-    """
+    """Returns the label space of each field by its name; of a single field by the name ""."""
     return load_fields(folder) or {"": load_codes(folder)}
 
 
 def load_codes(folder: Path) -> list[Code]:
-    """Returns the label space of a single field: label i is code i.
-
-    Raises:
-        StorageError: the file is missing, or there are several fields; names it.
-    """
+    """Returns the label space of a single field: label i is code i."""
     path = folder / CODES
     if (folder / FIELDS).is_file():
         raise StorageError(f"{folder} has several fields. Give a dataset of one field")

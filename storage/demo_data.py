@@ -48,11 +48,7 @@ class DemoData:
 def write_demo_data(
     folder: Path, *, records: int = 1800, seed: int, progress: Callable[[int, int], None] | None = None
 ) -> DemoData:
-    """Writes `injuries.csv` and `codelist.csv` into a folder; replaces files of these names.
-
-    Args:
-        progress: receives the records written and their number, now and then.
-    """
+    """Writes `injuries.csv` and `codelist.csv` into a folder; replaces files of these names."""
     words = _words()
     folder.mkdir(parents=True, exist_ok=True)
     written = DemoData(folder / "injuries.csv", folder / "codelist.csv")
@@ -79,12 +75,8 @@ def narratives(records: int, *, seed: int) -> list[str]:
 def is_demo_data(path: Path) -> bool:
     """Checks whether all of a table's rows can be demo data, of any seed and number.
 
-    Its other columns then have only words of the demo lists, and its narratives hardly any others.
-
-    Real records fail at their first rows: their cities, establishments and objects are not on these lists.
-
-    Raises:
-        InputError: the table cannot be read.
+    Its narratives then have hardly any words beyond the demo lists, and its other columns none. Real records fail at
+    their first rows: their cities, establishments and objects are not on these lists.
     """
     table = open_table(path, ())
     if not set(HEADER) <= set(table.columns):
@@ -217,11 +209,8 @@ def _filled(pattern: str, fill: dict[str, str]) -> str:
     """Replaces {slot}; {Slot} begins a sentence."""
 
     def value(match: re.Match[str]) -> str:
-        slot = match[1]
-        word = fill[slot.lower()]
-        if slot[0].isupper():
-            return word[0].upper() + word[1:]
-        return word
+        word = fill[match[1].lower()]
+        return word[0].upper() + word[1:] if match[1][0].isupper() else word
 
     return re.sub(r"\{(\w+)\}", value, pattern)
 

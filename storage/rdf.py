@@ -17,12 +17,7 @@ from typing import Final
 from storage import rdf_program
 from storage.errors import InputError
 
-_FORMS: Final = {
-    ".ttl": "turtle",
-    ".rdf": "xml",
-    ".xml": "xml",
-    ".jsonld": "json-ld",
-}
+_FORMS: Final = {".ttl": "turtle", ".rdf": "xml", ".xml": "xml", ".jsonld": "json-ld"}
 _LARGEST, _MEMORY, _SECONDS = 32 << 20, 4 << 30, 300
 _DEEPEST = 64
 
@@ -46,11 +41,7 @@ def is_rdf(path: Path) -> bool:
 
 
 def read_concepts(path: Path, *, option: str) -> list[Concept]:
-    """Returns the concepts of a scheme, in the order of their notations.
-
-    Raises:
-        InputError: the file cannot be read, has several schemes or languages, or a concept lacks one notation.
-    """
+    """Returns the concepts of one scheme in one language, in the order of their notations."""
     values = _read(path, option)
     subjects = [name for name in values if _has(values, name, "type", f"{rdf_program.SKOS}Concept")]
     schemes = {scheme for name in subjects for scheme in _schemes(values, name)}
@@ -77,9 +68,6 @@ def read_associations(path: Path, *, option: str) -> tuple[list[tuple[str, str]]
 
     An old concept that becomes none has a pair with "". An association of several old and new concepts gives all
     pairs.
-
-    Raises:
-        InputError: the file cannot be read, has no associations, or lacks the notation of a concept.
     """
     values = _read(path, option)
     pairs: set[tuple[str, str]] = set()

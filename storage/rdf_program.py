@@ -18,11 +18,7 @@ NAMES = {
     "http://www.w3.org/2002/07/owl#": ("versionInfo",),
 }
 OUTSIDE, DAMAGED, MISSING = 3, 4, 5
-_EMPTY = {
-    "json-ld": "{}",
-    "turtle": "",
-    "xml": '<r:RDF xmlns:r="http://www.w3.org/1999/02/22-rdf-syntax-ns#"/>',
-}
+_EMPTY = {"json-ld": "{}", "turtle": "", "xml": '<r:RDF xmlns:r="http://www.w3.org/1999/02/22-rdf-syntax-ns#"/>'}
 _EVENTS = ("open", "socket.", "urllib.", "subprocess.", "os.", "shutil.", "ctypes.", "http.", "ftplib.", "import")
 _state = {"closed": False, "refused": False}
 
@@ -53,8 +49,7 @@ def statements(content: bytes, form: str) -> list[list[str]]:
     """Returns subject, name, object and language of each statement about concepts, in order.
 
     Raises:
-        PermissionError: the text refers to a file or an address, or has entities.
-        ValueError: it is not UTF-8 or not of the form. Parsers raise other errors too.
+        PermissionError: the text refers to a file or an address, or has entities. Parsers raise anything else.
     """
     import rdflib
 

@@ -65,19 +65,12 @@ def _matches(pattern: str, code: str | None) -> bool:
 
 
 def read_rules(path: Path, spaces: Mapping[str, Sequence[str]], *, option: str = "--rules") -> Rules:
-    """Reads rules on these fields, each with the codes of its list.
-
-    Raises:
-        InputError: names the file, and the row and column at fault: a field that is not coded, a code (or a beginning
-            of codes) that its list lacks, a field with itself, a rule twice; or the file has none.
-    """
+    """Reads rules on these fields, each with the codes of its list."""
     path = path.expanduser()
     columns, rows = read_small(path, COLUMNS, option=option)
-    at = {name: columns.index(name) for name in COLUMNS}
-    why_column = columns.index("why") if "why" in columns else None
     rules_by_pair: dict[tuple[tuple[str, str], ...], Rule] = {}
     for number, row in enumerate(rows, start=1):
-        cells = {name: row[place].strip() for name, place in at.items()}
+        cells = {name: row[columns.index(name)].strip() for name in COLUMNS}
         if not any(cells.values()):
             continue
 
@@ -92,7 +85,7 @@ def read_rules(path: Path, spaces: Mapping[str, Sequence[str]], *, option: str =
                 raise refuse(code, f"the code list of {cells[field]} lacks this code. Correct it")
         if cells["field"] == cells["other_field"]:
             raise refuse("other_field", "a rule names the same field twice. Name two fields")
-        why = "" if why_column is None else row[why_column].strip()
+        why = row[columns.index("why")].strip() if "why" in columns else ""
         if len(why) > _MOST_WHY:
             raise refuse("why", f"the text is too long. Use up to {_MOST_WHY} characters")
         pair = tuple(sorted([(cells["field"], cells["code"]), (cells["other_field"], cells["other_code"])]))

@@ -30,12 +30,7 @@ _MANIFEST = "manifest.json"
 
 
 class SharedStore:
-    """Stores stages under one URL.
-
-    Raises:
-        InputError: the URL is neither a folder nor `s3://bucket/prefix`, holds credentials, or S3's library is missing;
-            the folder is open to others.
-    """
+    """Stores stages under one URL: a folder closed to others, or `s3://bucket/prefix` without credentials."""
 
     def __init__(self, url: str) -> None:
         scheme, place = _parsed(url)
@@ -53,11 +48,7 @@ class SharedStore:
             _require_closed(Path(place))
 
     def manifest(self, name: str, key: str) -> bytes | None:
-        """Returns the manifest of a finished stage; None where there is none.
-
-        Raises:
-            StorageError: the place does not answer, or the manifest is not of this stage.
-        """
+        """Returns the manifest of a finished stage; None where there is none."""
         with self._safe_errors():
             try:
                 content: bytes = self._fs.cat_file(self._place(name, key, _MANIFEST))
@@ -73,11 +64,7 @@ class SharedStore:
         return content
 
     def publish(self, name: str, key: str, folder: Path) -> bytes:
-        """Writes a finished stage, its manifest last; returns the manifest that counts: this or an earlier one.
-
-        Raises:
-            StorageError: the place does not answer or refuses.
-        """
+        """Writes a finished stage, its manifest last; returns the manifest that counts: this or an earlier one."""
         manifest = (folder / _MANIFEST).read_bytes()
         with self._safe_errors():
             for file in json.loads(manifest)["files"]:
@@ -89,11 +76,7 @@ class SharedStore:
         return counts
 
     def fetch(self, name: str, key: str, manifest: bytes, into: Path) -> None:
-        """Copies a finished stage into an empty folder and checks every file.
-
-        Raises:
-            StorageError: a file is missing or is not what the manifest says.
-        """
+        """Copies a finished stage into an empty folder and checks every file against the manifest."""
         files = json.loads(manifest)["files"]
         if any(PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts for file in files):
             raise StorageError(f"{VARIABLE}: {self._remedy(name, key)}: it names a file outside its folder")

@@ -48,11 +48,7 @@ class AdoptedBundle:
 
     @classmethod
     def read(cls, folder: Path | None) -> AdoptedBundle | None:
-        """Returns the adopted bundle of a folder; None for anything else, such as a bundle itself.
-
-        Raises:
-            InputError: the folder is damaged.
-        """
+        """Returns the adopted bundle of a folder; None for anything else, such as a bundle itself."""
         folder = None if folder is None else folder.expanduser()
         if folder is None or not (folder / FILE).is_file():
             return None
@@ -87,12 +83,7 @@ class AdoptedBundle:
         return [self.folder / name for name in self.adoption.thresholds]
 
     def check(self) -> VerifiedBundle:
-        """Checks the bundle as on the day of its adoption, against the newest roots.
-
-        Raises:
-            UnsoundBundle: it was changed or revoked, or another release is in its place.
-            InputError: the key or the roots cannot be read.
-        """
+        """Checks the bundle as on the day of its adoption, against the newest roots."""
         sound = check(self.bundle, self.trust)
         # guard: the release that was adopted is in its folder
         if sound.release_id != self.adoption.release_id:

@@ -64,12 +64,7 @@ def pack(folder: Path, out: Path) -> Path:
 
 
 def unpack(archive: Path, into: Path) -> Path:
-    """Write the files of an archive into an empty folder; return the bundle's folder in it.
-
-    Raises:
-        UnsoundBundle: an entry is not a regular file with an allowed name and size, or the archive is damaged.
-        InputError: it cannot be read.
-    """
+    """Write the files of an archive into an empty folder; return the bundle's folder in it."""
     top, names = "", [PurePosixPath()]
     try:
         with archive.open("rb") as file:
@@ -108,17 +103,10 @@ def unpack(archive: Path, into: Path) -> Path:
 
 @contextmanager
 def open_folder(path: Path) -> Iterator[Path]:
-    """Yields the folder of a bundle or of an adopted one; an archive is unpacked into a temporary folder.
-
-    Raises:
-        InputError: nothing exists at the path.
-        UnsoundBundle: the archive is not a bundle's, or its folder is not named after its release; an adopted bundle
-            was changed or revoked.
-    """
+    """Yields the folder of a bundle or of an adopted one; an archive is unpacked into a temporary folder."""
     if path.is_dir():
         adopted = AdoptedBundle.read(path)
         if adopted is not None:
-            # as on the day of its adoption, and against the newest roots
             adopted.check()
         yield path if adopted is None else adopted.bundle
         return

@@ -41,13 +41,7 @@ class VerifiedBundle:
 def check(folder: Path, trust: Trust | None, *, unsigned: bool = False) -> VerifiedBundle:
     """Checks a bundle from its signature to its last field. Imports no torch and opens no connection.
 
-    Args:
-        trust: whose keys must have signed; None only with `unsigned`.
-        unsigned: accept a bundle without a signature.
-
-    Raises:
-        UnsoundBundle: names the first file with a fault.
-        InputError: the key or the roots cannot be used.
+    Without somebody to trust, a bundle is accepted only where it may be unsigned.
     """
     root = None if trust is None else trust.load()
     if root is None and not unsigned:

@@ -73,9 +73,6 @@ def publish(
         allowed: the only file names, relative to the bundle, that it may contain.
         build: fills the folder, and raises if something in it may not leave.
         expected: the recorded digest, if any. A bundle with another digest is not put into place.
-
-    Raises:
-        StorageError: `build` left a file that is not allowed, a link, or a pickle.
     """
     final = bundles / release_id
     if final.is_dir():
@@ -104,11 +101,7 @@ def publish(
 
 
 def check_allowed(folder: Path, allowed: frozenset[str]) -> None:
-    """Refuses a bundle with anything but regular files of allowed names and their folders.
-
-    Raises:
-        UnsoundBundle: names the first file that may not leave.
-    """
+    """Refuses a bundle with anything but regular files of allowed names and their folders."""
     within = {parent.as_posix() for name in allowed for parent in Path(name).parents}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
@@ -122,11 +115,7 @@ def check_allowed(folder: Path, allowed: frozenset[str]) -> None:
 
 
 def read_regular(path: Path, most: int, *, option: str = "") -> bytes:
-    """Reads a regular file of at most so many bytes. A pipe, a device or a larger file is refused before it is read.
-
-    Raises:
-        InputError: names the option and the file.
-    """
+    """Reads a regular file of at most so many bytes. A pipe, a device or a larger file is refused before it is read."""
     named = f"{option} {path}".strip()
     try:
         # not blocking: opening a pipe would wait for its writer

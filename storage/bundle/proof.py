@@ -32,11 +32,7 @@ _PUBLIC = {"sequence", "hash", "state", "bundle_digest", "supersedes", "unprotec
 
 
 def proof_of(row: Row, files: dict[str, str], *, key: EllipticCurvePrivateKey | None) -> dict[str, Any]:
-    """Returns the content of `ledger_proof.json` for a committed row and the digests of the bundle's content.
-
-    Raises:
-        StorageError: the row is not committed, or has the digest of other content.
-    """
+    """Returns the content of `ledger_proof.json` for a committed row and the digests of the bundle's content."""
     if row.state != "committed" or row.bundle_digest != digest(files):
         raise StorageError(f"release {row.release_id}: ledger row {row.sequence} does not match this bundle")
     whole, day = row.as_json(), row.recorded_at[:10]
@@ -53,11 +49,7 @@ def proof_of(row: Row, files: dict[str, str], *, key: EllipticCurvePrivateKey | 
 def check_proof(
     folder: Path, proof: dict[str, Any], statement: dict[str, Any], *, key: EllipticCurvePublicKey | None
 ) -> None:
-    """Checks that a proof matches the bundle and its statement, and that the bundle's key signed its head.
-
-    Raises:
-        UnsoundBundle: names the file at fault.
-    """
+    """Checks that a proof matches the bundle and its statement, and that the bundle's key signed its head."""
     row, files = proof["row"], proof["files"]
     actual = bundle.content_files(folder)
     for name in sorted(set(files) | set(actual)):

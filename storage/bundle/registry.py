@@ -42,11 +42,7 @@ class Handover(BaseModel):
 
 
 def require_committed(ledger: Ledger, release_id: str, folder: Path) -> Row:
-    """Returns the committed row of a release whose bundle is unchanged and not revoked.
-
-    Raises:
-        StorageError: it is not committed, was revoked, or its bundle was changed.
-    """
+    """Returns the committed row of a release whose bundle is unchanged and not revoked; refuses any other."""
     row = ledger.release(release_id)
     if row.state != "committed":
         raise StorageError(f"release {release_id} is {row.state}. Only a committed release can be handed over.")
@@ -63,9 +59,6 @@ def hand_over(
     """Packs a bundle into folder `out` and records the partner. The same file to one partner on one day is one row.
 
     The row comes before the archive is put in place, so that the ledger knows every archive.
-
-    Raises:
-        InputError: partner or requester is not a valid name, or the folder cannot be written.
     """
     partner, requester = _name("--to", partner), _name("--requester", requester)
     details = {"partner": partner, "bundle_digest": release.bundle_digest, "release_row": release.sequence}
@@ -76,7 +69,7 @@ def hand_over(
             packed = pack(folder, Path(aside) / archive.name)
             sha256 = file_digest(packed)
             details |= {"archive_sha256": sha256, "archive_bytes": packed.stat().st_size}
-            key = f"handover-{release.release_id}-{_today()}-{sha256[:16]}-{partner}"
+            key = f"handover-{release.release_id}-{datetime.now(UTC).date()}-{sha256[:16]}-{partner}"
             row = ledger.record(_row("handover", release, f"handed over to {partner}", requester, details, key))
             packed.replace(archive)
     except OSError as error:
@@ -85,12 +78,7 @@ def hand_over(
 
 
 def record_revocation(ledger: Ledger, release_id: str, *, reason: str, requester: str) -> Row:
-    """Records that a release must no longer be used. A second revocation changes nothing.
-
-    Raises:
-        InputError: the reason is missing or too long, or the requester is not a valid name.
-        StorageError: the release is not committed.
-    """
+    """Records that a committed release must no longer be used. A second revocation changes nothing."""
     if not reason.strip() or len(reason) > 1000:
         raise InputError("--reason: give 1 to 1,000 characters. Partners read them.")
     release = ledger.release(release_id)
@@ -101,11 +89,7 @@ def record_revocation(ledger: Ledger, release_id: str, *, reason: str, requester
 
 
 def require_not_revoked(ledger: Ledger, release_id: str, bundle_digest: str) -> None:
-    """Refuses a bundle that this ledger revoked, by its release or by its content.
-
-    Raises:
-        StorageError: it was revoked; gives date and reason.
-    """
+    """Refuses a bundle that this ledger revoked, by its release or by its content; gives date and reason."""
     for row in ledger.rows():
         if row.kind == "revocation" and (
             row.release_id == release_id or row.details.get("bundle_digest") == bundle_digest
@@ -128,15 +112,11 @@ def handovers(ledger: Ledger) -> list[Handover]:
         entries.append(
             Handover(
                 release_id=row.release_id,
-                partner=row.details["partner"],
                 handed_over_on=row.recorded_at[:10],
-                bundle_digest=row.details["bundle_digest"],
-                release_row=row.details["release_row"],
                 row=row.sequence,
-                archive_sha256=row.details["archive_sha256"],
-                archive_bytes=row.details["archive_bytes"],
                 revoked_on=None if revocation is None else revocation.recorded_at[:10],
                 reason=None if revocation is None else revocation.details["reason"],
+                **row.details,
             )
         )
     return entries
@@ -157,14 +137,7 @@ def revoked_releases(ledger: Ledger) -> list[RevokedRelease]:
 
 
 def earlier_bundles(ledger: Ledger, bundles: Path, keys: Iterable[str]) -> list[EarlierBundle]:
-    """Returns the committed releases that replaced keys sealed, for a root without these keys.
-
-    Args:
-        keys: public keys (PEM) that are replaced.
-
-    Raises:
-        StorageError: a bundle was changed since its commit.
-    """
+    """Returns the committed releases that replaced keys (PEM) sealed, for a root without these keys."""
     by_id = {key_id(parse_public_key(pem.encode(), name="a root's key")): pem for pem in keys}
     named: list[EarlierBundle] = []
     for row in ledger.current() if by_id else ():
@@ -202,7 +175,3 @@ def _name(option: str, text: str) -> str:
     if not 0 < len(text) <= _LONGEST_NAME or not text.isprintable():
         raise InputError(f"{option}: give a name of 1 to {_LONGEST_NAME} characters without tabs and line breaks.")
     return text
-
-
-def _today() -> str:
-    return datetime.now(UTC).date().isoformat()

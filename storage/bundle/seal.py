@@ -28,15 +28,7 @@ def seal(folder: Path, row: Row, signer: Signer | None) -> None:
     """Adds the ledger's proof and, with a signer, the signature over everything.
 
     A valid seal by this signer is left unchanged. A bundle that a crash left half sealed, or that another key signed,
-    is sealed again. Without a signer a signed bundle stays signed.
-
-    Args:
-        folder: the bundle.
-        row: its committed row.
-        signer: None leaves the bundle unsigned.
-
-    Raises:
-        StorageError: the row does not match the bundle.
+    is sealed again. Without a signer a signed bundle stays signed, and another one unsigned.
     """
     # Temporary files lie next to the bundle: the private workspace may be on another disk.
     aside = folder.with_name(f".sealing-{folder.name}")
@@ -68,11 +60,7 @@ def signing_key(named: Path | None, private: Path) -> Path:
 
 
 def signing_public_key(private: Path) -> EllipticCurvePublicKey:
-    """Returns the public half of the signing key.
-
-    Raises:
-        InputError: it cannot be read.
-    """
+    """Returns the public half of the signing key."""
     return heads.load_private_key(signing_key(None, private)).public_key()
 
 
@@ -110,15 +98,11 @@ def _unsigned(proof: dict[str, object]) -> dict[str, object]:
 
 
 def workspace_signer(private: Path, home: Path) -> Signer:
-    """Returns the workspace's key, made at the first call. Puts its public half next to the bundles' folder.
-
-    Raises:
-        StorageError: only the public key exists: a new pair would replace it silently.
-    """
+    """Returns the workspace's key, made at the first call. Puts its public half next to the bundles' folder."""
     folder = private / "keys"
     secret, public = folder / heads.PRIVATE_NAME, folder / heads.PUBLIC_NAME
     if not secret.exists():
-        if public.exists():
+        if public.exists():  # a new pair would replace it silently
             raise StorageError(f"{secret} is missing. Restore it, or remove {public} and send partners the new key.")
         heads.new_keys(folder)
     if not public.exists() or not (home / _PUBLIC).exists():

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import tempfile
 from contextlib import suppress
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.bundle.folder import SIGNATURE, UnsoundBundle
+from storage.durable import sync
 from storage.egress.documents import strict_json
 from storage.errors import InputError
 from storage.ledger import heads
@@ -34,19 +34,11 @@ class Signer:
         return heads.key_id(heads.load_private_key(self.key).public_key())
 
     def check(self) -> None:
-        """Refuses a key that cannot sign, before work starts.
-
-        Raises:
-            InputError: it cannot be read.
-        """
+        """Refuses a key that cannot sign, before work starts."""
         heads.load_private_key(self.key)
 
     def sign(self, folder: Path, out: Path) -> None:
-        """Signs every file of a bundle except the signature into `out`, synced.
-
-        Raises:
-            InputError: the key cannot be used.
-        """
+        """Signs every file of a bundle except the signature into `out`, synced."""
         self.check()
         from model_signing import signing
 
@@ -56,8 +48,7 @@ class Signer:
         except (OSError, ValueError) as error:
             raise InputError(f"signing key {self.key}: {error}") from None
         config.sign(folder, out)
-        with out.open("rb") as file:
-            os.fsync(file.fileno())
+        sync(out)
 
     def verifies(self, folder: Path) -> bool:
         """Returns whether a bundle's signature is valid and was made by this key."""
@@ -68,11 +59,7 @@ class Signer:
 
 
 def verify_signature(folder: Path, key: EllipticCurvePublicKey) -> None:
-    """Checks a bundle's signature by a key, and with it the digest of every file.
-
-    Raises:
-        UnsoundBundle: names the file that is not as it was signed, or `model.sig`.
-    """
+    """Checks a bundle's signature by a key, and with it the digest of every file."""
     from model_signing import verifying
 
     if not (folder / SIGNATURE).is_file():

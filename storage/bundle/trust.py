@@ -114,11 +114,7 @@ class Root(BaseModel):
     def check(self, release_id: str, bundle_digest: str, key: EllipticCurvePublicKey | None) -> None:
         """Refuses a bundle that was revoked, or that a replaced key sealed and this root does not name.
 
-        Args:
-            key: the key that sealed it; None to check the revocations alone.
-
-        Raises:
-            UnsoundBundle: it may not be used; gives date and reason of a revocation.
+        Without the key that sealed it, the revocations alone are checked.
         """
         for entry in self.revoked:
             # guard: what was revoked is believed by nobody
@@ -146,9 +142,7 @@ class Trust:
     def load(self) -> Root:
         """Follows the roots from the pinned one and returns the newest.
 
-        Raises:
-            UnsoundBundle: the chain is forged, another one, expired or older than the last accepted one.
-            InputError: a file cannot be used.
+        A chain that is forged, another one, expired or older than the last accepted one is refused.
         """
         pinned = self._pinned()
         newest = pinned if self.roots is None else self._follow(pinned, read_roots(self.roots))
@@ -206,12 +200,7 @@ _ROOTS = TypeAdapter(tuple[Root, ...])
 
 
 def read_roots(path: Path) -> tuple[Root, ...]:
-    """Reads a file of roots and checks their order, not their signatures.
-
-    Raises:
-        InputError: it cannot be read.
-        UnsoundBundle: its roots do not continue each other.
-    """
+    """Reads a file of roots and checks their order, not their signatures."""
     try:
         roots = _ROOTS.validate_json(read_regular(path, _MAX_BYTES, option="--roots"))
         linked = bool(roots) and all(
@@ -249,11 +238,7 @@ def with_next_root(
     revoked: Sequence[RevokedRelease] = (),
     days: int,
 ) -> tuple[Root, ...]:
-    """Returns the roots with a next one, unsigned; what is not given stays. It replaces one that lacks signatures.
-
-    Raises:
-        InputError: more signatures are required than there are keys.
-    """
+    """Returns the roots with a next one, unsigned; what is not given stays. It replaces one that lacks signatures."""
     newest = roots[-1]
     signed = tuple(roots[:-1] if incomplete(roots) else roots)
     named = {(one.release_id, one.key): one for one in (*newest.earlier, *earlier)}
@@ -277,11 +262,7 @@ def with_next_root(
 
 
 def sign_newest(roots: Sequence[Root], key: EllipticCurvePrivateKey) -> tuple[Root, ...]:
-    """Returns the roots with a signature by this key on the newest.
-
-    Raises:
-        InputError: the key is a root key neither of it nor of the root before.
-    """
+    """Returns the roots with a signature on the newest, by a key of its own or of the root before."""
     pem = public_pem(key.public_key()).decode()
     if len(roots) < 2 or pem not in {*roots[-1].keys, *roots[-2].keys}:
         raise InputError(f"key {key_id(key.public_key())[:16]}… is not a root key of the newest roots.")

@@ -16,8 +16,7 @@ from storage import strict_yaml
 from storage.artifacts import file_digest
 from storage.bundle import folder as bundle
 from storage.bundle.folder import UnsoundBundle
-from storage.egress.documents import check_schema, strict_json
-from storage.egress.tensors import read_shapes
+from storage.egress.documents import check_schema, read_shapes, strict_json
 from storage.tables.formulas import unquote
 
 _MB = 1 << 20
@@ -31,8 +30,8 @@ ENCODER = "0_Transformer/"
 LABELS = "labels.json"
 """Codes in the order of the scores, next to an encoder that names none; of several fields, their names."""
 LEXICON = "lexicon.json"
-GRAPH = "model.onnx"
 """Vocabulary that a model reads next to its encoder, where it reads one."""
+GRAPH = "model.onnx"
 CODELIST_COLUMNS = ("code", "title", "classification", "version")
 
 
@@ -162,11 +161,7 @@ def allowed_content(fields: Sequence[str]) -> frozenset[str]:
 
 
 def read_fields(folder: Path) -> tuple[str, ...]:
-    """Returns the fields that a bundle's labels name; none where it has one field.
-
-    Raises:
-        UnsoundBundle: the labels are damaged or too large.
-    """
+    """Returns the fields that a bundle's labels name; none where it has one field."""
     path = folder / LABELS
     if not path.is_file() or path.is_symlink():
         return ()
@@ -184,10 +179,6 @@ def field_folders(contents: Mapping[str, Any]) -> dict[str, str]:
     return {"": ""} if names is None else {name: f"{name}/" for name in names}
 
 
-TOKENIZER = frozenset(
-    f"{place}{name}" for place in ("", ENCODER) for name in ("tokenizer.json", "tokenizer_config.json")
-)
-"""Files that come from the public encoder."""
 CONTENT = frozenset(FILES) - bundle.SEAL
 """Files of a bundle of one field before the ledger's row is committed."""
 
@@ -206,13 +197,9 @@ def encoder_place(names: Iterable[str]) -> str:
 
 
 def model_files(names: Iterable[str], fields: Sequence[str] = ()) -> frozenset[str]:
-    """Returns the files that a model of this layout needs.
+    """Returns the files that a model of this layout needs; no fields are named where there is one.
 
-    Args:
-        fields: names of the coded fields; none where there is one.
-
-    Raises:
-        UnsoundBundle: files of two layouts lie together, of which a library may read the other one.
+    Files of two layouts together are refused: a library may read the other one.
     """
     present = frozenset(names)
     if not encoder_place(present):
@@ -224,11 +211,7 @@ def model_files(names: Iterable[str], fields: Sequence[str] = ()) -> frozenset[s
 
 
 def list_files(folder: Path, *, allowed: frozenset[str]) -> dict[str, Path]:
-    """Lists the files of a bundle by name, by their status alone: nothing is opened but the labels.
-
-    Raises:
-        UnsoundBundle: names the first file that is not a regular one of an allowed name and size.
-    """
+    """Lists the files of a bundle by name, by their status alone: nothing is opened but the labels."""
     bundle.check_allowed(folder, allowed)
     present = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     for name, path in present.items():
@@ -241,11 +224,7 @@ def list_files(folder: Path, *, allowed: frozenset[str]) -> dict[str, Path]:
 
 
 def read_files(folder: Path, *, allowed: frozenset[str]) -> dict[str, Any]:
-    """Reads every file of a bundle as its kind; returns the contents by name.
-
-    Raises:
-        UnsoundBundle: names the first file that is not allowed, missing, too large or not what it has to be.
-    """
+    """Reads every file of a bundle as its kind; returns the contents by name."""
     present, fields = list_files(folder, allowed=allowed), read_fields(folder)
     each = _ALWAYS & PER_FIELD
     always = (_ALWAYS - each) | {f"{name}/{file}" for name in fields for file in each} if fields else _ALWAYS
@@ -268,10 +247,7 @@ def read_files(folder: Path, *, allowed: frozenset[str]) -> dict[str, Any]:
 def check_codes(contents: dict[str, Any]) -> dict[str, tuple[str, ...]]:
     """Returns each field's codes in the order of the scores, by its name ("" for a single field).
 
-    Model and code list have to name the same codes.
-
-    Raises:
-        UnsoundBundle: they differ, or the statement is of other fields.
+    Model and code list have to name the same codes, and the statement the same fields.
     """
     spaces: dict[str, tuple[str, ...]] = {}
     for field, place in field_folders(contents).items():
@@ -306,11 +282,7 @@ def _configured(config: dict[str, Any]) -> tuple[str, ...]:
 
 
 def check_layers(contents: dict[str, Any]) -> None:
-    """Checks that the layers above the encoder match their tensors' shapes and the number of codes.
-
-    Raises:
-        UnsoundBundle: they differ.
-    """
+    """Checks that the layers above the encoder match their tensors' shapes and the number of codes."""
     lexicon = contents.get(LEXICON)
     if "modules.json" not in contents:
         if lexicon is not None:

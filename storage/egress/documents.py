@@ -1,10 +1,13 @@
-"""Reads JSON strictly and checks it against a committed schema: the allow-list of fields."""
+"""Reads JSON and headers of safetensors strictly; checks JSON against a committed schema, the allow-list of fields."""
 
 from __future__ import annotations
 
 import json
+import math
+import struct
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -12,13 +15,15 @@ from jsonschema.exceptions import best_match
 
 from storage.bundle.folder import UnsoundBundle
 
+_MAX_HEADER = 16 << 20
+_BYTES = {"F32": 4, "BF16": 2}
+"""Types that may leave: position ids and other buffers are not saved by the libraries."""
+
+Shapes = dict[str, tuple[int, ...]]
+
 
 def strict_json(name: str, content: bytes) -> Any:
-    """Parses JSON in UTF-8; refuses repeated keys, which most readers accept, and NaN.
-
-    Raises:
-        UnsoundBundle: names the file.
-    """
+    """Parses JSON in UTF-8; refuses repeated keys, which most readers accept, and NaN."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         mapping = dict(pairs)
@@ -41,11 +46,7 @@ def strict_json(name: str, content: bytes) -> Any:
 
 
 def check_schema(name: str, value: Any, schema: str) -> None:
-    """Checks a parsed document against `storage/schemas/SCHEMA.schema.json`.
-
-    Raises:
-        UnsoundBundle: names the file and the field; never quotes its value.
-    """
+    """Checks a parsed document against `storage/schemas/SCHEMA.schema.json`; an error never quotes a value."""
     error = best_match(_validator(schema).iter_errors(value))
     if error is None:
         return
@@ -70,3 +71,35 @@ def schema(name: str) -> dict[str, Any]:
 @cache
 def _validator(name: str) -> Draft202012Validator:
     return Draft202012Validator(schema(name))
+
+
+def read_shapes(name: str, path: Path) -> Shapes:
+    """Returns the shape of each tensor by name; refuses other metadata, types or bytes than inference weights need."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        if not 2 <= length <= min(_MAX_HEADER, size - 8):
+            raise UnsoundBundle(name, "is not a safetensors file")
+        header = strict_json(name, file.read(length))
+    if not isinstance(header, dict):
+        raise UnsoundBundle(name, "is not a safetensors file")
+    metadata = header.pop("__metadata__", {})
+    if metadata not in ({}, {"format": "pt"}):
+        raise UnsoundBundle(name, "its metadata contain more than the format")
+    tensors: Shapes = {}
+    end = 0
+    try:
+        for tensor, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+            first, last = entry["data_offsets"]
+            shape = tuple(int(n) for n in entry["shape"])
+            if set(entry) != {"dtype", "shape", "data_offsets"} or entry["dtype"] not in _BYTES:
+                raise UnsoundBundle(name, f"tensor {tensor[:80]} has another type than float32 or bfloat16")
+            if first != end or last - first != _BYTES[entry["dtype"]] * math.prod(shape):
+                raise UnsoundBundle(name, "its tensors have gaps or overlap")
+            tensors[tensor], end = shape, last
+    except (KeyError, TypeError, ValueError):
+        raise UnsoundBundle(name, "its header is damaged") from None
+    if 8 + length + end != size:
+        raise UnsoundBundle(name, "contains bytes outside its tensors")
+    return tensors

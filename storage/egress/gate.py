@@ -20,7 +20,7 @@ from storage.bundle import folder as bundle
 from storage.bundle.folder import UnsoundBundle
 from storage.codelist import Code
 from storage.egress.allow_list import GRAPH, LEXICON, allowed_content, check_codes, encoder_place, read_files
-from storage.egress.tensors import Shapes
+from storage.egress.documents import Shapes
 from storage.egress.words import unknown_words
 
 
@@ -51,25 +51,16 @@ class Expected:
     documents: Mapping[str, str] = field(default_factory=dict)
     """The record for a registry and its answers by their file, from the policy in force; compared whole."""
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Returns the names of several fields; none where there is one."""
-        return tuple(name for name in self.codes if name)
-
 
 def inspect(folder: Path, expected: Expected) -> None:
-    """Reads every file of a bundle as its kind and compares it with what made it.
-
-    Raises:
-        UnsoundBundle: names the first file at fault.
-    """
+    """Reads every file of a bundle as its kind and compares it with what made it."""
     if expected.unsigned_texts:
         raise UnsoundBundle(
             bundle.CODELIST,
             f"the bundle contains {len(expected.unsigned_texts)} texts that neither the plan lists nor an approver "
             "signed. Plan again",
         )
-    contents = read_files(folder, allowed=allowed_content(expected.fields))
+    contents = read_files(folder, allowed=allowed_content([name for name in expected.codes if name]))
     if check_codes(contents) != {name: tuple(one.code for one in codes) for name, codes in expected.codes.items()}:
         raise UnsoundBundle(bundle.CODELIST, "lists other codes than the records' code list")
     for name, codes in expected.codes.items():

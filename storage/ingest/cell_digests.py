@@ -36,8 +36,7 @@ def normal_form(text: str) -> bytes:
 def cell_digests(cells: Sequence[str], others: Sequence[str] = ()) -> bytes:
     """Returns the digests of a record's cells, `SIZE` bytes each: those that name it, or all where none does.
 
-    Args:
-        others: cells of further columns, which count where none of its texts names a record.
+    The cells of other columns count where none of its texts names a record.
     """
     # guard: a cell is marked before any template
     forms = {normal_form(cell) for cell in cells if cell.strip()}

@@ -6,13 +6,7 @@ import re
 from datetime import date
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from storage.tables.narratives import SEPARATOR, Narratives, template_fault
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from storage.datasets import CELLS, CODES, FEATURES, FIELDS, VALUES, split_file
 from storage.durable import write_atomically
 from storage.errors import InputError, StorageError
 from storage.ingest.config import IngestConfig
-from storage.ingest.record_content import Content, ListedColumn, inspect_source, open_records
+from storage.ingest.record_content import Content, inspect_source, open_records
 from storage.ingest.results import FieldResult, IngestResult, LabelSpaceSource, SourceCheck, SourcePreview
 from storage.ingest.sampling import SPLITS, UNUSED, Selection, select
 from storage.ingest.survey import USABLE, FieldSurvey, Survey, Surveyor
@@ -37,22 +37,14 @@ Progress = Callable[[int, int | None], None]
 
 
 def check_source(source: Path, config: IngestConfig, codelist: Path | None) -> SourceCheck:
-    """Refuses early what `ingest` would refuse after minutes: files, columns, encoding of the first megabyte.
-
-    Raises:
-        InputError: names the file, column or row and what to do.
-    """
+    """Refuses early what `ingest` would refuse after minutes: files, columns, encoding of the first megabyte."""
     checked, features = inspect_source(source, config)
     _codelists(config, codelist)
     return SourceCheck(checked.columns, checked.bytes, checked.estimated_rows, features)
 
 
 def preview(source: Path, config: IngestConfig, codelist: Path | None) -> SourcePreview:
-    """Checks every row's code, date and text against the code list, as the first pass of `ingest` does; writes nothing.
-
-    Raises:
-        InputError: what `ingest` would refuse of rows, dates, codes and ids.
-    """
+    """Checks every row's code, date and text against the code list, as the first pass of `ingest` does. Only reads."""
     listed = _codelists(config, codelist)
     records, content = open_records(source, config)
     surveyor = Surveyor(records.source, config, listed, content)
@@ -78,11 +70,7 @@ def preview(source: Path, config: IngestConfig, codelist: Path | None) -> Source
 
 
 def _codelists(config: IngestConfig, codelist: Path | None) -> dict[str, tuple[Code, ...] | None]:
-    """Returns the published classification of each field, None where there is none.
-
-    Raises:
-        InputError: names the field and the file.
-    """
+    """Returns the published classification of each field, None where there is none."""
     if not config.fields:
         return {"": None if codelist is None else read_codelist(codelist)}
     if codelist is not None:
@@ -114,10 +102,6 @@ def ingest(
         codelist: published classification, which becomes the label space whole and in its order, so that
             observed codes show nowhere. Without it the sorted codes of the sample do. Several fields name one each.
         progress: called with rows done and rows expected; both passes count half.
-
-    Raises:
-        InputError: the source, the code list or the columns named for it are at fault.
-        StorageError: no space left, or the source changed meanwhile.
     """
     listed = _codelists(config, codelist)
     records, content = open_records(source, config)
@@ -129,7 +113,9 @@ def ingest(
         surveyor.take(batch)
         report_progress(surveyor.rows // 2, records.rows)
     survey = surveyor.finish()
-    values = {name: _accounted(name, listed, surveyor.rows, records.source) for name, listed in content.lists.items()}
+    values = {name: dict(listed.counts) for name, listed in content.lists.items()}
+    for name, counts in values.items():
+        _require_all(surveyor.rows, counts, records.source, name)
     selection = _selection(survey, config)
     classes = [_classes(field, selection, listed[field.name], records.source, config) for field in survey.fields]
     _require_halves(survey, selection, records.source, config)
@@ -167,19 +153,13 @@ def ingest(
     return result
 
 
-def _accounted(name: str, listed: ListedColumn, rows: int, source: Source) -> dict[str, int]:
-    """Returns where a column's cells went.
-
-    Raises:
-        StorageError: rows are not accounted for.
-    """
-    # each row has a listed value, another one or none
-    if sum(listed.counts.values()) != rows:
+def _require_all(rows: int, counts: Mapping[str, int], source: Source, column: str) -> None:
+    """Requires that each row of a column was counted once: with a listed value, with another one or blank."""
+    if sum(counts.values()) != rows:
         raise StorageError(
-            f"{source.label}, column {name!r}: {rows:,} rows, {sum(listed.counts.values()):,} of them accounted for. "
+            f"{source.label}, column {column!r}: {rows:,} rows, {sum(counts.values()):,} of them accounted for. "
             "Run again, and report it if it persists"
         )
-    return dict(listed.counts)
 
 
 def _selection(survey: Survey, config: IngestConfig) -> Selection:
@@ -350,19 +330,11 @@ _CODES_OF = ("codes_respelt", "codes_not_on_list")
 
 
 def _field_report(one: _Classes, survey: Survey, selection: Selection, source: Source) -> dict[str, Any]:
-    """Reports where the rows of one field went, and its records per code.
-
-    Raises:
-        StorageError: rows are not accounted for.
-    """
+    """Reports where the rows of one field went, all of them, and its records per code."""
     field = one.survey
     coded = field.codes >= 0
     rows = {"coded": int(coded.sum()), "blank": field.blank, "not_on_list": field.unknown.total()}
-    if sum(rows.values()) != len(field.codes):
-        raise StorageError(
-            f"{source.label}, column {field.column!r}: {len(field.codes):,} rows, {sum(rows.values()):,} of them "
-            "accounted for. Run again, and report it if it persists"
-        )
+    _require_all(len(field.codes), rows, source, field.column)
     return {
         "column": field.column,
         "rows": rows,

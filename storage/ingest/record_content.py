@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -56,12 +56,12 @@ def blank(cells: pa.Array) -> NDArray[np.bool_]:
     return np.asarray(pc.call_function("binary_length", [cells])) == 0
 
 
-class Content(Protocol):
-    """Reads what the coder learns from."""
+class Content:
+    """Reads what the coder learns from. Each kind overrides what it has."""
 
-    columns: tuple[str, ...]
+    columns: tuple[str, ...] = ()
     """Columns next to those of code, cohort, unit and id."""
-    missing: str
+    missing = "no_value"
     """Reason why a record without it is dropped."""
     field: pa.Field
     lists: dict[str, ListedColumn]
@@ -69,31 +69,26 @@ class Content(Protocol):
 
     def lacking(self, batch: pa.RecordBatch, start: int) -> NDArray[np.bool_]:
         """Marks the records of a batch that lack it; `start` is the batch's first row."""
-        ...
+        return np.zeros(batch.num_rows, dtype=np.bool_)
 
     def check(self) -> None:
-        """Refuses faults of all batches.
-
-        Raises:
-            InputError: names the column and the first rows.
-        """
-        ...
+        """Refuses faults of all batches; names the column and the first rows."""
 
     def values(self, batch: pa.RecordBatch, rows: NDArray[np.int64], start: int) -> list[Any]:
         """Returns what is written for rows (counted in the batch): JSON-able."""
-        ...
+        raise NotImplementedError
 
     def cells(self, batch: pa.RecordBatch, rows: NDArray[np.int64]) -> list[bytes] | None:
         """Returns the digests of each row's text cells; None where there are no texts."""
-        ...
+        return None
 
     def schema(self) -> dict[str, Any] | None:
-        """Describes how values become features; None for text."""
-        ...
+        """Describes how values become features; None for text, whose features an encoder makes."""
+        return None
 
     def listed(self, batch: pa.RecordBatch, rows: NDArray[np.int64]) -> list[list[str | None]] | None:
         """Returns the values of each row's columns, for `COLUMN_VALUES`; None where no such columns are read."""
-        ...
+        return None
 
 
 @dataclass
@@ -112,7 +107,7 @@ class ListedColumn:
         self.counts["not_on_list"] += int((~empty & ~known).sum())
 
 
-class TextContent:
+class TextContent(Content):
     """Reads narratives, joined from their columns."""
 
     missing = "no_text"
@@ -129,9 +124,6 @@ class TextContent:
             listed.count(trim(batch, name))
         return np.logical_and.reduce([blank(trim(batch, name)) for name in self.columns])
 
-    def check(self) -> None:
-        """Accepts any text."""
-
     def values(self, batch: pa.RecordBatch, rows: NDArray[np.int64], start: int) -> list[str]:
         """Returns one text per row."""
         return self._narratives.texts(_rows(batch, self.columns, rows))
@@ -142,9 +134,6 @@ class TextContent:
         if not self.lists:
             return [cell_digests(cells) for cells in texts]
         return [cell_digests(*cells) for cells in zip(texts, _rows(batch, tuple(self.lists), rows), strict=True)]
-
-    def schema(self) -> None:
-        """Returns None: an encoder makes the features."""
 
     def listed(self, batch: pa.RecordBatch, rows: NDArray[np.int64]) -> list[list[str | None]] | None:
         """Returns the values of each row: "" for one that no list has, None for a blank."""
@@ -169,11 +158,7 @@ class _Column:
 
 
 def feature_columns(source: Source, config: IngestConfig) -> list[_Column]:
-    """Returns the feature columns of a table, in its order.
-
-    Raises:
-        InputError: there are none.
-    """
+    """Returns the feature columns of a table, in its order; there is one at least."""
     named, features = config.table.columns, config.table
     taken = (*config.columns, *((config.date_column,) if config.date_column else ()))
     names = [name for name in source.columns if (name in named if named else name not in taken)]
@@ -182,14 +167,13 @@ def feature_columns(source: Source, config: IngestConfig) -> list[_Column]:
     return [_Column(name, features.numeric.get(name), features.categorical.get(name)) for name in names]
 
 
-class TableContent:
+class TableContent(Content):
     """Reads numbers as they are and categories as their place on the list; `other` is the place after the last."""
 
-    missing = "no_value"
     field = pa.field("values", pa.list_(pa.float64()), nullable=False)
 
     def __init__(self, table: Table, config: IngestConfig) -> None:
-        self.lists: dict[str, ListedColumn] = {}
+        self.lists = {}
         self._columns = feature_columns(table.source, config)
         self.columns = tuple(column.name for column in self._columns)
         self._other = config.table.unlisted == "other"
@@ -232,12 +216,6 @@ class TableContent:
         numbers = [self._numbers(column, trim(batch, column.name).take(pa.array(rows))) for column in self._columns]
         return np.stack(numbers, axis=1).tolist()
 
-    def cells(self, batch: pa.RecordBatch, rows: NDArray[np.int64]) -> None:
-        """Returns None: there are no texts."""
-
-    def listed(self, batch: pa.RecordBatch, rows: NDArray[np.int64]) -> None:
-        """Returns None: there is no text next to them."""
-
     def schema(self) -> dict[str, Any]:
         """Describes kind, bounds and categories of each column."""
         other = ("other",) if self._other else ()
@@ -263,15 +241,13 @@ class TableContent:
         return np.array([place.get(cell, unlisted) for cell in cells.to_pylist()], dtype=np.float64)
 
 
-class ImageContent:
-    """Reads pixels as they are, row by row."""
+class ImageContent(Content):
+    """Reads pixels as they are, row by row; every image exists, and was checked on reading."""
 
-    missing = "no_value"
-    columns: tuple[str, ...] = ()
     field = pa.field("values", pa.list_(pa.float32()), nullable=False)
 
     def __init__(self, arrays: Arrays, config: IngestConfig) -> None:
-        self.lists: dict[str, ListedColumn] = {}
+        self.lists = {}
         self._pixels = arrays.arrays[config.images.pixels]
         default = 1.0 if self._pixels.dtype.kind == "f" else float(np.iinfo(self._pixels.dtype).max)
         self._largest = config.images.largest or default
@@ -281,22 +257,9 @@ class ImageContent:
                 "the brightest pixel, such as data.ingest.images.largest=255"
             )
 
-    def lacking(self, batch: pa.RecordBatch, start: int) -> NDArray[np.bool_]:
-        """Marks no record: every image exists."""
-        return np.zeros(batch.num_rows, dtype=np.bool_)
-
-    def check(self) -> None:
-        """Does nothing: the arrays were checked on reading."""
-
     def values(self, batch: pa.RecordBatch, rows: NDArray[np.int64], start: int) -> list[list[float]]:
         """Returns the pixels of each image, flattened."""
         return self._pixels[start + rows].reshape(len(rows), -1).astype(np.float32).tolist()
-
-    def cells(self, batch: pa.RecordBatch, rows: NDArray[np.int64]) -> None:
-        """Returns None: there are no texts."""
-
-    def listed(self, batch: pa.RecordBatch, rows: NDArray[np.int64]) -> None:
-        """Returns None: there is no text next to them."""
 
     def schema(self) -> dict[str, Any]:
         """Describes bounds and shape of the images."""
@@ -308,11 +271,7 @@ class ImageContent:
 
 
 def open_records(path: Path, config: IngestConfig) -> tuple[Table | Arrays, Content]:
-    """Returns the records of a file and their content.
-
-    Raises:
-        InputError: the file or the columns named for it are at fault.
-    """
+    """Returns the records of a file and their content."""
     if config.kind == "images":
         arrays = open_arrays(path, config.columns, config.images.pixels)
         return arrays, ImageContent(arrays, config)
@@ -321,11 +280,7 @@ def open_records(path: Path, config: IngestConfig) -> tuple[Table | Arrays, Cont
 
 
 def inspect_source(path: Path, config: IngestConfig) -> tuple[Source, int | None]:
-    """Returns the source and the features per record; None for text, or where they need a full reading.
-
-    Raises:
-        InputError: the file or the columns named for it are at fault.
-    """
+    """Returns the source and the features per record; None for text, or where they need a full reading."""
     if config.kind == "images":
         source, shape = inspect_arrays(path, required_columns(config), config.images.pixels)
         return source, math.prod(shape[1:])

@@ -33,18 +33,8 @@ class Selection:
     """Holds the split of each row, as an index into `SPLITS` or `UNUSED`, and what the sampling left out."""
 
     split: NDArray[np.int8]
-    over_unit_cap: int
-    rare_code: int
-    over_code_cap: int
-
-    @property
-    def left_out(self) -> dict[str, int]:
-        """Returns the usable rows that are in no split, by reason."""
-        return {
-            "over_unit_cap": self.over_unit_cap,
-            "rare_code": self.rare_code,
-            "over_code_cap": self.over_code_cap,
-        }
+    left_out: dict[str, int]
+    """Usable rows that are in no split, by reason."""
 
     def codes_of(self, codes: NDArray[np.int32]) -> NDArray[np.int32]:
         """Returns the distinct codes of the sample, without the -1 of records that lack one."""
@@ -63,15 +53,8 @@ def select(
 ) -> Selection:
     """Samples and splits, as configured.
 
-    All arrays have one entry per row.
-
-    Args:
-        codes: index of the code, at least 0 where `usable`; `per-record` ignores it.
-        units: hash of the unit; None where there are no units.
-        usable: rows with text, a code and a unit.
-        late: rows that the configuration's date puts into the test half; None where halves are drawn.
-        identities: digests of the records, for `per-record`.
-        unit_identities: digests of their units, for `per-record` where units are split as one.
+    All arrays have one entry per row, as in `Survey`. A usable row has text, a code and a unit; `per-record` ignores
+    the code.
     """
     if config.sampling == "per-record":
         assert identities is not None
@@ -106,7 +89,7 @@ def _per_record(
     chosen = np.where(drawn < _threshold(held_out), _HOLDOUT, np.where(past, _TEST, _TRAIN)).astype(np.int8)
     split = np.full(len(usable), UNUSED, dtype=np.int8)
     split[rows] = chosen[rows]
-    return Selection(split, over_unit_cap=before - len(rows), rare_code=0, over_code_cap=0)
+    return Selection(split, {"over_unit_cap": before - len(rows), "rare_code": 0, "over_code_cap": 0})
 
 
 def _threshold(share: float) -> np.uint64:
@@ -145,14 +128,14 @@ def _stratified(
     if config.cap_per_code is not None:
         below_cap = position < config.cap_per_code
         order, position = order[below_cap], position[below_cap]
-    over_code_cap = len(rows) - len(order)
+    left_out = {"over_unit_cap": over_unit_cap, "rare_code": rare_code, "over_code_cap": len(rows) - len(order)}
     rows = rows[order]
     split = np.full(len(codes), UNUSED, dtype=np.int8)
     if units is None or not config.split_by_unit:
         split[rows] = _splits(codes[rows], position, ranks[rows], config)
         if late is not None:
             split[rows] = np.where(split[rows] == _HOLDOUT, _HOLDOUT, np.where(late[rows], _TEST, _TRAIN))
-        return Selection(split, over_unit_cap, rare_code, over_code_cap)
+        return Selection(split, left_out)
 
     # The record of lowest rank represents its unit, and the others join its split.
     by_rank = rows[np.argsort(ranks[rows])]
@@ -162,7 +145,7 @@ def _stratified(
     of_unit = np.empty(len(leaders), dtype=np.int8)
     of_unit[order] = _splits(codes[leaders[order]], position, ranks[leaders[order]], config)
     split[by_rank] = of_unit[unit_at]
-    return Selection(split, over_unit_cap, rare_code, over_code_cap)
+    return Selection(split, left_out)
 
 
 def _splits(

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -38,22 +39,56 @@ _ISO = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})(?:[T ].*)?", re.ASCII)
 _US = re.compile(r"(\d{1,2})/(\d{1,2})/(\d{4})(?:[T ].*)?", re.ASCII)
 
 
-@dataclass(frozen=True)
 class FieldSurvey:
-    """Holds the codes of one field, one entry per row of the source."""
+    """Collects the codes of one field, batch by batch; its name is empty where there is one field."""
 
-    name: str
-    """Empty where there is one field."""
-    column: str
-    codes: NDArray[np.int32]
-    """Index into `code_names`, -1 where there is none."""
-    code_names: list[str]
-    blank: int
-    """Rows whose cell is empty."""
-    unknown: Counter[str]
-    """Rows by code that the field's list lacks."""
-    respelt: int
-    """Cells whose code was written otherwise, such as 111.0."""
+    def __init__(self, source: Source, name: str, column: str, codelist: Sequence[Code] | None) -> None:
+        self.name, self.column = name, column
+        self.label = f"{source.label}, {f'field `{name}`, ' if name else ''}column {column!r}"
+        self.blank = 0
+        """Rows whose cell is empty."""
+        self.respelt = 0
+        """Cells whose code was written otherwise, such as 111.0."""
+        self.unknown: Counter[str] = Counter()
+        """Rows by code that the field's list lacks."""
+        self._code_at = {code.code: at for at, code in enumerate(codelist or ())}
+        self._fixed = codelist is not None
+        self._parts: list[NDArray[np.int32]] = []
+
+    @cached_property
+    def codes(self) -> NDArray[np.int32]:
+        """Returns, after all batches, each row's index into `code_names`, -1 where there is none."""
+        return np.concatenate(self._parts)
+
+    @cached_property
+    def code_names(self) -> list[str]:
+        """Returns, after all batches, the codes of the list, or those observed without one."""
+        return list(self._code_at)
+
+    def take(self, column: pa.Array) -> NDArray[np.int8]:
+        """Collects a batch's codes; returns for each row `USABLE`, `NO_CODE` or `UNKNOWN_CODE`."""
+        encoded = column.dictionary_encode()
+        raw = encoded.dictionary.to_pylist()
+        indices = np.asarray(encoded.indices)
+        counts = np.bincount(indices, minlength=len(raw))
+        codes = np.full(len(raw), -1, dtype=np.int32)
+        reason = np.full(len(raw), USABLE, dtype=np.int8)
+        for at, cell in enumerate(raw):
+            if not cell:
+                reason[at] = NO_CODE
+                self.blank += int(counts[at])
+                continue
+            code = normalise_code(cell, self._code_at if self._fixed else ())
+            self.respelt += int(counts[at]) * (code != cell)
+            if self._fixed and code not in self._code_at:
+                reason[at] = UNKNOWN_CODE
+                self.unknown[code] += int(counts[at])
+                continue
+            if len(code) > MAX_CODE:
+                raise InputError(f"{self.label} has values of over {MAX_CODE} characters. Give the column of codes")
+            codes[at] = self._code_at.setdefault(code, len(self._code_at))
+        self._parts.append(codes[indices])
+        return reason[indices]
 
 
 @dataclass(frozen=True)
@@ -66,6 +101,7 @@ class Survey:
     cohorts: NDArray[np.int32]
     """Index into `cohort_names`, -1 without a date."""
     units: NDArray[np.uint64] | None
+    """Hash of the unit; None where there are no units."""
     late: NDArray[np.bool_] | None
     """Rows dated on or after the day of the split; None without such a day."""
     identities: Digests | None
@@ -95,7 +131,9 @@ class Surveyor:
         self, source: Source, config: IngestConfig, codelists: Mapping[str, Sequence[Code] | None], content: Content
     ) -> None:
         self._source, self._config, self._content = source, config, content
-        self._fields = [_Field(source, name, column, codelists[name]) for name, column in config.label_columns.items()]
+        self._fields = tuple(
+            FieldSurvey(source, name, column, codelists[name]) for name, column in config.label_columns.items()
+        )
         self._cohort_at: dict[str, int] = {} if config.dated_cohorts else {ALL: 0}
         self._parts: dict[str, list[NDArray[Any]]] = defaultdict(list)
         self._bad_dates, self._no_content, self._no_id, self._outside = Faults(), Faults(), Faults(), Faults()
@@ -144,8 +182,7 @@ class Surveyor:
     def finish(self) -> Survey:
         """Returns the survey of all rows.
 
-        Raises:
-            InputError: no records, codes not on the list, records without text, bad dates or ids, one code only.
+        Refuses no records, codes not on the list, records without text, bad dates or ids, and a single code.
         """
         source, config = self._source, self._config
         if self.rows == 0:
@@ -189,8 +226,8 @@ class Surveyor:
         if not (state == USABLE).any():
             reasons = ", ".join(f"{name} {count}" for name, count in survey.dropped().items())
             raise InputError(f"{source.label}: none of {self.rows} records can be used ({reasons}). Check the columns")
-        for field, surveyed in zip(self._fields, survey.fields, strict=True):
-            usable = surveyed.codes[(state == USABLE) & (surveyed.codes >= 0)]
+        for field in self._fields:
+            usable = field.codes[(state == USABLE) & (field.codes >= 0)]
             if len(usable) == 0:
                 raise InputError(
                     f"{field.label}: no usable record has a code. Check the column, or leave the field out"
@@ -204,7 +241,7 @@ class Surveyor:
     def _survey(self, state: NDArray[np.int8], cohorts: NDArray[np.int32]) -> Survey:
         return Survey(
             state=state,
-            fields=tuple(field.survey() for field in self._fields),
+            fields=self._fields,
             cohorts=cohorts,
             units=self._all("units"),
             late=self._all("late") if self._config.train_before is not None else None,
@@ -246,56 +283,6 @@ class Surveyor:
         raise InputError(
             f"{self._source.label}, column {self._config.id_column!r}: {doubled.count} records share an id with "
             f"another ({doubled}); an id must name one record"
-        )
-
-
-class _Field:
-    """Collects the codes of one field, batch by batch."""
-
-    def __init__(self, source: Source, name: str, column: str, codelist: Sequence[Code] | None) -> None:
-        self.name, self.column = name, column
-        self.label = f"{source.label}, {f'field `{name}`, ' if name else ''}column {column!r}"
-        self.code_at = {code.code: at for at, code in enumerate(codelist or ())}
-        self.unknown: Counter[str] = Counter()
-        self._fixed = codelist is not None
-        self._respelt = self._blank = 0
-        self._parts: list[NDArray[np.int32]] = []
-
-    def take(self, column: pa.Array) -> NDArray[np.int8]:
-        """Collects a batch's codes; returns for each row `USABLE`, `NO_CODE` or `UNKNOWN_CODE`."""
-        encoded = column.dictionary_encode()
-        raw = encoded.dictionary.to_pylist()
-        indices = np.asarray(encoded.indices)
-        counts = np.bincount(indices, minlength=len(raw))
-        codes = np.full(len(raw), -1, dtype=np.int32)
-        reason = np.full(len(raw), USABLE, dtype=np.int8)
-        for at, cell in enumerate(raw):
-            if not cell:
-                reason[at] = NO_CODE
-                self._blank += int(counts[at])
-                continue
-            code = normalise_code(cell, self.code_at if self._fixed else ())
-            self._respelt += int(counts[at]) * (code != cell)
-            if self._fixed and code not in self.code_at:
-                reason[at] = UNKNOWN_CODE
-                self.unknown[code] += int(counts[at])
-                continue
-            if len(code) > MAX_CODE:
-                raise InputError(f"{self.label} has values of over {MAX_CODE} characters. Give the column of codes")
-            codes[at] = self.code_at.setdefault(code, len(self.code_at))
-        self._parts.append(codes[indices])
-        return reason[indices]
-
-    def survey(self) -> FieldSurvey:
-        """Returns the codes of all batches."""
-        return FieldSurvey(
-            name=self.name,
-            column=self.column,
-            codes=np.concatenate(self._parts),
-            code_names=list(self.code_at),
-            blank=self._blank,
-            unknown=self.unknown,
-            respelt=self._respelt,
         )
 
 

@@ -18,11 +18,7 @@ MOST_VALUES = 2000
 
 
 def read_value_lists(declared: Mapping[str, str | Sequence[str]]) -> dict[str, tuple[str, ...]]:
-    """Returns the values of each column, from a list or from a file of its name: a table with a column value or code.
-
-    Raises:
-        InputError: names the column, and the row at fault.
-    """
+    """Returns the values of each column: a list, or a file's name, whose table has a column value or code."""
     lists = {name: _read(name, given) for name, given in declared.items()}
     if (total := sum(map(len, lists.values()))) > MOST_VALUES:
         raise InputError(

@@ -48,9 +48,6 @@ def amount(value: float | int | str | Decimal, *, name: str, scale: int) -> Deci
 
     Text and decimals were written by somebody and must fit the scale as they stand; a float is a measurement
     and is rounded towards more loss.
-
-    Raises:
-        InputError: for NaN, infinite, zero, negative, subnormal, too small, too large or too precise values.
     """
     number = _exact(value, name)
     quantum = Decimal(1).scaleb(-scale)
@@ -67,12 +64,7 @@ def amount(value: float | int | str | Decimal, *, name: str, scale: int) -> Deci
 
 
 def epsilon(value: float | int | str | Decimal, *, name: str = "epsilon") -> Decimal:
-    """Return an epsilon (nats), rounded up to 12 decimals."""
-    return amount(value, name=name, scale=EPSILON_SCALE)
-
-
-def sensitivity(value: float | int | str | Decimal, *, name: str = "sensitivity") -> Decimal:
-    """Return a sensitivity Delta (nats), rounded up to 12 decimals."""
+    """Return an epsilon, or a sensitivity Delta (nats), rounded up to 12 decimals."""
     return amount(value, name=name, scale=EPSILON_SCALE)
 
 
@@ -92,13 +84,8 @@ def delta(value: float | int | str | Decimal, *, name: str = "delta") -> Decimal
     return probability(repr(value) if isinstance(value, float) and math.isfinite(value) else value, name=name)
 
 
-def zero(scale: int) -> Decimal:
-    """Return nothing spent, at the scale of its column."""
-    return Decimal(0).scaleb(-scale)
-
-
-ZERO_EPSILON = zero(EPSILON_SCALE)
-ZERO_DELTA = zero(DELTA_SCALE)
+ZERO_EPSILON, ZERO_DELTA = Decimal(0).scaleb(-EPSILON_SCALE), Decimal(0).scaleb(-DELTA_SCALE)
+"""Nothing spent, at the scale of its column."""
 
 
 def add(left: Decimal, right: Decimal) -> Decimal:

@@ -137,32 +137,6 @@ class Spending:
         return sorted(others - set(self.accounts))
 
 
-@dataclass(frozen=True)
-class SpendPoint:
-    """An account's total after one charge."""
-
-    cohort: str
-    recorded_at: str
-    sequence: int
-    epsilon: Decimal
-    delta: Decimal
-    epsilon_cap: Decimal
-    """The cap when the charge was made."""
-
-
-def spend_history(connection: Connection, population: str, kind: GuaranteeKind) -> list[SpendPoint]:
-    """Return every charge to a population's accounts of one kind, oldest first."""
-    sequences = sa.select(_S.sequence).where(_S.population == population, _S.guarantee_kind == kind).scalar_subquery()
-    return [
-        SpendPoint(
-            charge.cohort, row.recorded_at, row.sequence, charge.epsilon_after, charge.delta_after, charge.epsilon_cap
-        )
-        for row in chain.select_rows(connection, ledger_row.c.sequence.in_(sequences))
-        for charge in row.charges
-        if (charge.population or row.population) == population
-    ]
-
-
 def read_account(connection: Connection, population: str, cohort: str, kind: GuaranteeKind) -> Account:
     """Return the newest total of an account, as the row of the chain has it that the running total points to.
 
@@ -181,11 +155,7 @@ def read_account(connection: Connection, population: str, cohort: str, kind: Gua
     total = (Decimal(newest.epsilon), Decimal(newest.delta))
     if account is not None and total == (account.epsilon, account.delta):
         return account
-    rows = chain.select_rows(
-        connection,
-        ledger_row.c.kind == "release",
-        ledger_row.c.guarantee_kind == kind,
-    )
+    rows = chain.select_rows(connection, ledger_row.c.kind == "release", ledger_row.c.guarantee_kind == kind)
     charged = [account for row in rows if (account := _charged(row, population, cohort, kind)) is not None]
     return charged[-1] if charged else Account(population, cohort, kind)
 
@@ -222,11 +192,7 @@ def other_unit(connection: Connection, population: str, kind: GuaranteeKind, pri
 
 
 def require_one_unit(connection: Connection, population: str, kind: GuaranteeKind, privacy_unit: str | None) -> None:
-    """Require that a population's releases all protect the same: a unit's loss by claims about others is not known.
-
-    Raises:
-        BudgetRefused: they do not.
-    """
+    """Require that a population's releases all protect the same: a unit's loss by claims about others is not known."""
     other = other_unit(connection, population, kind, privacy_unit)
     if other is not None:
         raise BudgetRefused(
@@ -246,22 +212,12 @@ def all_accounts(connection: Connection) -> list[Account]:
     return [account for account in accounts if account.sequence]
 
 
-def charge_account(
-    account: Account,
-    *,
-    policy: Policy,
-    costs: Sequence[Cost],
-    population: str | None = None,
-) -> Charge:
-    """Return the charge of costs, the first of them the claim's own, to an account.
+def charge_account(account: Account, *, policy: Policy, costs: Sequence[Cost], population: str | None = None) -> Charge:
+    """Return the charge of costs, the first of them the claim's own, to an account whose cap and terms they fit.
 
     Args:
         costs: beside the claim's own those of earlier releases that share records with it and were not charged here.
         population: of the account where it is another release's, which shares records.
-
-    Raises:
-        BudgetRefused: when there is no cap, the account is kept in terms that the claim doesn't fit, or the
-            sum exceeds the cap.
     """
     cap = policy.cap(account.population, account.cohort, account.guarantee_kind)
     if cap is None:

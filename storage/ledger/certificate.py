@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from storage.errors import InputError
 from storage.ledger.amounts import short
-from storage.ledger.budget import SpendPoint
 from storage.ledger.ledger import Ledger
-from storage.ledger.models import Row
+from storage.ledger.models import Charge, Row
 from storage.ledger.report import BUDGET_COLUMNS, budget_cells, escape, markdown_table
 
 if TYPE_CHECKING:
@@ -43,17 +42,13 @@ _STATE = {
 
 
 def write_certificate(ledger: Ledger, release_id: str, folder: Path) -> Path:
-    """Write `certificate.md` and `spend.png` into a folder and return the former's path.
-
-    Raises:
-        InputError: when there is no such release, or the folder can't be written.
-    """
+    """Write `certificate.md` and `spend.png` into a folder and return the former's path."""
     row = ledger.release(release_id)
     text = certificate(ledger, release_id)
-    points = ledger.spend_history(row.population or "", row.guarantee_kind)
+    history = ledger.spend_history(row.population or "", row.guarantee_kind)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / PLOT_NAME).write_bytes(spend_plot({f"{row.population}, {row.guarantee_kind}": points}))
+        (folder / PLOT_NAME).write_bytes(spend_plot({f"{row.population}, {row.guarantee_kind}": history}))
         path = folder / CERTIFICATE_NAME
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -61,14 +56,8 @@ def write_certificate(ledger: Ledger, release_id: str, folder: Path) -> Path:
     return path
 
 
-def certificate(ledger: Ledger, release_id: str, *, plot: str | None = PLOT_NAME) -> str:
-    """Return the certificate of a release as Markdown.
-
-    Args:
-        ledger: the ledger.
-        release_id: the release.
-        plot: where the page finds the picture of the spending; None leaves it out.
-    """
+def certificate(ledger: Ledger, release_id: str) -> str:
+    """Return the certificate of a release as Markdown, with the picture of the spending beside it."""
     row, history = ledger.release(release_id), ledger.history(release_id)
     lines = [line for line in ledger.budget() if line.account.population == row.population]
     parts = [
@@ -97,7 +86,7 @@ def certificate(ledger: Ledger, release_id: str, *, plot: str | None = PLOT_NAME
         _charges(history),
         "All accounts of the population today:",
         markdown_table(BUDGET_COLUMNS, budget_cells(lines)),
-        f"![ε spent over time, one line a cohort]({plot})" if plot else "",
+        f"![ε spent over time, one line a cohort]({PLOT_NAME})",
         "## Provenance",
         _fields(_provenance(row)),
         "## History",
@@ -172,7 +161,7 @@ def _charges(history: Sequence[Row]) -> str:
     return markdown_table((*header, "δ charged", "δ after", "δ cap"), rows)
 
 
-def spend_plot(histories: Mapping[str, Sequence[SpendPoint]]) -> bytes:
+def spend_plot(histories: Mapping[str, Sequence[tuple[str, Charge]]]) -> bytes:
     """Return a PNG of ε spent over time, a panel a population and kind, a step line a cohort, with the caps."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -187,23 +176,22 @@ def spend_plot(histories: Mapping[str, Sequence[SpendPoint]]) -> bytes:
     return output.getvalue()
 
 
-def _draw(axes: Axes, title: str, points: Sequence[SpendPoint]) -> None:
+def _draw(axes: Axes, title: str, history: Sequence[tuple[str, Charge]]) -> None:
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
 
-    cohorts = sorted({point.cohort for point in points})
+    cohorts = sorted({charge.cohort for _, charge in history})
     for index, cohort in enumerate(cohorts):
-        mine = [point for point in points if point.cohort == cohort]
-        at = [float(date2num(datetime.fromisoformat(point.recorded_at))) for point in mine]
+        mine = [(time, charge) for time, charge in history if charge.cohort == cohort]
+        at = [float(date2num(datetime.fromisoformat(time))) for time, _ in mine]
         # Drawn from zero at its first charge; cohorts often coincide, so each has its own dash and width.
         style = ("-", "--", "-.", ":")[index % 4]
         axes.step(
             [at[0], *at],
-            [0.0, *(float(point.epsilon) for point in mine)],
+            [0.0, *(float(charge.epsilon_after) for _, charge in mine)],
             where="post", marker="o", markersize=3, linestyle=style, label=cohort,
             linewidth=1.0 + 0.6 * ((len(cohorts) - index) % 4),
         )  # fmt: skip
-    caps = sorted({point.epsilon_cap for point in points})
-    for cap in caps:
+    for cap in sorted({charge.epsilon_cap for _, charge in history}):
         axes.axhline(float(cap), color="black", linewidth=0.8)
         axes.annotate(
             f"cap {short(cap)}",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import rfc8785
 import sqlalchemy as sa
 from pydantic import ValidationError
 from sqlalchemy.engine import Connection
@@ -20,13 +21,7 @@ _T = ledger_row.c
 
 
 def canonical(content: dict[str, Any]) -> str:
-    """Return the canonical JSON text of plain data.
-
-    Raises:
-        InputError: for NaN, infinities and integers beyond 2^53, which JSON doesn't hold.
-    """
-    import rfc8785
-
+    """Return the canonical JSON text of plain data; refuse NaN, infinities and integers beyond 2^53."""
     try:
         return rfc8785.dumps(content).decode()
     except rfc8785.CanonicalizationError as error:
@@ -103,11 +98,7 @@ _INSERT_SPEND = spend.insert()
 
 
 def parse(body: str, row_hash: str) -> Row:
-    """Return the row that a body holds.
-
-    Raises:
-        StorageError: when it cannot be parsed; `verify` says what happened to it.
-    """
+    """Return the row that a body holds."""
     try:
         return Row.model_validate({**json.loads(body), "hash": row_hash})
     except (ValidationError, ValueError, TypeError) as error:

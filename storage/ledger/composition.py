@@ -25,7 +25,7 @@ Arithmetic is `decimal`, whose exp, ln and sqrt are correctly rounded, so that e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import ROUND_CEILING, ROUND_DOWN, Context, Decimal
 from functools import lru_cache
 from math import comb
@@ -151,12 +151,7 @@ def gaussian_loss(epsilon: Decimal, delta: Decimal) -> Loss:
     """Returns the loss of a Gaussian mechanism whose claim is exactly this, for a forecast; pure at delta 0."""
     if delta == 0:
         return _pure(epsilon, delta)
-    low, high = 0, 10**26  # mu^2 in steps of 1e-18
-    while high - low > 1:
-        middle = (low + high) // 2
-        fits = gaussian_delta(Decimal(middle).scaleb(-18), epsilon) <= delta
-        low, high = (middle, high) if fits else (low, middle)
-    rate = Decimal(low).scaleb(-18)
+    rate = Decimal(_largest_rate(epsilon, delta, 10**26)).scaleb(-18)
     curve = tuple(_fine(_UP.divide(_UP.multiply(Decimal(order), rate), Decimal(2))) for order in ORDERS)
     return Loss(epsilon=epsilon, delta=delta, pure=None, mu_squared=rate, curve=curve)
 
@@ -258,14 +253,26 @@ def pure_rate_of(epsilon: Decimal) -> Decimal:
     if epsilon > 40:
         return _UP.multiply(Decimal(8), epsilon)
     tail = _C.divide(_ONE, _C.add(_ONE, _C.exp(epsilon)))
-    low, high = 0, 10**13  # x in steps of 1e-12: x = 10 is far beyond epsilon 40
+
+    def reached(steps: int) -> bool:
+        x = _C.multiply(Decimal(steps), _QUANTUM)
+        return _C.multiply(_density(x), _mills(x)) <= _C.subtract(tail, _MARGIN)
+
+    x = _C.multiply(Decimal(_first(reached, 0, 10**13)), _QUANTUM)  # x = 10 is far beyond epsilon 40
+    return _UP.multiply(Decimal(4), _UP.multiply(x, x))
+
+
+def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """Returns the first number above `low` from which on it holds, by bisection; it is taken to hold at `high`."""
     while high - low > 1:
         middle = (low + high) // 2
-        x = _C.multiply(Decimal(middle), _QUANTUM)
-        reached = _C.multiply(_density(x), _mills(x)) <= _C.subtract(tail, _MARGIN)
-        low, high = (low, middle) if reached else (middle, high)
-    x = _C.multiply(Decimal(high), _QUANTUM)
-    return _UP.multiply(Decimal(4), _UP.multiply(x, x))
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def _largest_rate(epsilon: Decimal, delta: Decimal, beyond: int) -> int:
+    """Returns the largest mu^2, in steps of 1e-18 and below `beyond`, whose delta at an epsilon is at most this."""
+    return _first(lambda steps: gaussian_delta(Decimal(steps).scaleb(-18), epsilon) > delta, 0, beyond) - 1
 
 
 def _sum(values: Any) -> Decimal:
@@ -343,11 +350,7 @@ def more(spent: Loss, each: Loss, *, rule: Rule, epsilon: Decimal, delta: Decima
     low, high = 0, 1
     while high <= most and fits(high):
         low, high = high, 2 * high
-    high = min(high, most + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return _first(lambda count: not fits(count), low, min(high, most + 1)) - 1
 
 
 def _gaussian_share(delta: Decimal) -> Decimal:
@@ -376,16 +379,16 @@ def _gaussian_epsilon(mu_squared: Decimal, delta: Decimal) -> Decimal:
         _C.divide(mu_squared, Decimal(2)), _C.sqrt(_C.multiply(_C.multiply(Decimal(2), mu_squared), -_C.ln(delta)))
     )
     low, high = -1, int(_C.divide(enough, _QUANTUM).to_integral_value(ROUND_CEILING)) + 1
+
+    def fits(steps: int) -> bool:
+        return gaussian_delta(mu_squared, _C.multiply(Decimal(steps), _QUANTUM)) <= delta
+
     guess = _newton(mu_squared, delta, enough)
     for place in (guess - 2, guess + 2):  # a bracket of four steps, mostly; a bad guess only costs time
         if low < place < high:
-            fits = gaussian_delta(mu_squared, _C.multiply(Decimal(place), _QUANTUM)) <= delta
-            low, high = (low, place) if fits else (place, high)
-    while high - low > 1:
-        middle = (low + high) // 2
-        fits = gaussian_delta(mu_squared, _C.multiply(Decimal(middle), _QUANTUM)) <= delta
-        low, high = (low, middle) if fits else (middle, high)
-    return Decimal(high).scaleb(-12).quantize(_QUANTUM, rounding=ROUND_CEILING, context=_UP)
+            low, high = (low, place) if fits(place) else (place, high)
+    least = Decimal(_first(fits, low, high)).scaleb(-12)
+    return least.quantize(_QUANTUM, rounding=ROUND_CEILING, context=_UP)
 
 
 def _newton(mu_squared: Decimal, delta: Decimal, start: Decimal) -> int:
@@ -467,13 +470,7 @@ def largest_size(releases: int, *, epsilon: Decimal, delta: Decimal, at: Decimal
     Rounded down to 4 decimals.
     """
     quantum = Decimal("0.0001")
-    share = _gaussian_share(delta)
-    low, high = 0, 10**24  # mu^2 of all of them, in steps of 1e-18
-    while high - low > 1:
-        middle = (low + high) // 2
-        fits = gaussian_delta(Decimal(middle).scaleb(-18), epsilon) <= share
-        low, high = (middle, high) if fits else (low, middle)
-    each = Decimal(low // releases).scaleb(-18)
+    each = Decimal(_largest_rate(epsilon, _gaussian_share(delta), 10**24) // releases).scaleb(-18)
     one = gaussian_epsilon(each, at).quantize(quantum, rounding=ROUND_DOWN, context=_C) if each > 0 else Decimal(0)
     basic = _C.divide(epsilon, Decimal(releases)).quantize(quantum, rounding=ROUND_DOWN, context=_C)
     return {"gaussian": one, "basic": basic if _C.multiply(at, Decimal(releases)) <= delta else Decimal(0)}

@@ -27,7 +27,7 @@ def claim_content(claim: Claim) -> dict[str, Any]:
         "epsilon": None if claim.epsilon is None else amounts.epsilon(claim.epsilon),
         "delta": delta,
         "delta_text": claim.delta_text,
-        "sensitivity": None if claim.sensitivity is None else amounts.sensitivity(claim.sensitivity),
+        "sensitivity": None if claim.sensitivity is None else amounts.epsilon(claim.sensitivity, name="sensitivity"),
         "epsilon_add_remove": None
         if claim.epsilon_add_remove is None
         else amounts.epsilon(claim.epsilon_add_remove, name="epsilon_add_remove"),
@@ -71,12 +71,7 @@ _SAME_NAMES = (
 
 
 def plan_content(plan: ReleasePlan) -> dict[str, Any]:
-    """Return the fields that a release's plan settles.
-
-    Raises:
-        BudgetRefused: when nothing is claimed, so that nothing may be released.
-        InputError: when a number is missing or can't be kept.
-    """
+    """Return the fields that a release's plan settles; where nothing is claimed, nothing may be released."""
     claim = plan.claim
     if claim.guarantee_kind == "none" or plan.event.mechanism == "non-private":
         raise BudgetRefused(
@@ -123,14 +118,7 @@ TERMS = ("idempotency_key", "label", "population", "guarantee_kind", "epsilon", 
 
 
 def release_terms(plan: ReleasePlan, content: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """Returns what a signature on this plan says of it, as text.
-
-    Args:
-        content: of `plan_content`, where it is computed already.
-
-    Raises:
-        BudgetRefused, InputError: the plan is none that could be released.
-    """
+    """Returns what a signature on this plan says of it, as text; its `plan_content` may be computed already."""
     content = plan_content(plan) if content is None else content
     epsilon = str(amounts.text(content["epsilon"]))
     terms = {name: epsilon if name == "epsilon" else str(content[name]) for name in TERMS}
@@ -147,9 +135,7 @@ def signed_terms(row: Mapping[str, Any]) -> dict[str, str]:
 def policy_terms(name: str, in_force: Mark, *, requester: str, reason: str) -> dict[str, str]:
     """Returns what a signature on a change of policy says of it, as text.
 
-    Args:
-        in_force: the row of the policy before; its hash is of this ledger and this moment, so that a signature is good
-            once.
+    The row of the policy in force is of this ledger and this moment, so that a signature is good once.
     """
     return {"name": name, "in_force": in_force.text, "requester": requester, "reason": reason}
 

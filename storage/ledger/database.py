@@ -30,11 +30,7 @@ class ConnectionLost(StorageError):
 
 
 def parse_url(url: str) -> URL:
-    """Return the URL of a ledger, PostgreSQL always through psycopg 3.
-
-    Raises:
-        InputError: for another database, or for SQLite without a file.
-    """
+    """Return the URL of a ledger, PostgreSQL always through psycopg 3; refuse any other database."""
     try:
         parsed = make_url(url)
     except exc.ArgumentError as error:
@@ -51,21 +47,13 @@ def parse_url(url: str) -> URL:
 
 
 def database_exists(url: str) -> bool:
-    """Check that the SQLite file of a ledger exists; a server's database is taken to.
-
-    Raises:
-        InputError: the URL is not that of a ledger.
-    """
+    """Check that the SQLite file of a ledger exists; a server's database is taken to."""
     parsed = parse_url(url)
     return parsed.get_backend_name() != "sqlite" or Path(str(parsed.database)).exists()
 
 
 def same_database(one: str, other: str) -> bool:
-    """Checks that two URLs name the same ledger; passwords don't count.
-
-    Raises:
-        InputError: one of them is not the URL of a ledger.
-    """
+    """Checks that two URLs name the same ledger; passwords don't count."""
     # `set` takes None for no change
     return parse_url(one)._replace(password=None) == parse_url(other)._replace(password=None)
 
@@ -197,17 +185,8 @@ class Database:
             return StorageError(f"ledger {self.name}: {original}; check the file and its folder")
         return StorageError(f"ledger {self.name}: {type(error.orig).__name__}: {original}")
 
-    def revision(self) -> str | None:
-        """Return the migration that the database stands at, None for an empty one."""
-        with self.read() as connection:
-            return _revision(connection)
-
     def check(self) -> None:
-        """Require that this is the ledger that the journals know, and as far as they know it.
-
-        Raises:
-            ForeignLedger: it is not.
-        """
+        """Require that this is the ledger that the journals know, and as far as they know it."""
         if self.journals:
             with self.read() as connection:
                 for journal in self.journals:
@@ -223,11 +202,7 @@ class Database:
                 )
 
     def prepare(self) -> None:
-        """Create or migrate a SQLite file; on PostgreSQL require that the owner has done so.
-
-        Raises:
-            StorageError: when the schema is missing, old, newer than this code, or Prefect's.
-        """
+        """Create or migrate a SQLite file; on PostgreSQL require that the owner has done so."""
         if self.is_sqlite:
             path = Path(str(self.url.database))
             # guard: a ledger that is gone is not begun anew
@@ -243,7 +218,8 @@ class Database:
             except (OSError, RuntimeError) as error:  # the latter: links in a circle
                 reason = getattr(error, "strerror", None) or "a link leads to itself"
                 raise StorageError(f"ledger {self.name}: cannot be made: {reason}") from error
-        revision = self.revision()
+        with self.read() as connection:
+            revision = _revision(connection)
         if revision == REVISION:
             return
         if self.is_sqlite:
@@ -268,9 +244,6 @@ def migrate(database: Database, *, app_role: str | None = None) -> str:
     Args:
         database: where; on PostgreSQL connect as the role that shall own the tables.
         app_role: the role that the pipeline connects as; it may read and call `ledger_append`, nothing else.
-
-    Raises:
-        StorageError: when the schema is newer than this code, or the database is Prefect's.
     """
     from alembic import command
     from alembic.config import Config

@@ -59,14 +59,11 @@ class Decision(BaseModel):
 
     @staticmethod
     def read(text: str) -> Decision:
-        """Read a token, or the JSON of a decision.
-
-        Raises:
-            InputError: it is neither.
-        """
-        text = "".join(text.split()) if not text.lstrip().startswith("{") else text
+        """Read a token, or the JSON of a decision."""
+        content: str | bytes = text
         try:
-            content = text if text.lstrip().startswith("{") else base64.b64decode(text, altchars=b"-_", validate=True)
+            if not text.lstrip().startswith("{"):
+                content = base64.b64decode("".join(text.split()), altchars=b"-_", validate=True)
             return Decision.model_validate(json.loads(content))
         except (ValueError, RecursionError):
             raise InputError("approval: not a signed decision. Paste what `autocoder approve` printed") from None
@@ -111,9 +108,6 @@ def signer(decision: Decision, rule: ApprovalRule, matter: Matter, *, at: dateti
         matter: what is decided; a decision on another digest or other terms is stale, and nobody decides on their own
             request.
         at: the moment that the rule's age limit is held against; now when not given.
-
-    Raises:
-        InputError: it does not count; says why.
     """
     name, key = _whose(decision, rule)
     if not is_signed(decision, decision.signature, key):
@@ -129,11 +123,7 @@ def signer(decision: Decision, rule: ApprovalRule, matter: Matter, *, at: dateti
 def approvers(
     decisions: Sequence[Decision], rule: ApprovalRule, matter: Matter, *, at: datetime | None = None
 ) -> tuple[str, ...]:
-    """Returns the names of those who approved, each checked by `signer`.
-
-    Raises:
-        InputError: a decision does not count, is a refusal, or repeats another person's or key's.
-    """
+    """Returns the names of those who approved, each checked by `signer`, once; a refusal among them is an error."""
     names: list[str] = []
     for decision in decisions:
         name = signer(decision, rule, matter, at=at)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,10 +19,7 @@ from storage.errors import InputError
 from storage.ledger import chain
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import (
-        EllipticCurvePrivateKey,
-        EllipticCurvePublicKey,
-    )
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 
 PRIVATE_NAME, PUBLIC_NAME = "signing-key.pem", "signing-key.pub.pem"
 
@@ -45,11 +42,7 @@ class Head(BaseModel):
 
 
 def new_keys(folder: Path) -> tuple[Path, Path]:
-    """Make a P-256 key pair in `folder`: the private key readable by its owner alone, the public one for partners.
-
-    Raises:
-        InputError: when a key is there already; none is ever overwritten.
-    """
+    """Make a P-256 key pair in `folder`: the private key readable by its owner alone, the public one for partners."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -76,11 +69,7 @@ def new_keys(folder: Path) -> tuple[Path, Path]:
 
 
 def load_private_key(path: Path) -> EllipticCurvePrivateKey:
-    """Read a private P-256 key (PEM, unencrypted).
-
-    Raises:
-        InputError: when the file is missing, open to others, or no such key.
-    """
+    """Read a private P-256 key (PEM, unencrypted) from a file that is closed to others."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -101,11 +90,7 @@ def load_private_key(path: Path) -> EllipticCurvePrivateKey:
 
 
 def load_public_key(path: Path) -> EllipticCurvePublicKey:
-    """Read a public P-256 key (PEM).
-
-    Raises:
-        InputError: when the file is missing or no such key.
-    """
+    """Read a public P-256 key (PEM)."""
     try:
         return parse_public_key(path.read_bytes(), name=str(path))
     except OSError as error:
@@ -113,11 +98,7 @@ def load_public_key(path: Path) -> EllipticCurvePublicKey:
 
 
 def parse_public_key(pem: bytes, *, name: str) -> EllipticCurvePublicKey:
-    """Read a public P-256 key from PEM; `name` is what an error calls it.
-
-    Raises:
-        InputError: when it is no such key.
-    """
+    """Read a public P-256 key from PEM; `name` is what an error calls it."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -184,11 +165,7 @@ def _signed_bytes(statement: BaseModel) -> bytes:
 
 
 def check_signature(head: Head, key: EllipticCurvePublicKey) -> None:
-    """Check a head's signature.
-
-    Raises:
-        InputError: when it has none, or it isn't this key's.
-    """
+    """Require that this key signed a head."""
     if head.signature is None or head.key_id != key_id(key):
         raise InputError(f"head of row {head.sequence}: not signed with this key")
     if not is_signed(head, head.signature, key):
@@ -198,8 +175,7 @@ def check_signature(head: Head, key: EllipticCurvePublicKey) -> None:
 def read_head(path: Path, *, key: EllipticCurvePublicKey | None = None) -> Head:
     """Read a head from a file, and check its signature when a public key is given."""
     try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-        head = Head.model_validate(content)
+        head = Head.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

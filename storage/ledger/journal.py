@@ -82,11 +82,7 @@ class _Reading:
         return self.marks[-1] if self.marks else None
 
     def take(self, line: bytes) -> None:
-        """Adds a line.
-
-        Raises:
-            ValueError: it does not go on from the lines before.
-        """
+        """Adds a line; one that does not go on from the lines before is a ValueError."""
         self.lines += 1
         torn = (line.startswith(_START) or _START.startswith(line)) and not line.endswith(b"}")
         if torn:  # left by a power cut; an empty one too
@@ -140,12 +136,7 @@ class Journal:
         return "this workspace" if self.whole else f"the witness {self.file}"
 
     def last(self) -> Mark | None:
-        """Returns the newest mark; None where nothing was kept yet.
-
-        Raises:
-            ForeignLedger: a line does not go on from the one before.
-            StorageError: the file cannot be read.
-        """
+        """Returns the newest mark, None where nothing was kept yet; refuses lines that do not go on from each other."""
         return self._read().last
 
     def _read(self) -> _Reading:
@@ -176,11 +167,7 @@ class Journal:
         return reading
 
     def check(self, connection: Connection) -> None:
-        """Requires that the chain goes through every mark since the last recovery.
-
-        Raises:
-            ForeignLedger: it does not; says how.
-        """
+        """Requires that the chain goes through every mark since the last recovery."""
         problem = self.problem(connection)
         # guard: another ledger than the journal's is refused
         if problem is not None:
@@ -240,8 +227,7 @@ class Journal:
     def append(self, lines: bytes) -> None:
         """Adds lines that another process has not added meanwhile; on the disk when this returns.
 
-        Raises:
-            StorageError: it cannot be written. What was committed stays; running again goes on from there.
+        Where it cannot be written, what was committed stays; running again goes on from there.
         """
         if not lines:
             return
@@ -281,11 +267,7 @@ class Journal:
         return chained
 
     def anchor(self, connection: Connection, row: Row) -> None:
-        """Goes on with the ledger at hand from the row of a signed recovery.
-
-        Raises:
-            ForeignLedger: the signatures do not count by the policy that was kept here.
-        """
+        """Goes on with the ledger at hand from a recovery that was signed by the policy that was kept here."""
         try:
             self.append(self._lines(connection, _T.sequence == row.sequence))
         except (ValueError, InputError) as error:

@@ -65,9 +65,7 @@ class Ledger(LedgerReader):
             journals: what was kept of the ledger outside its database; it must go through each, and goes on in each.
 
         Raises:
-            InputError: for a URL that names no ledger.
             ForeignLedger: it is not the one that a journal knows.
-            StorageError: when the database can't be opened or needs migrating.
         """
         database = Database(url, lock_timeout=lock_timeout, journals=journals)
         database.prepare()
@@ -81,11 +79,7 @@ class Ledger(LedgerReader):
 
     @staticmethod
     def require_existing(url: str) -> Ledger:
-        """Open a ledger for reading: a mistyped folder must not get an empty one.
-
-        Raises:
-            InputError: the SQLite file does not exist, or the URL is not that of a ledger.
-        """
+        """Open a ledger for reading: a mistyped folder must not get an empty one."""
         ledger = Ledger.open_existing(url)
         if ledger is None:
             place = parse_url(url).database
@@ -184,11 +178,7 @@ class Ledger(LedgerReader):
         return row
 
     def refuse(self, plan: ReleasePlan, decision: Decision) -> Row:
-        """Record that somebody refused a plan; it can't be reserved any more. Again returns the first refusal.
-
-        Raises:
-            InputError: the decision doesn't count, approves, or the plan is released already.
-        """
+        """Record that somebody refused a plan; it can't be reserved any more. Again returns the first refusal."""
         return self.database.transact(lambda connection: self._refuse(connection, plan, decision))
 
     def _refuse(self, connection: Connection, plan: ReleasePlan, decision: Decision) -> Row:
@@ -229,7 +219,7 @@ class Ledger(LedgerReader):
         """
         measured = {
             "epsilon": None if epsilon is None else amounts.epsilon(epsilon),
-            "sensitivity": None if sensitivity is None else amounts.sensitivity(sensitivity),
+            "sensitivity": None if sensitivity is None else amounts.epsilon(sensitivity, name="sensitivity"),
         }
         row, refusal = self.database.transact(
             lambda connection: self._mark_drawn(connection, release_id, draw_digest, plan_digest, measured)
@@ -284,11 +274,7 @@ class Ledger(LedgerReader):
         return chain.append(connection, content), None
 
     def commit(self, release_id: str, *, bundle_digest: str, plan_digest: str | None = None) -> Row:
-        """Record that the bundle stands; the release is done. Again with the same digest returns its row.
-
-        Raises:
-            StorageError: when the plan that the bundle was built from is not the reserved one, or the state is another.
-        """
+        """Record that the bundle stands; the release is done. Again with the same digest returns its row."""
         return self.database.transact(
             lambda connection: self._commit(connection, release_id, bundle_digest, plan_digest)
         )
@@ -350,17 +336,11 @@ class Ledger(LedgerReader):
         if evaluation.release_id is not None:
             self._current(connection, evaluation.release_id)
         if evaluation.records_rounded is not None:
-            policy = self._in_force(connection) or self._policy or DEFAULT_POLICY
-            content["records_rounded"] = policy.round_records(evaluation.records_rounded)
+            content["records_rounded"] = self._in_force(connection).round_records(evaluation.records_rounded)
         return chain.append(connection, content)
 
     def change_policy(self, policy: Policy, *, requester: str, reason: str, decisions: Sequence[Decision] = ()) -> Row:
-        """Put another policy in force, and record who wanted it, who approved and why.
-
-        Raises:
-            BudgetRefused: when approvals are missing under the policy in force.
-            InputError: when one of them doesn't count.
-        """
+        """Put another policy in force where the one before is satisfied; record who wanted it, who approved and why."""
         if not reason.strip():
             raise InputError("reason: say why the budget changes")
 
@@ -382,21 +362,15 @@ class Ledger(LedgerReader):
         return self.database.transact(work)
 
     def put_in_force(self, *, requester: str) -> Policy:
-        """Hold everything from now on against the policy that this was opened with; where one is in force, that holds.
-
-        Raises:
-            InputError: it is not the one in force.
-        """
+        """Hold everything from now on against the policy of this ledger or of its opening, which may not differ."""
         return self.database.transact(lambda connection: self._policy_in_force(connection, requester=requester))
 
     def _policy_in_force(self, connection: Connection, *, requester: str) -> Policy:
         row = self._policy_row(connection)
         if row is None:
             policy = self._policy or DEFAULT_POLICY
-            chain.append(
-                connection,
-                policy_content(policy, None, requester=requester, reason="first policy of this ledger"),
-            )
+            content = policy_content(policy, None, requester=requester, reason="first policy of this ledger")
+            chain.append(connection, content)
             return policy
         if self._policy not in (None, DEFAULT_POLICY) and self._policy.digest != row.policy_digest:
             raise InputError(
@@ -416,11 +390,7 @@ def _require_same(existing: Row, content: dict[str, Any]) -> None:
 
 
 def require_plan(row: Row, plan_digest: str | None) -> None:
-    """Refuses a step of a release for another plan than the one that was reserved; its digest covers the artifacts.
-
-    Raises:
-        StorageError: the digests differ.
-    """
+    """Refuses a step of a release for another plan than the one that was reserved; its digest covers the artifacts."""
     reserved = row.details.get("plan_digest")
     if reserved != plan_digest:
         shown, given = (f"plan {one[:12]}…" if one else "no plan digest" for one in (reserved, plan_digest))

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    SerializeAsAny,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, SerializeAsAny, model_validator
 
 from mechanisms.privacy.events import Claim, Event, GuaranteeKind, NeighbouringRelation
 from storage.ledger import amounts
@@ -103,66 +95,53 @@ class ReleasePlan(_Provenance):
 class _Subject(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-
-class ComparisonFit(_Subject):
-    """Holds which fit of a comparison an evaluation is of."""
-
-    kind: Literal["comparison"] = "comparison"
-    branch: Name
-    seed: int
+    LABEL: ClassVar[str]
 
     @property
     def label(self) -> str:
         """Returns the row's label for people."""
-        return f"compare: {self.branch}, seed {self.seed}"
+        return self.LABEL.format(**dict(self))
+
+
+class ComparisonFit(_Subject):
+    """Holds which fit of a comparison an evaluation is of."""
+
+    LABEL: ClassVar[str] = "compare: {branch}, seed {seed}"
+    kind: Literal["comparison"] = "comparison"
+    branch: Name
+    seed: int
 
 
 class SearchFit(_Subject):
     """Holds which fit of a search for a target epsilon an evaluation is of."""
 
+    LABEL: ClassVar[str] = "tuning for epsilon {target_epsilon:g}: {round}"
     kind: Literal["search"] = "search"
     target_epsilon: float
     round: Name
-
-    @property
-    def label(self) -> str:
-        """Returns the row's label for people."""
-        return f"tuning for epsilon {self.target_epsilon:g}: {self.round}"
 
 
 class Sensitivity(_Subject):
     """Holds which posterior of a retrain an epsilon and a Delta are of."""
 
+    LABEL: ClassVar[str] = "sensitivity of the {round} posterior, no release"
     kind: Literal["sensitivity"] = "sensitivity"
     round: Name
-
-    @property
-    def label(self) -> str:
-        """Returns the row's label for people."""
-        return f"sensitivity of the {self.round} posterior, no release"
 
 
 class Scores(_Subject):
     """Marks the scores of a retrain on held-out records."""
 
+    LABEL: ClassVar[str] = "internal evaluation on the test half"
     kind: Literal["scores"] = "scores"
-
-    @property
-    def label(self) -> str:
-        """Returns the row's label for people."""
-        return "internal evaluation on the test half"
 
 
 class Diagnostics(_Subject):
     """Holds how many fits the diagnostics of a retrain made anew."""
 
+    LABEL: ClassVar[str] = "diagnostics of a retrain"
     kind: Literal["diagnostics"] = "diagnostics"
     refits: int = 0
-
-    @property
-    def label(self) -> str:
-        """Returns the row's label for people."""
-        return "diagnostics of a retrain"
 
 
 Subject = Annotated[ComparisonFit | SearchFit | Sensitivity | Scores | Diagnostics, Field(discriminator="kind")]

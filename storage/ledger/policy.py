@@ -1,35 +1,6 @@
 """The budget policy: for each population, caps a guarantee kind and cohort, and who must approve.
 
-```yaml
-name: injuries-2026
-record_count_rounding: 10          # record counts in the ledger are rounded to this
-approvals:
-  minimum: 1                       # persons other than the requester who must have signed
-  valid_days: 14                   # older signatures are stale; without it they stay good
-  approvers:                       # who may sign, with which public key (`autocoder keys new`)
-    B. Officer: |
-      -----BEGIN PUBLIC KEY-----
-      …
-require_clean_code: true           # refuse a release from a dirty working tree
-require_audit: true                # refuse a candidate without an audit that could have contradicted its claim
-audit_reach: 1                     # the share of the claim that perfect guesses in an audit must be able to show
-populations:
-  osha-sir:
-    formal: {epsilon: 8, delta: 0.00001, composition: exact, neighbouring_relation: add-remove}
-    asymptotic-local: {epsilon: 20}
-    cohorts:
-      "2023": {formal: {epsilon: 4, delta: 0.00001}}
-default:                           # populations not named; without it they are refused
-  formal: {epsilon: 1, delta: 0.000001}
-registry:                          # what a registry of deployments asks for (`autocoder ledger record`)
-  curators: [Bureau of Injuries]
-  region: United States
-  domain: narratives of injuries that employers report, one row an injury
-  actors: the bureau trains; partners get bundles
-  refreshment: records come each quarter, budgets never reset
-  justification: decided by the review board
-  authors: [A. Officer]
-```
+docs/ledger.md has an example with every field.
 
 A cap holds for each cohort by itself: of records, which are in one cohort each, disjoint cohorts compose in parallel;
 a release over several cohorts spends from each. Where the claim protects a unit, whose records may lie in several
@@ -40,23 +11,15 @@ accounts that nothing adds to each other. A kind without a cap is refused.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 
 from mechanisms.privacy.events import GuaranteeKind, NeighbouringRelation
+from storage.artifacts import digest
 from storage.errors import InputError
 from storage.ledger import amounts
 from storage.ledger.heads import key_id, parse_public_key
@@ -193,11 +156,7 @@ class Policy(BaseModel):
 
     @staticmethod
     def load(path: Path | str | None) -> Policy:
-        """Read a policy file; without one, return the default policy.
-
-        Raises:
-            InputError: when the file is missing, is not YAML, or is not a policy.
-        """
+        """Read a policy file; without one, return the default policy."""
         if path is None:
             return DEFAULT_POLICY
         import yaml
@@ -236,9 +195,7 @@ class Policy(BaseModel):
     @property
     def digest(self) -> str:
         """SHA-256 of the policy's canonical JSON."""
-        import rfc8785
-
-        return hashlib.sha256(rfc8785.dumps(self.as_json())).hexdigest()
+        return digest(self.as_json())
 
     def cap(self, population: str, cohort: str, kind: GuaranteeKind) -> Cap | None:
         """Return the cap that holds for a cohort of a population, None where nothing may be spent.

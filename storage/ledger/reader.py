@@ -18,14 +18,12 @@ from storage.ledger.budget import (
     BudgetRefused,
     Cost,
     Spending,
-    SpendPoint,
     all_accounts,
     budget_lines,
     charge_account,
     other_unit,
     read_account,
     require_one_unit,
-    spend_history,
     with_costs,
 )
 from storage.ledger.content import plan_content
@@ -34,14 +32,15 @@ from storage.ledger.models import Charge, Mark, ReleasePlan, Row
 from storage.ledger.policy import DEFAULT_POLICY, Policy
 from storage.ledger.records import RecordSet
 from storage.ledger.registry import Comparison, compare
-from storage.ledger.schema import POLICY_ROW, ledger_row, record_set
+from storage.ledger.schema import POLICY_ROW, ledger_row, record_set, spend
 
 if TYPE_CHECKING:
     from storage.ledger.heads import Head
     from storage.ledger.verify import Report
 
 _T = ledger_row.c
-
+_NEWEST = sa.select(sa.func.max(_T.sequence)).where(_T.kind == "release").group_by(_T.release_id).scalar_subquery()
+"""Sequences of each release's current row."""
 
 Counted = Sequence[tuple[Row, set[tuple[str, str]]]]
 """Releases, each with the accounts (population, cohort) that it counts in."""
@@ -66,11 +65,7 @@ class LedgerReader:
         self._policy = policy
 
     def release(self, release_id: str) -> Row:
-        """Return the current row of a release.
-
-        Raises:
-            InputError: when the ledger has no such release.
-        """
+        """Return the current row of a release, or refuse one that the ledger doesn't have."""
         with self.database.read() as connection:
             return self._current(connection, release_id)
 
@@ -97,22 +92,13 @@ class LedgerReader:
 
     def current(self) -> Sequence[Row]:
         """Return each release in its current state and every other row, in order of their newest row."""
-        newest = (
-            sa.select(sa.func.max(_T.sequence)).where(_T.kind == "release").group_by(_T.release_id)
-        ).scalar_subquery()
         with self.database.read() as connection:
-            return chain.select_rows(connection, (_T.kind != "release") | _T.sequence.in_(newest))
+            return chain.select_rows(connection, (_T.kind != "release") | _T.sequence.in_(_NEWEST))
 
     def open_releases(self) -> Sequence[Row]:
         """Return the releases that are reserved or drawn and not closed."""
-        closed = sa.select(_T.release_id).where(_T.state.in_(("committed", "burned"))).scalar_subquery()
-        newest = (
-            sa.select(sa.func.max(_T.sequence))
-            .where(_T.kind == "release", _T.release_id.not_in(closed))
-            .group_by(_T.release_id)
-        ).scalar_subquery()
         with self.database.read() as connection:
-            return chain.select_rows(connection, _T.sequence.in_(newest))
+            return chain.select_rows(connection, _T.sequence.in_(_NEWEST), _T.state.in_(("reserved", "drawn")))
 
     def mark(self) -> Mark | None:
         """Return which ledger this is and how far it went; None of an empty one."""
@@ -131,7 +117,7 @@ class LedgerReader:
     def policy(self) -> Policy:
         """Return the policy in force; before the first reservation, the one that this ledger was opened with."""
         with self.database.read() as connection:
-            return self._in_force(connection) or self._policy or DEFAULT_POLICY
+            return self._in_force(connection)
 
     def policy_before(self, row: Row) -> Policy:
         """Return the policy that was in force when a row was written."""
@@ -148,33 +134,22 @@ class LedgerReader:
     def budget(self) -> Sequence[BudgetLine]:
         """Return every account beside its cap: those with spending, and those that the policy names."""
         with self.database.read() as connection:
-            policy = self._in_force(connection) or self._policy or DEFAULT_POLICY
-            accounts = all_accounts(connection)
-        return budget_lines(policy, accounts)
+            return budget_lines(self._in_force(connection), all_accounts(connection))
 
     def require_here(self, plan: ReleasePlan) -> None:
-        """Require that a plan was made under this ledger, and under what stands in it.
-
-        Raises:
-            BudgetRefused: it was not, or names no ledger; plan again.
-        """
+        """Require that a plan was made under this ledger, and under what stands in it."""
         with self.database.read() as connection:
             self._require_here(connection, plan)
 
     def quote(self, plan: ReleasePlan, *, records: RecordSet | None = None) -> tuple[Charge, ...]:
         """Return what a plan would be charged now, with the sums before and after; charges nothing.
 
-        Args:
-            records: what it is made from; earlier releases of them count, too.
-
-        Raises:
-            BudgetRefused: when it would be refused for its cost.
+        Refuses what would be refused for its cost. Earlier releases of the records count, too.
         """
         spending = Spending.of(plan_content(plan))
         with self.database.read() as connection:
-            policy = self._in_force(connection) or self._policy or DEFAULT_POLICY
             overlap, _ = self._overlap(connection, spending, records)
-            return self._charges(connection, policy, spending, overlap)
+            return self._charges(connection, self._in_force(connection), spending, overlap)
 
     def projected_balance(
         self,
@@ -194,7 +169,7 @@ class LedgerReader:
         unknown = Cost("", privacy_unit, amounts.ZERO_EPSILON, amounts.ZERO_DELTA)
         spending = Spending(population, tuple(cohorts), kind, fingerprint, unknown)
         with self.database.read() as connection:
-            policy = self._in_force(connection) or self._policy or DEFAULT_POLICY
+            policy = self._in_force(connection)
             overlap, _ = self._overlap(connection, spending, records)
             counted = self._with_accounts(connection, overlap)
             own_accounts, others = spending.accounts, spending.other_accounts(overlap)
@@ -216,10 +191,13 @@ class LedgerReader:
         """Return the current row of the release that a plan has already, None where it has none."""
         return self.find(plan.idempotency_key)
 
-    def spend_history(self, population: str, kind: GuaranteeKind) -> Sequence[SpendPoint]:
-        """Return every charge to a population's accounts of one guarantee kind, oldest first."""
+    def spend_history(self, population: str, kind: GuaranteeKind) -> Sequence[tuple[str, Charge]]:
+        """Return every charge to a population's accounts of one guarantee kind with its time, oldest first."""
+        charged = sa.select(spend.c.sequence).where(spend.c.population == population, spend.c.guarantee_kind == kind)
         with self.database.read() as connection:
-            return spend_history(connection, population, kind)
+            rows = chain.select_rows(connection, _T.sequence.in_(charged.scalar_subquery()))
+        whose = ((row, charge) for row in rows for charge in row.charges)
+        return [(row.recorded_at, one) for row, one in whose if (one.population or row.population) == population]
 
     def verify(
         self,
@@ -245,11 +223,7 @@ class LedgerReader:
         return chain.newest(connection, POLICY_ROW)
 
     def policy_mark(self) -> Mark:
-        """Return the row of the policy in force, which a signature on the next one names.
-
-        Raises:
-            InputError: the ledger has no policy yet.
-        """
+        """Return the row of the policy in force, which a signature on the next one names."""
         with self.database.read() as connection:
             row = self._policy_row(connection)
             if row is None:
@@ -259,9 +233,9 @@ class LedgerReader:
     def _mark_of(self, connection: Connection, row: Row) -> Mark:
         return Mark(ledger=str(chain.hash_of(connection, 1)), sequence=row.sequence, hash=row.hash)
 
-    def _in_force(self, connection: Connection) -> Policy | None:
+    def _in_force(self, connection: Connection) -> Policy:
         row = self._policy_row(connection)
-        return None if row is None else Policy.parse(row.details["policy"])
+        return Policy.parse(row.details["policy"]) if row is not None else self._policy or DEFAULT_POLICY
 
     def _refusal(self, connection: Connection, plan: ReleasePlan) -> Row | None:
         # By the plan's key: the digest changes with the ledger's head when the same is planned again.

@@ -30,14 +30,7 @@ class Deployment:
 
     @staticmethod
     def of(ledger: LedgerReader, release_id: str, *, later: RegistryStatement | None = None) -> Deployment | None:
-        """Returns the deployment as it was drawn; None where nothing is stated about it.
-
-        Args:
-            later: what counts where the policy that the release was reserved under states nothing.
-
-        Raises:
-            InputError: there is no such release, or it was not drawn.
-        """
+        """Returns the deployment as it was drawn; None where nothing is stated about it, when reserved or later."""
         history = ledger.history(release_id)
         rows = {row.state: row for row in history if row.kind == "release"}
         if "drawn" not in rows:
@@ -61,11 +54,7 @@ class Deployment:
 
 
 def stated_deployment(ledger: LedgerReader, release_id: str) -> Deployment:
-    """Returns a committed release's deployment; what no policy stated when it was reserved, the one in force states.
-
-    Raises:
-        InputError: there is no such release, it is not committed, or no policy states anything for a registry.
-    """
+    """Returns a committed release's deployment; what no policy stated when it was reserved, the one in force states."""
     row, in_force = ledger.release(release_id), ledger.policy()
     if row.state != "committed":
         raise InputError(f"release {release_id} is {row.state}. Only a committed release has a record.")

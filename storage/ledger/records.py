@@ -45,23 +45,14 @@ class RecordSet:
 
     @staticmethod
     def of(contents: Iterable[bytes], *, key: bytes, units: Iterable[str] = ()) -> RecordSet:
-        """Mark the normalised contents of records.
-
-        Args:
-            key: 32 bytes.
-            units: names of the units that they belong to, where units are what is protected.
-        """
+        """Mark normalised contents of records, and the units that they belong to where these are protected."""
         of_contents = [_mark(content, key, b"content") for content in contents]
         of_units = [_mark(unit.encode(), key, b"unit") for unit in set(units)]
         return RecordSet(_mark(b"", key, b"key", _KEY_ID), _sorted(of_contents), _sorted(of_units))
 
     @staticmethod
     def decode(content: bytes) -> RecordSet:
-        """Read what `encode` wrote.
-
-        Raises:
-            StorageError: it is damaged.
-        """
+        """Read what `encode` wrote."""
         start = len(_MAGIC) + _KEY_ID
         marks = np.frombuffer(content[start:], dtype="<u8") if (len(content) - start) % 8 == 0 else np.empty(0)
         if content[: len(_MAGIC)] != _MAGIC or not len(marks) or int(marks[0]) > len(marks) - 1:
@@ -140,11 +131,7 @@ def has_registry_key(private: Path) -> bool:
 
 
 def registry_key(private: Path) -> bytes:
-    """Returns the key of the machine (AUTOCODER_REGISTRY_KEY), or of the workspace, which is made at the first call.
-
-    Raises:
-        StorageError: the file is missing, or no key of 32 bytes.
-    """
+    """Returns the key of the machine (AUTOCODER_REGISTRY_KEY), or of the workspace, which is made at the first call."""
     named = os.environ.get(VARIABLE)
     file = Path(named).expanduser() if named else private / "registry.key"
     if not named and not file.exists():

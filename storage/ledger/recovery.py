@@ -52,9 +52,6 @@ class Step(StrEnum):
     """A folder among the bundles that the ledger doesn't bear out: take it away."""
 
 
-AUTOMATIC = (Step.MARK_DRAWN, Step.COMMIT, Step.BURN)
-
-
 @dataclass(frozen=True)
 class Finding:
     """One release's state after a crash, and what it needs."""
@@ -83,11 +80,6 @@ def draws(workspace: Workspace) -> list[Path]:
     return sorted((workspace.private / "releases").glob(f"*/{DRAW_NAME}"))
 
 
-def bundle_path(workspace: Workspace, release_id: str) -> Path:
-    """Return where a release's bundle is or will be."""
-    return workspace.bundles / release_id
-
-
 def announce_bundle(workspace: Workspace, release_id: str, digest: str) -> None:
     """Keep the digest of the bundle that is about to be moved into place; one built anew replaces it."""
     write_atomically(release_folder(workspace, release_id) / _ANNOUNCED_NAME, digest.encode())
@@ -104,7 +96,7 @@ def inspect(ledger: Ledger, workspace: Workspace) -> Sequence[Finding]:
     findings = [_assess(row, workspace) for row in ledger.open_releases()]
     releases = {row.release_id: row for row in ledger.current() if row.kind == "release" and row.release_id}
     for release_id, row in releases.items():
-        path = bundle_path(workspace, release_id)
+        path = workspace.bundles / release_id
         if row.state == "committed" and not (path.is_dir() and bundle_digest(path) == row.bundle_digest):
             why = f"no bundle with the recorded digest at {path}"
             findings.append(Finding(release_id, row.state, Step.LOST_BUNDLE, why))
@@ -132,7 +124,7 @@ def _assess(row: Row, workspace: Workspace) -> Finding:
         if row.guarantee_kind == "formal":
             return Finding(release_id, state, Step.MARK_DRAWN, "a draw was stored and not recorded", drawn)
         return Finding(release_id, state, Step.MEASURE, "a draw was stored, its cost not yet measured", drawn)
-    bundle = bundle_path(workspace, release_id)
+    bundle = workspace.bundles / release_id
     if bundle.is_dir():
         announced = announced_bundle(workspace, release_id)
         digest = bundle_digest(bundle)
@@ -152,13 +144,11 @@ def recover(ledger: Ledger, workspace: Workspace, *, burn: Collection[str] = ())
     """Do what each release needs and can be done without the model: record a draw, commit a bundle, burn.
 
     Args:
-        ledger: the ledger.
-        workspace: the folders that belong to it. With another one every drawn release looks lost.
+        workspace: the ledger's own. With another one every drawn release looks lost.
         burn: ids of further releases to burn, whatever they need; committed ones are refused.
 
-    Returns:
-        The findings, `done` where that step was taken. A release marked drawn here is found again with its next
-        step.
+    Returns the findings, `done` where that step was taken. A release marked drawn here is found again with its next
+    step.
     """
     results: list[Finding] = []
     remaining = set(burn)
@@ -167,7 +157,7 @@ def recover(ledger: Ledger, workspace: Workspace, *, burn: Collection[str] = ())
             remaining.discard(finding.release_id)
             ledger.burn(finding.release_id, reason=f"burned by hand: {finding.why}")
             results.append(replace(finding, step=Step.BURN, why="burned by hand", done=True))
-        elif finding.step in AUTOMATIC:
+        elif finding.step in (Step.MARK_DRAWN, Step.COMMIT, Step.BURN):
             results += _apply(ledger, workspace, finding)
         else:
             results.append(finding)

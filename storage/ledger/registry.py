@@ -30,7 +30,6 @@ Kinds = tuple[Bits, Bits]
 class StoredSet:
     """Holds a release's records by what earlier stored sets hold, and the marks that are new."""
 
-    key_id: bytes
     totals: tuple[int, ...]
     """Numbers of marks of each kind, new and earlier."""
     new: RecordSet
@@ -40,18 +39,14 @@ class StoredSet:
     def encode(self) -> bytes:
         """Returns the form that the database stores: a line of JSON, then bits and marks."""
         lengths = {str(at): [-1 if bits is None else len(bits) for bits in kinds] for at, kinds in self.packed.items()}
-        head = {"earlier": lengths, "key": self.key_id.hex(), "new": self.new.sizes, "totals": self.totals}
+        head = {"earlier": lengths, "key": self.new.key_id.hex(), "new": self.new.sizes, "totals": self.totals}
         bits = [bits or b"" for kinds in self.packed.values() for bits in kinds]
         marks = [getattr(self.new, name).astype("<u8").tobytes() for name in KINDS]
         return b"".join([json.dumps(head, separators=(",", ":")).encode(), b"\n", *bits, *marks])
 
     @staticmethod
     def decode(content: bytes) -> StoredSet:
-        """Reads what `encode` wrote.
-
-        Raises:
-            StorageError: it is damaged.
-        """
+        """Reads what `encode` wrote."""
         try:
             line, rest = content.split(b"\n", 1)
             head: dict[str, Any] = json.loads(line)
@@ -65,23 +60,15 @@ class StoredSet:
             marks = np.frombuffer(rest[at:], dtype="<u8").astype(np.uint64)
             if len(marks) != sum(head["new"]):
                 raise ValueError("another number of marks")
-            key_id = bytes.fromhex(head["key"])
-            new = RecordSet(key_id, *np.split(marks, head["new"][:1]))
-            return StoredSet(key_id, tuple(head["totals"]), new, packed)
+            new = RecordSet(bytes.fromhex(head["key"]), *np.split(marks, head["new"][:1]))
+            return StoredSet(tuple(head["totals"]), new, packed)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise StorageError(
                 "the ledger's registry holds a damaged set of records. Run `autocoder ledger verify`."
             ) from error
 
     def bits(self, sizes: dict[int, tuple[int, ...]]) -> dict[int, Kinds] | None:
-        """Returns the bits of earlier sets; None where one of them is lost.
-
-        Args:
-            sizes: numbers of new marks of the sets that are there, by the sequence of their rows.
-
-        Raises:
-            StorageError: there are more bits than marks.
-        """
+        """Returns the bits of earlier sets, of these numbers of new marks by sequence; None where one is lost."""
         unpacked: dict[int, Kinds] = {}
         for at, kinds in self.packed.items():
             if at not in sizes:
@@ -103,7 +90,7 @@ class Comparison:
     def take(self, sequence: int, stored: StoredSet) -> Shared | None:
         """Returns what the set shares with the next stored one; None where that has another key."""
         records = self._records
-        if stored.key_id != records.key_id:
+        if stored.new.key_id != records.key_id:
             return None
         held: list[Bits] = []
         for rest, name in zip(self._rest, KINDS, strict=True):
@@ -133,7 +120,7 @@ class Comparison:
             for at, kinds in self._held.items()
             if any(bits.any() for bits in kinds)
         }
-        return StoredSet(records.key_id, records.sizes, RecordSet(records.key_id, *new), packed).encode()
+        return StoredSet(records.sizes, RecordSet(records.key_id, *new), packed).encode()
 
 
 def stored_sets(connection: Connection) -> Iterator[tuple[int, StoredSet]]:

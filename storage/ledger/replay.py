@@ -86,11 +86,7 @@ class Replay:
         self._units: dict[tuple[str, str], str] = {}
 
     def step(self, row: dict[str, Any]) -> list[Total]:
-        """Check one row against those before and return the running totals that it leaves behind.
-
-        Raises:
-            Inconsistent: when it doesn't follow.
-        """
+        """Check one row against those before and return the running totals that it leaves behind."""
         if row["schema_version"] != SCHEMA_VERSION:
             raise Inconsistent(f"schema version {row['schema_version']} is not known to this code")
         kind = row["kind"]
@@ -239,9 +235,7 @@ class Replay:
             if after[0] > cap.epsilon or (cap.delta is not None and after[1] > cap.delta):
                 raise Inconsistent(f"account {named[0]}/{named[1]} ({kind}): the cap is exceeded")
             self._accounts[key] = (charge["epsilon_after"], charge["delta_after"], relation, unit)
-            totals.append(
-                (*key, sequence, relation, unit, charge["epsilon_after"], charge["delta_after"])
-            )  # fmt: skip
+            totals.append((*key, sequence, relation, unit, charge["epsilon_after"], charge["delta_after"]))
         this.accounts |= set(own_accounts)
         return totals
 

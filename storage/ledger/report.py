@@ -45,11 +45,7 @@ def _cell(value: Any) -> str:
 
 
 def read_export(path: Path) -> Sequence[Row]:
-    """Read rows that `to_json` wrote.
-
-    Raises:
-        InputError: when the file is missing or something else.
-    """
+    """Read rows that `to_json` wrote."""
     try:
         return [Row.model_validate(row) for row in json.loads(path.read_text(encoding="utf-8"))]
     except OSError as error:

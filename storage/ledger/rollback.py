@@ -50,25 +50,20 @@ def detect(url: str, workspace: Workspace) -> RollbackFinding | None:
     if not database_exists(url):
         for journal in journals:
             if (mark := journal.last()) is not None:
-                return RollbackFinding(
-                    f"no ledger at {database.url.database}, {journal.name} has used {mark}", mark, _all(workspace, mark)
-                )
+                problem = f"no ledger at {database.url.database}, {journal.name} has used {mark}"
+                return RollbackFinding(problem, mark, _missing((0, chain.GENESIS), workspace, mark))
         return None
     database.prepare()
     with database.read() as connection:
         for journal in journals:
             problem, mark = journal.problem(connection), journal.last()
             if problem is not None and mark is not None:
-                return RollbackFinding(problem, mark, _missing(connection, workspace, mark))
+                return RollbackFinding(problem, mark, _missing(chain.last(connection), workspace, mark))
     return None
 
 
 def restore(url: str, workspace: Workspace, finding: RollbackFinding) -> int:
-    """Add the rows that the ledger lacks; return how many.
-
-    Raises:
-        StorageError: they do not follow, or the database refuses them.
-    """
+    """Add the rows that the ledger lacks; return how many."""
     database = Database(url, lock_timeout=60.0)
     database.prepare()
     with database.write() as connection:
@@ -88,11 +83,7 @@ def restore(url: str, workspace: Workspace, finding: RollbackFinding) -> int:
 def request_recovery(
     url: str, workspace: Workspace, finding: RollbackFinding, *, requester: str, reason: str
 ) -> dict[str, Any]:
-    """Returns what those who approve are to sign, as plain data.
-
-    Raises:
-        InputError: the rows are there, or nobody is known who could sign.
-    """
+    """Returns what those who approve are to sign, as plain data."""
     if finding.missing:
         raise InputError("recover: the rows are kept here; put them back (--apply), nothing needs to be given up")
     if not reason.strip():
@@ -136,11 +127,7 @@ def request_recovery(
 
 
 def accept_recovery(url: str, workspace: Workspace, content: dict[str, Any], decisions: Sequence[Decision]) -> Row:
-    """Go on with the ledger at hand; record who signed, and what is given up.
-
-    Raises:
-        InputError: the signatures do not count, are too few, or are for another state than this one.
-    """
+    """Go on with the ledger at hand; record who signed, and what is given up."""
     finding = detect(url, workspace)
     if finding is None:
         raise InputError("recover: this is the ledger that was used before; there is nothing to give up")
@@ -154,12 +141,8 @@ def accept_recovery(url: str, workspace: Workspace, content: dict[str, Any], dec
     database = Database(url, lock_timeout=60.0)
     with database.write() as connection:
         if chain.newest(connection, POLICY_ROW) is None:
-            chain.append(
-                connection,
-                policy_content(
-                    policy, None, requester=content["requester"], reason="policy of the ledger that is lost"
-                ),
-            )
+            reason = "policy of the ledger that is lost"
+            chain.append(connection, policy_content(policy, None, requester=content["requester"], reason=reason))
         row = chain.append(connection, recovery_content(content, name, names, decisions))
     with database.read() as connection:
         for journal in journals_of(workspace):
@@ -213,12 +196,9 @@ def _run(rows: dict[int, tuple[str, str]], first: int, last: int, previous: str)
     return tuple(bodies)
 
 
-def _all(workspace: Workspace, mark: Mark) -> tuple[str, ...]:
-    return _run(_bodies(workspace, mark), 1, mark.sequence, chain.GENESIS)
-
-
-def _missing(connection: Connection, workspace: Workspace, mark: Mark) -> tuple[str, ...]:
-    sequence, row_hash = chain.last(connection)
+def _missing(last: tuple[int, str], workspace: Workspace, mark: Mark) -> tuple[str, ...]:
+    """Bodies of the rows behind the last one, by sequence and hash, up to the mark."""
+    sequence, row_hash = last
     return _run(_bodies(workspace, mark), sequence + 1, mark.sequence, row_hash) if sequence < mark.sequence else ()
 
 

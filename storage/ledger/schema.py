@@ -1,4 +1,6 @@
-"""The ledger's tables. Every fact is in `body`; the other columns repeat parts of it for indexes and for SQL.
+"""Names the ledger's tables and columns for queries; `sql/` creates them, with their indexes and constraints.
+
+Every fact of a row is in `body`; the other columns repeat parts of it for indexes and for SQL.
 
 `spend` carries the running totals of each account, one row a charge, so that a reservation reads one row a
 cohort however long the ledger is. It can be rebuilt from the chain, and `verify` compares the two.
@@ -10,20 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    Numeric,
-    String,
-    Table,
-    Text,
-    UniqueConstraint,
-    text,
-)
+from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, Numeric, String, Table, Text, text
 from sqlalchemy.types import TypeEngine
 
 from storage.ledger.amounts import DELTA_SCALE, EPSILON_SCALE
@@ -62,43 +51,11 @@ ledger_row = Table(
     Column("delta", exact(DELTA_SCALE)),
     Column("sensitivity", exact(EPSILON_SCALE)),
     Column("body", Text, nullable=False),
-    UniqueConstraint("previous_hash", name="ledger_row_no_fork"),
-    UniqueConstraint("hash", name="ledger_row_hash"),
 )
 COLUMNS = tuple(column.name for column in ledger_row.columns if column.name not in ("hash", "body"))
 """Columns that repeat a field of the body under the same name."""
-
-_RELEASE = text("kind = 'release'")
-Index(
-    "ledger_row_state_once",
-    ledger_row.c.release_id,
-    ledger_row.c.state,
-    unique=True,
-    sqlite_where=_RELEASE,
-    postgresql_where=_RELEASE,
-)
-_CLOSED = text("state IN ('committed', 'burned')")
-Index(
-    "ledger_row_closed_once",
-    ledger_row.c.release_id,
-    unique=True,
-    sqlite_where=_CLOSED,
-    postgresql_where=_CLOSED,
-)
-_OPENING = text("idempotency_key IS NOT NULL AND state NOT IN ('drawn', 'committed', 'burned')")
-Index(
-    "ledger_row_key_once",
-    ledger_row.c.kind,
-    ledger_row.c.idempotency_key,
-    unique=True,
-    sqlite_where=_OPENING,
-    postgresql_where=_OPENING,
-)
-Index("ledger_row_by_release", ledger_row.c.release_id, ledger_row.c.sequence)
-Index("ledger_row_by_key", ledger_row.c.idempotency_key, ledger_row.c.sequence)
-# An index on all kinds would tempt SQLite's planner away from the two above, to read every release.
+# In the words of the index on policies. One on all kinds would tempt SQLite's planner to read every release.
 POLICY_ROW = text("kind = 'budget-change'")
-Index("ledger_row_policy", ledger_row.c.sequence, sqlite_where=POLICY_ROW, postgresql_where=POLICY_ROW)
 
 spend = Table(
     "spend",
@@ -111,9 +68,6 @@ spend = Table(
     Column("privacy_unit", String(300), nullable=False),
     Column("epsilon", exact(EPSILON_SCALE), nullable=False),
     Column("delta", exact(DELTA_SCALE), nullable=False),
-    Index("spend_by_sequence", "sequence"),
-    Index("spend_by_unit", "population", "guarantee_kind", "privacy_unit"),
-    sqlite_with_rowid=False,
 )
 
 record_set = Table(

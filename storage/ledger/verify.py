@@ -71,7 +71,6 @@ def verify(
     """Check every row of the ledger.
 
     Args:
-        database: where the ledger is.
         heads: statements exported before; the chain must still go through each.
         earlier: rows exported before; each must still be there, which names the first rewritten row exactly.
         progress: gets the number of rows checked, now and then.
@@ -102,25 +101,15 @@ def verify(
     return Report(count, last, last_hash, None, "", notes)
 
 
-_SELECT_ROWS = sa.select(
-    *(
-        sa.cast(column, sa.Text) if isinstance(column.type, sa.Numeric) else column
-        for column in ledger_row.columns
-        if column.name in COLUMNS
-    ),
-    ledger_row.c.hash,
-    ledger_row.c.body,
-).order_by(ledger_row.c.sequence)
-_SELECT_TOTALS = sa.select(
-    spend.c.population,
-    spend.c.cohort,
-    spend.c.guarantee_kind,
-    spend.c.sequence,
-    spend.c.neighbouring_relation,
-    spend.c.privacy_unit,
-    sa.cast(spend.c.epsilon, sa.Text),
-    sa.cast(spend.c.delta, sa.Text),
-).order_by(spend.c.sequence)
+def _selected(table: sa.Table, names: Iterable[str]) -> sa.Select[Any]:
+    """Selects columns in the order of the rows, amounts as their text."""
+    columns = [table.c[name] for name in names]
+    exact = [sa.cast(column, sa.Text) if isinstance(column.type, sa.Numeric) else column for column in columns]
+    return sa.select(*exact).order_by(table.c.sequence)
+
+
+_SELECT_ROWS = _selected(ledger_row, (*COLUMNS, "hash", "body"))
+_SELECT_TOTALS = _selected(spend, spend.c.keys())  # in the order of `Total`
 _repeated = itemgetter(*COLUMNS)
 
 
@@ -262,10 +251,8 @@ class _ExternalRows:
 
     def __init__(self, heads: Iterable[Head], earlier: Iterable[Row]) -> None:
         expected: dict[int, set[str]] = {}
-        for head in heads:
-            expected.setdefault(head.sequence, set()).add(head.hash)
-        for row in earlier:
-            expected.setdefault(row.sequence, set()).add(row.hash)
+        for one in (*heads, *earlier):
+            expected.setdefault(one.sequence, set()).add(one.hash)
         if expected.get(0, {GENESIS}) != {GENESIS}:
             raise InputError("head: of an empty ledger, yet with a hash")
         expected.pop(0, None)
@@ -279,10 +266,7 @@ class _ExternalRows:
         if hashes != {row_hash}:
             first = self._agreed + 1
             since = f"row {sequence}" if first == sequence else f"a row between {first} and {sequence}"
-            raise _Bad(
-                sequence,
-                f"row {sequence} isn't the one kept outside: the chain was rewritten from {since} on",
-            )
+            raise _Bad(sequence, f"row {sequence} isn't the one kept outside: the chain was rewritten from {since} on")
         self._agreed = sequence
 
     def finish(self, last: int) -> None:

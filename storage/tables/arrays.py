@@ -44,9 +44,6 @@ def open_arrays(path: Path, columns: Sequence[str], pixels: str) -> Arrays:
     Args:
         columns: arrays [n] of whole numbers or texts.
         pixels: array [n, height, width] or [n, height, width, channels] of numbers.
-
-    Raises:
-        InputError: no such file or array, or arrays of unequal length, of objects, of other dimensions, or too large.
     """
     source, _ = inspect_arrays(path, (*columns, pixels), pixels)
     arrays: dict[str, NDArray[Any]] = {}
@@ -80,11 +77,7 @@ def open_arrays(path: Path, columns: Sequence[str], pixels: str) -> Arrays:
 
 
 def inspect_arrays(path: Path, required: Sequence[str], pixels: str) -> tuple[Source, tuple[int, ...]]:
-    """Returns the arrays' names, their unpacked size and the shape of the images, without reading one.
-
-    Raises:
-        InputError: no such file or array, not an .npz, or too large.
-    """
+    """Returns the arrays' names, their unpacked size and the shape of the images, without reading one."""
     if not path.is_file():
         raise InputError(f"data: no file {path}")
     members: list[zipfile.ZipInfo] = []

@@ -22,11 +22,7 @@ class Narratives:
     template: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuses a template that does not fit the columns.
-
-        Raises:
-            InputError: describes the fault.
-        """
+        """Refuses a template that does not fit the columns."""
         if fault := template_fault(self.columns, self.template):
             raise InputError(f"text columns: {fault}")
 

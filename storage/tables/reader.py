@@ -78,11 +78,7 @@ class Table:
         return self.source.kind
 
     def read(self, columns: Sequence[str] | None = None) -> Generator[Row, None, None]:
-        """Yields all rows, or these columns of all rows.
-
-        Raises:
-            InputError: a row is malformed (named by its number from 1), or there are more or fewer rows than counted.
-        """
+        """Yields all rows, or these columns of all rows; refuses a malformed row, and another number than counted."""
         required = self.columns if columns is None else tuple(columns)
         if self.source.kind == "parquet":
             batches = _parquet_batches(self.source, required)
@@ -96,11 +92,7 @@ class Table:
         return self._counted(rows)
 
     def texts(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yields the columns in this order, every cell a string and absent ones empty, for training and coding.
-
-        Raises:
-            InputError: as `read`; or a column has values that are not text.
-        """
+        """Yields the columns in this order, every cell a string and absent ones empty, for training and coding."""
         if self.source.kind == "parquet":
             rows = 0
             for batch in _parquet_batches(self.source, self.columns):
@@ -144,13 +136,7 @@ def open_table(
 ) -> Table:
     """Opens a table, determines its encoding and counts its rows; reads JSON Lines to their end.
 
-    Args:
-        required: columns that must exist.
-        option: option that named the file, for messages.
-        column_options: option that named each column, for messages.
-
-    Raises:
-        InputError: no such file or column, or bytes that are not text.
+    The columns `required` must exist. Messages name the options by which file and columns were given.
     """
     csv.field_size_limit(LONGEST_LINE)  # Python's default refuses 131,073 characters
     source = open_source(path, option)
@@ -175,14 +161,7 @@ def open_table(
 def survey(
     path: Path, *, text_columns: Sequence[str], option: str = "data", column_options: Mapping[str, str] | None = None
 ) -> Table:
-    """Reads a table to its end, so that its faults show before work starts.
-
-    Args:
-        column_options: option that named each column, for messages.
-
-    Raises:
-        InputError: no such file or column, or a malformed row; names the row, counted from 1.
-    """
+    """Reads a table to its end, so that its faults show before work starts."""
     table = open_table(path, text_columns, option=option, column_options=column_options)
     for _ in table.texts(text_columns) if text_columns and table.kind == "parquet" else ():
         pass
@@ -192,11 +171,7 @@ def survey(
 
 
 def read_small(path: Path, required: Sequence[str], *, option: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Returns the columns and all rows, as text, of a table that is not a file of records.
-
-    Raises:
-        InputError: as `survey`; or the file is large.
-    """
+    """Returns the columns and all rows, as text, of a small table that is not a file of records."""
     if path.is_file() and path.stat().st_size > _SMALL:
         raise InputError(f"{option}: {path} has over {_SMALL >> 20} MB. Give a smaller file, not the data file")
     table = open_table(path, required, option=option)
@@ -302,11 +277,7 @@ def _look(cell: str) -> tuple[int, bool]:
 
 @lru_cache(maxsize=64)
 def _check_memory(source: Source, sha256: str) -> None:
-    """Refuses a table that takes more memory than its reader could hold: a program of limited memory reads it first.
-
-    Raises:
-        InputError: its rows or cells take too much memory.
-    """
+    """Refuses a table that takes more memory than its reader could hold: a program of limited memory reads it first."""
     options: tuple[str, ...] = ()
     if source.kind == "parquet":
         rows = pq.read_metadata(source.path).num_rows
@@ -349,11 +320,7 @@ def _parquet_batches(source: Source, columns: tuple[str, ...]) -> Iterator[pa.Re
 
 
 def _readable(source: Source, schema: pa.Schema) -> pa.Schema:
-    """Returns types that Python has values for: times of day to the nanosecond become text, which loses nothing.
-
-    Raises:
-        InputError: a column holds such times inside lists or records.
-    """
+    """Returns types that Python has values for: times of day to the nanosecond become text, which loses nothing."""
     fields = []
     for field in schema:
         if field.type == _NANOSECONDS:

@@ -96,9 +96,6 @@ def open_source(path: Path, option: str = "data") -> Source:
     """Inspects the first megabyte of a file.
 
     The columns of JSON Lines stay open: they are complete at the last line only.
-
-    Raises:
-        InputError: the file is missing, empty, without records, or not a readable CSV, ZIP, Parquet or JSON Lines.
     """
     if not path.is_file():
         raise InputError(f"{option}: no file {path}")
@@ -121,11 +118,7 @@ def open_source(path: Path, option: str = "data") -> Source:
 def require_columns(source: Source, required: Sequence[str], column_options: Mapping[str, str] | None = None) -> None:
     """Refuses a source that lacks a column, or has it twice.
 
-    Args:
-        column_options: option that named each column, for messages.
-
-    Raises:
-        InputError: names the column, a similar one, and those with recognised names; nothing else.
+    A message names the column, with its option, a similar one, and those with recognised names; nothing else.
     """
     for name in required:
         count = source.columns.count(name)
@@ -158,11 +151,7 @@ def require_columns(source: Source, required: Sequence[str], column_options: Map
 
 
 def scan(source: Source) -> Source:
-    """Reads a whole CSV once, as bytes, to determine its encoding.
-
-    Raises:
-        InputError: NUL bytes, or neither UTF-8 nor cp1252; names the line.
-    """
+    """Reads a whole CSV once, as bytes, to determine its encoding."""
     whole = read_safely(source, lambda: _is_utf8(source))
     if not whole:
         read_safely(source, lambda: _check_cp1252(source))
@@ -170,11 +159,7 @@ def scan(source: Source) -> Source:
 
 
 def bounded_lines(file: IO[AnyStr], label: str) -> Iterator[AnyStr]:
-    """Yields the lines of a file, none of which is held beyond its limit.
-
-    Raises:
-        InputError: a line is longer.
-    """
+    """Yields the lines of a file, none of which is held beyond its limit; refuses a longer one."""
     number = 0
     while line := file.readline(LONGEST_LINE):
         number += 1

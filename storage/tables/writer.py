@@ -7,11 +7,11 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,20 +24,12 @@ from storage.tables.source import JSON_LINES, Kind
 _SUFFIXES: dict[str, Kind] = {".csv": "csv", ".parquet": "parquet", **dict.fromkeys(JSON_LINES, "jsonl")}
 
 
-class Writer(Protocol):
-    """Takes rows until it is closed."""
-
-    def __call__(self, rows: Sequence[Row], /) -> object:
-        """Writes rows, in order."""
-        ...
+Writer = Callable[[Sequence[Row]], object]
+"""Writes rows, in order."""
 
 
 def output_kind(path: Path) -> Kind:
-    """Returns the format that a file's name implies.
-
-    Raises:
-        InputError: the format cannot be written.
-    """
+    """Returns the format that a file's name implies."""
     kind = _SUFFIXES.get(path.suffix.lower())
     if kind is None:
         raise InputError(f"--out: {path.name} has another ending. Use {', '.join(_SUFFIXES)}")

@@ -50,8 +50,20 @@ def run(content: bytes | str, folder: Path, config: IngestConfig = CONFIG) -> In
     return ingest(path, out, config, None)
 
 
+def run_listed(codes: str, folder: Path, **options: object) -> IngestResult:
+    """The sound rows with a code list, written into the folder itself."""
+    (folder / "codes.csv").write_text(codes)
+    (folder / "source.csv").write_text(text_of(), encoding="utf-8", newline="")
+    return ingest(folder / "source.csv", folder, IngestConfig.model_validate(options), folder / "codes.csv")
+
+
 def records(out: Path, split: str) -> list[dict[str, object]]:
     return load_split(out, split).to_list()
+
+
+def by_id(out: Path, column: str) -> dict[object, object]:
+    """A column of both halves by the record's id."""
+    return {row["record_id"]: row[column] for split in ("train", "test") for row in records(out, split)}
 
 
 def zipped(content: bytes) -> bytes:
@@ -129,13 +141,7 @@ def test_parquet_columns_of_numbers_and_dates(tmp_path: Path) -> None:
     )
     result = run(content, tmp_path)
     assert [code.code for code in load_codes(tmp_path / "out")] == ["111", "132"]
-    assert result.report["dropped"] == {
-        "no_code": 1,
-        "no_text": 1,
-        "over_unit_cap": 0,
-        "rare_code": 0,
-        "over_code_cap": 0,
-    }
+    assert {name: n for name, n in result.report["dropped"].items() if n} == {"no_code": 1, "no_text": 1}
     assert result.cohorts == ("2015", "2016")
 
 
@@ -169,11 +175,8 @@ def test_batches_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 def test_code_list_fixes_the_label_space(tmp_path: Path) -> None:
     """The whole list in its order, whatever was observed; a code the list spells 132.0 keeps its spelling."""
-    codelist = tmp_path / "codes.csv"
-    codelist.write_text("level,Code,Title\n2,9,Nine\n2,132.0,Cuts\n2,111,Fractures\n2,132,Other cuts\n2,1966,Stings\n")
-    source = tmp_path / "source.csv"
-    source.write_text(text_of(), encoding="utf-8", newline="")
-    result = ingest(source, tmp_path, IngestConfig(min_per_code=1), codelist)
+    codes = "level,Code,Title\n2,9,Nine\n2,132.0,Cuts\n2,111,Fractures\n2,132,Other cuts\n2,1966,Stings\n"
+    result = run_listed(codes, tmp_path, min_per_code=1)
     assert load_codes(tmp_path) == [
         Code("9", "Nine"),
         Code("132.0", "Cuts"),
@@ -182,17 +185,13 @@ def test_code_list_fixes_the_label_space(tmp_path: Path) -> None:
         Code("1966", "Stings"),
     ]
     assert (result.label_space, result.codes_observed, result.label_space_source) == (5, 4, "codelist")
-    labels = {row["record_id"]: row["label"] for split in ("train", "test") for row in records(tmp_path, split)}
-    assert labels == {1: 2, 2: 2, 3: 3, 4: 1, 5: 3, 6: 2, 7: 4}
+    assert by_id(tmp_path, "label") == {1: 2, 2: 2, 3: 3, 4: 1, 5: 3, 6: 2, 7: 4}
 
 
 def test_observed_codes_keep_what_their_list_says(tmp_path: Path) -> None:
     """Codes without a record are no classes, the list's order stays, and each class knows the levels above it."""
-    codelist = tmp_path / "codes.csv"
-    codelist.write_text("code,title\n1,Injuries\n1966,Stings\n15,Burns\n13,Wounds\n132,Cuts\n111,Fractures\n")
-    source = tmp_path / "source.csv"
-    source.write_text(text_of(), encoding="utf-8", newline="")
-    result = ingest(source, tmp_path, IngestConfig(min_per_code=2, label_space="observed"), codelist)
+    listed = "code,title\n1,Injuries\n1966,Stings\n15,Burns\n13,Wounds\n132,Cuts\n111,Fractures\n"
+    result = run_listed(listed, tmp_path, min_per_code=2, label_space="observed")
     codes = load_codes(tmp_path)
     assert [(code.code, code.title, list(code.above)) for code in codes] == [
         ("132", "Cuts", ["Wounds", "Injuries"]),
@@ -200,17 +199,12 @@ def test_observed_codes_keep_what_their_list_says(tmp_path: Path) -> None:
     ]
     assert describe_with_levels(codes) == ["Cuts. Wounds. Injuries", "Fractures. Injuries"]
     assert (result.label_space, result.codes_observed, result.label_space_source) == (2, 2, "observed")
-    labels = {row["record_id"]: row["label"] for split in ("train", "test") for row in records(tmp_path, split)}
-    assert labels == {1: 1, 2: 1, 3: 0, 4: 0, 5: 0, 6: 1}
+    assert by_id(tmp_path, "label") == {1: 1, 2: 1, 3: 0, 4: 0, 5: 0, 6: 1}
 
 
 def test_codes_off_the_list_are_dropped_when_told(tmp_path: Path) -> None:
     """They are counted by code in the report, and nothing of them is in the splits."""
-    codelist = tmp_path / "codes.csv"
-    codelist.write_text("code,title\n111,Fractures\n132,Cuts\n")
-    source = tmp_path / "source.csv"
-    source.write_text(text_of(), encoding="utf-8", newline="")
-    result = ingest(source, tmp_path, IngestConfig(min_per_code=1, unknown_codes="drop"), codelist)
+    result = run_listed("code,title\n111,Fractures\n132,Cuts\n", tmp_path, min_per_code=1, unknown_codes="drop")
     assert result.report["codes_not_on_list"] == {"1966": 1}
     assert result.report["dropped"]["code_not_on_list"] == 1
     assert result.train + result.test == 6
@@ -223,12 +217,12 @@ def test_several_text_columns_by_template(tmp_path: Path) -> None:
     columns = ("Job", "What happened")
     plain = IngestConfig(text_columns=columns, date_column=None)
     run(text_of(rows, header), tmp_path, plain)
-    joined = {row["record_id"]: row["text"] for split in ("train", "test") for row in records(tmp_path / "out", split)}
-    assert joined == {1: "Roofer | fell {badly}", 2: "slipped", 3: "Cook | cut", 4: "Cook"}
+    joined = {1: "Roofer | fell {badly}", 2: "slipped", 3: "Cook | cut", 4: "Cook"}
+    assert by_id(tmp_path / "out", "text") == joined
     config = plain.model_copy(update={"template": "{What happened} (job: {Job})"})
     result = run(text_of(rows, header), tmp_path, config)
-    placed = {row["record_id"]: row["text"] for split in ("train", "test") for row in records(tmp_path / "out", split)}
-    assert placed == {1: "fell {badly} (job: Roofer)", 2: "slipped (job: )", 3: "cut (job: Cook)", 4: "(job: Cook)"}
+    placed = {1: "fell {badly} (job: Roofer)", 2: "slipped (job: )", 3: "cut (job: Cook)", 4: "(job: Cook)"}
+    assert by_id(tmp_path / "out", "text") == placed
     assert result.cohorts == ("all",)
 
 
@@ -255,7 +249,7 @@ def test_ids_and_units(tmp_path: Path) -> None:
     rows[5] = ("3/7/2015", "Slipped", "111", " ", "id-5")
     config = IngestConfig(id_column="ID", unit_column="Establishment")
     result = run(text_of(rows, header), tmp_path, config)
-    found = {row["record_id"]: row["unit"] for split in ("train", "test") for row in records(tmp_path / "out", split)}
+    found = by_id(tmp_path / "out", "unit")
     assert set(found) == {f"id-{n}" for n in range(5)}
     assert found["id-0"] == found["id-1"]
     assert found["id-3"] == found["id-4"]

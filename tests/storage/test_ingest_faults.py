@@ -252,6 +252,14 @@ def test_parquet_columns_that_are_no_text(tmp_path: Path) -> None:
             ingest(path, tmp_path, IngestConfig(), None)
 
 
+def fields(**columns: str) -> dict[str, object]:
+    """Fields with their code columns."""
+    return {"fields": {name: {"label_column": column} for name, column in columns.items()}}
+
+
+TWO = fields(nature="Nature", part="Part")
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -276,6 +284,38 @@ def test_parquet_columns_that_are_no_text(tmp_path: Path) -> None:
         ({"seed": 2**53}, "less than"),
         ({"cohort": "week"}, "'year', 'quarter', 'month' or 'none'"),
         ({"text_column": "Final Narrative"}, "Extra inputs are not permitted"),
+        ({"sampling": "per-record", "cap_per_code": 200}, "Set cap_per_code to null and min_per_code to 1"),
+        ({"sampling": "per-record", "min_per_code": 2}, "Set cap_per_code to null and min_per_code to 1"),
+        ({"sampling": "per-record", "kind": "images"}, "has no id_column"),
+        ({"train_before": "2016-05-01", "date_column": None}, "has no date_column"),
+        ({"train_before": "2016-05-32"}, "valid date"),
+        ({"train_before": "2016-05-01", "unit_column": "u", "split_by_unit": True}, "both sides of a date"),
+        ({"cohorts": ["2015-Q1"]}, "'2015-Q1' is not a year. Write it as 2015"),
+        ({"cohorts": ["2015-13"], "cohort": "month"}, "is not a month. Write it as 2015-01"),
+        ({"cohorts": []}, "at least 1 item"),
+        ({"cohorts": [2015, "2015"]}, "is repeated"),
+        ({"cohorts": [2015], "cohort": "none"}, "need dates"),
+        ({"cohorts": [2015], "date_column": None}, "need dates"),
+        (TWO | {"label_column": "Nature"}, "label_column and fields"),
+        (TWO | {"sampling": "stratified"}, "Set sampling=per-record"),
+        (TWO | {"kind": "table"}, "Use kind `text`"),
+        (fields(nature="Nature"), "Name two or more"),
+        (fields(a="X", b="X"), "a and b have the same label_column"),
+        (fields(a="Final Narrative", b="X"), "fields.a.label_column is"),
+        (fields(model="X", part="Y"), "has a column model of another"),
+        (fields(part="X", part_2="Y"), "has a column part_2 of"),
+        (fields(a_score="X", a="Y"), "has a column a_score of another"),
+        (fields(**{"A b": "X"}), "string_pattern_mismatch|should match pattern"),
+        ({"value_columns": {"Nature": ["a"]}}, "which the coder may not read"),
+        ({"id_column": "ID", "value_columns": {"ID": ["a"]}}, "which the coder may not read"),
+        ({"unit_column": "u", "value_columns": {"u": ["a"]}}, "which the coder may not read"),
+        ({"kind": "table", "value_columns": {"x": ["a"]}}, r"use table\.categorical"),
+        ({"kind": "table", "table": {"numeric": {"a": [1, 1]}}}, "the first is not below the second"),
+        ({"kind": "table", "table": {"numeric": {"a": None}, "categorical": {"a": ["x"]}}}, "numeric and as categor"),
+        ({"kind": "table", "table": {"categorical": {"a": []}}}, "are empty, repeated or have outer blanks"),
+        ({"kind": "table", "table": {"numeric": {"label": None}}}, "would read the answer"),
+        ({"kind": "table", "split_by_unit": True}, "split_by_unit has no unit_column"),
+        ({"kind": "sound"}, "'text', 'table' or 'images'"),
     ],
 )
 def test_configurations_that_contradict_themselves(options: dict[str, object], said: str) -> None:

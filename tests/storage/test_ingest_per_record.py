@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from storage.datasets import load_split
 from storage.errors import InputError
@@ -175,13 +174,6 @@ def test_the_shares_of_a_file(tmp_path: Path) -> None:
     assert result.train + result.test + result.holdout == 4000
 
 
-def test_an_id_twice_is_refused(tmp_path: Path) -> None:
-    """Two records of one id would share their fate."""
-    rows = [*rows_of(30), ("r3", "1/1/2015", "Another narrative", "11", "E1")]
-    with pytest.raises(InputError, match=r"'ID': 2 records share an id with another \(rows 4, 31\)"):
-        taken(tmp_path, rows, sampling="per-record", id_column="ID")
-
-
 @pytest.mark.parametrize("way", ["stratified", "per-record"])
 def test_halves_by_date(tmp_path: Path, way: str) -> None:
     """What is dated before the day trains, the day itself and later tests; nothing else is dropped."""
@@ -218,34 +210,3 @@ def test_declared_cohorts(tmp_path: Path) -> None:
     assert (result.cohorts, result.cohorts_source) == (("2015", "2016", "2017"), "declared")
     assert result.report["dropped"]["cohort_not_declared"] == 1
     assert result.train + result.test == 60
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"sampling": "per-record", "cap_per_code": 200}, "Set cap_per_code to null and min_per_code to 1"),
-        ({"sampling": "per-record", "min_per_code": 2}, "Set cap_per_code to null and min_per_code to 1"),
-        ({"sampling": "per-record", "kind": "images"}, "has no id_column"),
-        ({"train_before": "2016-05-01", "date_column": None}, "has no date_column"),
-        ({"train_before": "2016-05-32"}, "valid date"),
-        ({"train_before": "2016-05-01", "unit_column": "u", "split_by_unit": True}, "both sides of a date"),
-        ({"cohorts": ["2015-Q1"]}, "'2015-Q1' is not a year. Write it as 2015"),
-        ({"cohorts": ["2015-13"], "cohort": "month"}, "is not a month. Write it as 2015-01"),
-        ({"cohorts": []}, "at least 1 item"),
-        ({"cohorts": [2015, "2015"]}, "is repeated"),
-        ({"cohorts": [2015], "cohort": "none"}, "need dates"),
-        ({"cohorts": [2015], "date_column": None}, "need dates"),
-    ],
-)
-def test_configurations_that_contradict_themselves(options: dict[str, Any], said: str) -> None:
-    """Refused before a file is opened."""
-    with pytest.raises(ValidationError, match=said):
-        IngestConfig.model_validate(options)
-
-
-def test_a_stored_configuration_is_what_it_was() -> None:
-    """It is stored whole and read back the same."""
-    chosen = IngestConfig.model_validate({"sampling": "per-record", "train_before": "2016-05-01", "cohorts": [2016]})
-    stored = chosen.model_dump(mode="json")
-    assert set(stored) == set(IngestConfig.model_fields)
-    assert IngestConfig.model_validate(stored) == chosen

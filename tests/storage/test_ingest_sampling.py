@@ -39,7 +39,7 @@ def test_cap_minimum_and_halves() -> None:
     assert sizes(selection, codes, 2) in ([1, 2, 0], [2, 1, 0])
     assert sizes(selection, codes, 3) == [1, 1, 0]
     assert sizes(selection, codes, 4) == [0, 0, 0]
-    assert (selection.over_code_cap, selection.rare_code, selection.over_unit_cap) == (250, 1, 0)
+    assert selection.left_out == {"over_unit_cap": 0, "rare_code": 1, "over_code_cap": 250}
     assert selection.codes_of(np.array(codes, dtype=np.int32)).tolist() == [0, 1, 2, 3]
 
 
@@ -82,7 +82,7 @@ def test_units_are_capped(pairs: list[tuple[int, int]], seed: int) -> None:
     for unit in set(units):
         mine = np.array(units) == unit
         assert int(used[mine].sum()) == min(3, int(mine.sum()))
-    assert len(codes) == used.sum() + selection.over_unit_cap + selection.rare_code + selection.over_code_cap
+    assert len(codes) == used.sum() + sum(selection.left_out.values())
 
 
 def test_rows_that_cannot_be_used_are_not() -> None:

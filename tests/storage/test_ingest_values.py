@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from storage.datasets import COLUMN_VALUES, load_table, load_value_lists
 from storage.errors import InputError, StorageError
@@ -122,19 +121,6 @@ def test_a_column_that_the_file_lacks_is_named_with_its_setting(tmp_path: Path) 
     config = IngestConfig.model_validate(BASE | {"value_columns": {"Branch": ["a"]}})
     with pytest.raises(InputError, match=r"no column 'Branch' \(data.ingest.value_columns\)"):
         check_source(write(tmp_path), config, None)
-
-
-@pytest.mark.parametrize(
-    ("column", "options"), [("Nature", {}), ("ID", {}), ("Age", {"unit_column": "Age", "max_per_unit": 1})]
-)
-def test_the_coder_reads_no_answer_and_no_name(column: str, options: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match="which the coder may not read"):
-        IngestConfig.model_validate(BASE | options | {"value_columns": {column: ["a"]}})
-
-
-def test_tables_have_categories_instead() -> None:
-    with pytest.raises(ValidationError, match=r"use table\.categorical"):
-        IngestConfig.model_validate({"kind": "table", "value_columns": {"x": ["a"]}})
 
 
 def test_numbers_of_a_list_are_text() -> None:

@@ -13,9 +13,8 @@ import pytest
 from sealed_bundle import Sealed
 
 from storage.bundle.folder import CARD, GOLDEN, UnsoundBundle
-from storage.egress.documents import check_schema, strict_json
+from storage.egress.documents import check_schema, read_shapes, strict_json
 from storage.egress.gate import Expected, inspect
-from storage.egress.tensors import read_shapes
 from storage.egress.words import unknown_words
 
 

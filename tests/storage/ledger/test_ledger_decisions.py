@@ -5,30 +5,20 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from storage.errors import InputError
 from storage.ledger import BudgetRefused, Decision, Policy
 from storage.ledger.content import policy_terms, release_terms
 from storage.ledger.decisions import Answer, sign
-from storage.ledger.heads import signature_of
+from storage.ledger.heads import public_pem, signature_of
 
 KEYS = {name: ec.generate_private_key(ec.SECP256R1()) for name in ("officer", "director", "operator", "stranger")}
 DIGEST = "d" * 64
 
 
-def pem(name: str) -> str:
-    return (
-        KEYS[name]
-        .public_key()
-        .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-        .decode()
-    )
-
-
 def make_policy(minimum: int = 1, **rule) -> Policy:
-    approvers = {name: pem(name) for name in ("officer", "director", "operator")}
+    approvers = {name: public_pem(KEYS[name].public_key()).decode() for name in ("officer", "director", "operator")}
     return Policy.parse(
         {
             "name": "strict",

@@ -57,24 +57,37 @@ def rewrite_from(site, first, change):
             rows[sequence + 1]["previous_hash"] = digest
 
 
-def test_an_edited_row_is_named(site, ledger):
-    """One character of the body of row 3, its hash left alone."""
-    site.disarm()
-    site.sql("UPDATE ledger_row SET body = replace(body, '\"2024\"', '\"2025\"') WHERE sequence = 3", owner=True)
-    report = ledger.verify()
-    assert (report.first_bad_row, report.sequence) == (3, 2)
-    assert "edited" in report.problem
+def assert_bad(ledger, row, problem, **outside):
+    """The first bad row is this one, and is said to be bad for this."""
+    report = ledger.verify(**outside)
+    assert (report.first_bad_row, report.sequence) == (row, row - 1)
+    assert problem in report.problem
 
 
-@pytest.mark.parametrize("column", ["epsilon", "state", "population", "sensitivity"])
-def test_an_edited_column_is_named(site, ledger, column):
-    """The columns beside the body are for queries; one that lies is found too."""
+SWAP = [f"UPDATE ledger_row SET sequence = {to} WHERE sequence = {at}" for at, to in ((5, 99), (6, 5), (99, 6))]
+BODY = "UPDATE ledger_row SET body = replace(body, '\"2024\"', '\"2025\"') WHERE sequence = 3"
+
+
+@pytest.mark.parametrize(
+    ("statements", "row", "problem"),
+    [
+        ([BODY], 3, "edited"),
+        (["UPDATE ledger_row SET epsilon = 1 WHERE sequence = 5"], 5, "epsilon"),
+        (["UPDATE ledger_row SET sensitivity = 1 WHERE sequence = 5"], 5, "sensitivity"),
+        (["UPDATE ledger_row SET state = 'x' WHERE sequence = 5"], 5, "state"),
+        (["UPDATE ledger_row SET population = 'x' WHERE sequence = 5"], 5, "population"),
+        (["DELETE FROM ledger_row WHERE sequence = 4"], 4, "missing"),
+        (SWAP, 5, "moved"),
+    ],
+)
+def test_a_row_that_was_edited_deleted_or_moved_is_named(site, ledger, statements, row, problem):
+    """One character of a body, its hash left alone; one of the columns beside it; a row gone; two that change places.
+
+    The columns are for queries; one that lies is found too.
+    """
     site.disarm()
-    value = "1" if column in ("epsilon", "sensitivity") else "'x'"
-    site.sql(f"UPDATE ledger_row SET {column} = {value} WHERE sequence = 5", owner=True)
-    report = ledger.verify()
-    assert report.first_bad_row == 5
-    assert column in report.problem
+    site.sql(*statements, owner=True)
+    assert_bad(ledger, row, problem)
 
 
 def test_an_edited_row_with_a_fitting_hash_is_named(site, ledger):
@@ -87,38 +100,13 @@ def test_an_edited_row_with_a_fitting_hash_is_named(site, ledger):
     assert "rewritten" in report.problem
 
 
-def test_a_missing_row_is_named(site, ledger):
-    """Row 4 deleted from the middle."""
-    site.disarm()
-    site.sql("DELETE FROM ledger_row WHERE sequence = 4", owner=True)
-    report = ledger.verify()
-    assert report.first_bad_row == 4
-    assert "missing" in report.problem
-
-
-def test_a_swapped_order_is_named(site, ledger):
-    """Rows 5 and 6 change places."""
-    site.disarm()
-    site.sql(
-        "UPDATE ledger_row SET sequence = 99 WHERE sequence = 5",
-        "UPDATE ledger_row SET sequence = 5 WHERE sequence = 6",
-        "UPDATE ledger_row SET sequence = 6 WHERE sequence = 99",
-        owner=True,
-    )
-    report = ledger.verify()
-    assert report.first_bad_row == 5
-    assert "moved" in report.problem
-
-
 def test_a_truncated_tail_is_found_by_an_exported_head(site, ledger):
     """Rows 6 and 7 cut, running totals too: sound in itself, not against the head that somebody kept."""
     head = state_head(*ledger.head())
     site.disarm()
     site.sql("DELETE FROM ledger_row WHERE sequence >= 6", "DELETE FROM spend WHERE sequence >= 6", owner=True)
     assert ledger.verify().ok
-    report = ledger.verify(heads=[head])
-    assert report.first_bad_row == 6
-    assert "ends at row 5" in report.problem
+    assert_bad(ledger, 6, "ends at row 5", heads=[head])
 
 
 def test_a_rewritten_chain_is_found_by_a_head_and_named_by_an_export(site, ledger):
@@ -128,11 +116,8 @@ def test_a_rewritten_chain_is_found_by_a_head_and_named_by_an_export(site, ledge
     rewrite_from(site, 5, lambda row: row.update(requester="somebody else"))
     assert ledger.verify().ok
     assert ledger.verify(heads=[early]).ok
-    report = ledger.verify(heads=[early, late])
-    assert report.first_bad_row == 7
-    assert "between 5 and 7" in report.problem
-    report = ledger.verify(earlier=export)
-    assert report.first_bad_row == 5
+    assert_bad(ledger, 7, "between 5 and 7", heads=[early, late])
+    assert_bad(ledger, 5, "from row 5 on", earlier=export)
 
 
 def test_a_forged_budget_is_found_without_any_head(site, ledger):
@@ -144,13 +129,9 @@ def test_a_forged_budget_is_found_without_any_head(site, ledger):
 
     site.disarm()
     rewrite_from(site, 5, overspend)
-    report = ledger.verify()
-    assert report.first_bad_row == 5
-    assert "cap is exceeded" in report.problem
+    assert_bad(ledger, 5, "cap is exceeded")
     rewrite_from(site, 5, lambda row: row["charges"][0].update(epsilon="1.000000000000"))
-    report = ledger.verify()
-    assert report.first_bad_row == 5
-    assert "add up" in report.problem
+    assert_bad(ledger, 5, "add up")
 
 
 def test_a_forged_state_is_found_without_any_head(site, ledger):
@@ -158,9 +139,7 @@ def test_a_forged_state_is_found_without_any_head(site, ledger):
     site.disarm()
     site.sql("DROP INDEX ledger_row_state_once", "DROP INDEX ledger_row_key_once", owner=True)
     rewrite_from(site, 4, lambda row: row.update(state="reserved"))
-    report = ledger.verify()
-    assert report.first_bad_row == 4
-    assert "reserved twice" in report.problem
+    assert_bad(ledger, 4, "reserved twice")
 
 
 def test_changed_running_totals_are_found_and_spend_nothing(site, ledger, plan):

@@ -5,30 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mechanisms.privacy.events import Claim, DpSgdEvent, NoiseSegment, SwagPpmEvent
+from releases import make_plan
+
+from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
 from storage.ledger import Ledger, ReleasePlan
 from storage.ledger.overlapping_releases import other_population_names, overlapping_releases
 from storage.ledger.records import RecordSet
 
 KEY = b"k" * 32
-LOCAL = Claim(
-    guarantee_kind="asymptotic-local",
-    epsilon=4.0,
-    delta_text="not quantified",
-    sensitivity=2.0,
-    neighbouring_relation="add-remove",
-    accountant="test",
-)
-FORMAL = Claim(guarantee_kind="formal", epsilon=2.0, delta=1e-5, neighbouring_relation="add-remove", accountant="test")
-DRAW = SwagPpmEvent(reweighted=False, snapshots=20, rank=20, sensitivity_draws=500, sensitivity=2.0)
 DESCENT = DpSgdEvent(sampling_prob=1.0, segments=(NoiseSegment(steps=10, noise_multiplier=5.0, l2_clip_norm=1.0),))
+FORMAL: dict[str, Any] = {"event": DESCENT, "kind": "formal"}
 
 
 def plan(key: str, **changes: Any) -> ReleasePlan:
     """A release of SWAG-PPM, but for these changes."""
-    fields: dict[str, Any] = {"idempotency_key": key, "release_label": "first", "population": "injuries"}
-    fields |= {"cohorts": ("2015",), "data_fingerprint": key, "records_rounded": 100, "requester": "operator"}
-    return ReleasePlan.model_validate(fields | {"event": DRAW, "claim": LOCAL} | changes)
+    return make_plan(key, **({"cohorts": ("2015",), "data_fingerprint": key} | changes))
 
 
 def records(first: int, last: int) -> RecordSet:
@@ -41,7 +32,7 @@ def test_the_same_records_under_another_name_and_kind(tmp_path: Path) -> None:
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}")
     first = ledger.reserve(plan("a"), records=records(0, 50))
     ledger.reserve(plan("b", population="harvest", cohorts=("1999",)), records=records(100, 150))
-    other = plan("c", population="accidents", cohorts=("2020",), event=DESCENT, claim=FORMAL)
+    other = plan("c", population="accidents", cohorts=("2020",), **FORMAL)
     (found,) = overlapping_releases(ledger, other, records=records(49, 80))
     assert (found.release_id, found.population, found.shares) == (first.release_id, "injuries", "records")
     assert (found.guarantee_kind, found.mechanism, found.epsilon) == ("asymptotic-local", "swag-ppm", "4.000000000000")
@@ -60,7 +51,7 @@ def test_formal_and_local_releases_of_the_same_cohorts(tmp_path: Path) -> None:
     was reserved later is left out of a statement.
     """
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}")
-    local, formal = plan("a", cohorts=("2015", "2016")), plan("b", event=DESCENT, claim=FORMAL)
+    local, formal = plan("a", cohorts=("2015", "2016")), plan("b", **FORMAL)
     one = ledger.reserve(local, records=records(0, 9))
     assert overlapping_releases(ledger, local, records=records(0, 9)) == ()
     two = ledger.reserve(formal, records=records(20, 29))

@@ -42,6 +42,21 @@ def test_a_comparison_through_stored_sets_is_that_of_the_whole_sets() -> None:
     assert len(marks) == len(set(marks)) == len({mark for one in sets for mark in one.contents.tolist()})
 
 
+def test_a_set_with_units_is_read_back(site: Site) -> None:
+    """Its digest is of all of it, and nothing of a unit's name is in it."""
+    marked = records(0, 20)
+    plain, again = RecordSet(marked.key_id, marked.contents, marked.units[:0]), RecordSet.decode(marked.encode())
+    assert (again.digest, len(again.units), list(again.contents)) == (marked.digest, 2, list(marked.contents))
+    assert again.shared(marked) == Shared(20, 2)
+    assert again.shared(plain) == Shared(20, 0)
+    assert b"unit" not in marked.encode()
+    claim = {"epsilon": 5.0, "privacy_unit": "unit (Employer)", "max_records_per_unit": 5}
+    ledger = site.open(CAP)
+    ledger.reserve(make_plan("a", claim=claim, cohorts=("2015",)), records=marked)
+    report = ledger.verify()
+    assert (report.ok, report.notes) == (True, ()), report.problem
+
+
 def test_a_window_stores_a_quarters_marks() -> None:
     """Of eight quarters the newest is stored, eight bytes a record; the others take a few bytes each."""
     stored: list[bytes] = []

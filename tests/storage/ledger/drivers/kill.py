@@ -24,7 +24,7 @@ from storage.artifacts import file_digest
 from storage.bundle import folder as bundle
 from storage.errors import StorageError
 from storage.ledger import Ledger, Row
-from storage.ledger.recovery import Step, announce_bundle, bundle_path, draw_path, recover
+from storage.ledger.recovery import Step, announce_bundle, draw_path, recover
 from storage.paths import Workspace
 
 POINTS = (
@@ -122,7 +122,7 @@ class Judge:
         for release_id, row in rows.items():
             if row.draw_digest not in (None, self.draws.get(release_id)):
                 self.problems.append(f"{when}: {release_id} recorded another draw")
-            path = bundle_path(self.workspace, release_id)
+            path = self.workspace.bundles / release_id
             if row.state == "committed":
                 if not path.is_dir() or bundle.bundle_digest(path) != row.bundle_digest:
                     self.problems.append(f"{when}: {release_id} committed without its bundle")
