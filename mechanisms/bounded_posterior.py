@@ -31,7 +31,7 @@ from mechanisms.model.training import Progress
 from mechanisms.posterior.checked_draws import SAMPLED, draws_of
 from mechanisms.posterior.gibbs import SoftmaxPosterior
 from mechanisms.posterior.hmc import SamplerConfig
-from mechanisms.privacy.claims import claims
+from mechanisms.privacy.claims import EXACT_DRAW, claims
 from mechanisms.privacy.events import Claim, Event
 
 if TYPE_CHECKING:
@@ -69,11 +69,7 @@ def _claim(event: BoundedPosteriorEvent, *, delta: float | None, unit: dict[str,
             "bounds replacing one unit, half of it adding or removing one; for every data set, with delta 0",
             f"conditional on exact sampling: {SAMPLED}; the density may have several modes, and chains from prior and "
             "mode have to agree",
-            "the prior's mean, the untrained head, was made without the records",
-            "hyperparameters were not chosen on these records, or their choice is listed as unprotected",
-            "one draw is released; each further draw costs as much again",
-            "noise is sampled in floating point (float64 Box-Muller from 53-bit uniforms of a secret AES-256 stream, "
-            "rounded to float32), energies are summed in float64: attacks on low-order bits are not covered",
+            *EXACT_DRAW,
         ),
         **unit,
     )

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from mechanisms.descent.keyed_state import KeyedState, fit_or_load
 from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model.linear_head import features_of, linear_head
-from mechanisms.privacy.claims import claims
+from mechanisms.privacy.claims import TUNED, claims
 from mechanisms.privacy.events import Claim, Event
 
 
@@ -46,7 +46,7 @@ class PublicPrototypesEvent(Event, frozen=True):
 
 @claims(PublicPrototypesEvent, formal=True)
 def _claim(event: PublicPrototypesEvent, *, delta: float | None, unit: dict[str, Any]) -> Claim:
-    """m F epsilon for a unit of m records in F fields, with delta 0 whatever was asked for."""
+    """Claims m F epsilon for a unit of m records in F fields, with delta 0 whatever was asked for."""
     of_record = event.fields * event.epsilon
     cost = int(unit["max_records_per_unit"]) * of_record
     return Claim(
@@ -59,7 +59,7 @@ def _claim(event: PublicPrototypesEvent, *, delta: float | None, unit: dict[str,
         accountant="exponential mechanism, monotone utility, parallel over classes",
         assumptions=(
             f"neighbours differ by one unit added or removed; replacing one costs epsilon {2 * cost:.4g}",
-            "hyperparameters were not chosen on these records, or their choice is listed as unprotected",
+            TUNED,
             "Gumbel noise is sampled in floating point (float64, from a secret AES-256 stream): attacks on low-order "
             "bits are not covered",
         ),

@@ -63,11 +63,7 @@ class ExactPosteriorEvent(Event, frozen=True):
 
 @claims(ExactPosteriorEvent)
 def _claim(event: ExactPosteriorEvent, *, delta: float | None, unit: dict[str, Any]) -> Claim:
-    """Chew et al., section 2.1: one draw from the pseudo posterior costs 2 Delta; the proof is SWAG-PPM's accountant's.
-
-    Raises:
-        MechanismError: a delta was given: the method does not quantify one.
-    """
+    """Claims 2 Delta for one draw (Chew et al., section 2.1); the proof is SWAG-PPM's accountant's."""
     return pseudo_posterior(
         event.sensitivity,
         event.sensitivity_draws,

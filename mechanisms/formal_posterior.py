@@ -55,7 +55,7 @@ from mechanisms.posterior.checked_draws import SAMPLED, draws_of
 from mechanisms.posterior.gibbs import LIPSCHITZ, SoftmaxPosterior
 from mechanisms.posterior.hmc import SamplerConfig
 from mechanisms.privacy import gaussian_cost, noise
-from mechanisms.privacy.claims import claims, gaussian
+from mechanisms.privacy.claims import EXACT_DRAW, claims, gaussian
 from mechanisms.privacy.events import Claim, ComposedEvent, Event, GaussianReleaseEvent
 
 if TYPE_CHECKING:
@@ -92,11 +92,7 @@ class FormalPosteriorEvent(Event, frozen=True):
 
 @claims(FormalPosteriorEvent, formal=True)
 def _claim(event: FormalPosteriorEvent, *, delta: float | None, unit: dict[str, Any]) -> Claim:
-    """Gopi, Lee and Liu 2022, composed with the release.
-
-    Raises:
-        MechanismError: delta is missing, or no finite epsilon comes out.
-    """
+    """Composes the draw (Gopi, Lee and Liu 2022) with the release."""
     return gaussian(
         event,
         delta=delta,
@@ -108,11 +104,7 @@ def _claim(event: FormalPosteriorEvent, *, delta: float | None, unit: dict[str, 
         assumptions=(
             f"conditional on exact sampling: {SAMPLED}",
             "the number of records n, which the noisy sum of features is divided by, is public",
-            "the prior's mean, the untrained head, was made without the records",
-            "hyperparameters were not chosen on these records, or their choice is listed as unprotected",
-            "one draw is released; each further draw costs as much again",
-            "noise is sampled in floating point (float64 Box-Muller from 53-bit uniforms of a secret AES-256 stream, "
-            "rounded to float32), energies are summed in float64: attacks on low-order bits are not covered",
+            *EXACT_DRAW,
         ),
     )
 

@@ -116,7 +116,7 @@ def epsilon_at(event: Event, *, factor: float, delta: float) -> float:
     curve = curve_of(event, factor=factor)
     if isinstance(curve, Gaussian):
         return curve.epsilon(delta)
-    return gaussian_cost.pld_epsilon(noise_scaled(event, factor), delta=delta, interval=1e-3)
+    return gaussian_cost.coarse_epsilon(noise_scaled(event, factor), delta, records_per_unit=1)
 
 
 def tail(curve: Curve, *, right: int, made: int, coins: int) -> float:
