@@ -25,6 +25,7 @@ from mechanisms.audit import posterior_trials, trials
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Reruns, Run, Task, registered
 from mechanisms.model.bounded import BoundedLikelihood
+from mechanisms.model.config import Positive
 from mechanisms.model.fields import Fields
 from mechanisms.model.linear_head import features_of, load_parameters, parameters_of, with_bias
 from mechanisms.model.training import Progress
@@ -49,7 +50,7 @@ class BoundedPosteriorEvent(Event, frozen=True):
 
 @claims(BoundedPosteriorEvent, formal=True)
 def _claim(event: BoundedPosteriorEvent, *, delta: float | None, unit: dict[str, Any]) -> Claim:
-    """2B for replacing one record, B for adding or removing one, delta 0 whatever was asked for.
+    """Claims 2B for replacing one record, B for adding or removing one, delta 0 whatever was asked for.
 
     A unit of m records adds scores in [-m B, 0], so both are multiplied by m.
     """
@@ -91,10 +92,8 @@ class BoundedPosterior(Mechanism, frozen=True, title="Bounded posterior"):
         title="Target epsilon",
         description="Of replacing one unit; of adding or removing one it is half. Empty: the task's.",
     )
-    prior_std: float = Field(
+    prior_std: Positive = Field(
         default=0.3,
-        gt=0,
-        allow_inf_nan=False,
         title="Standard deviation of the prior",
         description="Of each weight and bias, around the untrained head. At 1 chains did not agree: docs/posterior.md.",
     )
@@ -114,11 +113,7 @@ class BoundedPosterior(Mechanism, frozen=True, title="Bounded posterior"):
         return True
 
     def plan(self, task: Task) -> Plan:
-        """The bound from the target, so that replacing a unit costs it.
-
-        Raises:
-            MechanismError: neither the task nor the settings name a target.
-        """
+        """Sets the bound by the target, so that replacing a unit costs it; refuses a task without a target."""
         target = self.target_epsilon or task.target_epsilon
         if target is None:
             raise MechanismError(f"mechanism `{self.kind}` needs a target epsilon: give --target-epsilon a number")
@@ -130,11 +125,7 @@ class BoundedPosterior(Mechanism, frozen=True, title="Bounded posterior"):
         return BoundedPosteriorEvent(bound=noise, prior_std=self.prior_std)
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
-        """Sample, and keep one draw.
-
-        Raises:
-            MechanismError: the head is not linear, or the draws are not to be trusted.
-        """
+        """Sample, and keep one draw; refuses draws that are not to be trusted."""
         event, classifier = plan.event, run.classifier()
         assert isinstance(event, BoundedPosteriorEvent)
         run.layout.check(records.labels)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from mechanisms.descent.keyed_state import KeyedState, fit_classifier
@@ -34,6 +34,7 @@ from mechanisms.errors import MechanismError
 from mechanisms.mechanism import ClassifierModel, Descending, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model import threads
 from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import Positive
 from mechanisms.model.dp_head import HeadClipping, has_closed_form
 from mechanisms.model.fields import Fields
 from mechanisms.model.ghost import Coefficients, GhostClipping
@@ -48,16 +49,13 @@ from mechanisms.privacy.noise import SecretStream, new_key
 from mechanisms.privacy.schedules import ConstantSchedule, Schedule
 
 DpEvent = DpSgdEvent | ComposedEvent
-
-
 PAPER_EPOCHS, PAPER_BATCH, PAPER_RATE = 30, 512, 1e-3
 
 
 @registered
-class DpSgd(Descending, frozen=True):
+class DpSgd(Descending, frozen=True, title="DP-SGD"):
     """Every knob that privacy or the result depends on. Defaults are the paper's setting (Chew et al., section 3.2)."""
 
-    model_config = ConfigDict(title="DP-SGD")
     several: ClassVar[bool] = True
 
     kind: Literal["dp-sgd"] = "dp-sgd"
@@ -75,11 +73,9 @@ class DpSgd(Descending, frozen=True):
         title="Learning rate",
         description="Empty: from noise, batch, steps and width where the records are features; 0.001 otherwise.",
     )
-    head_rate: float = Field(
+    head_rate: Positive = Field(
         default=1.0,
-        gt=0,
         le=1000,
-        allow_inf_nan=False,
         title="Rate of the head",
         description="Of a head on an encoder that trains too, in learning rates.",
     )
@@ -92,9 +88,7 @@ class DpSgd(Descending, frozen=True):
     batch_size: int | None = Field(
         default=None, ge=1, title="Expected batch size", description="Of the Poisson samples; empty: the run's own."
     )
-    l2_clip_norm: float = Field(
-        default=1.0, gt=0, allow_inf_nan=False, title="Clip", description="Of the last step, where the schedule moves."
-    )
+    l2_clip_norm: Positive = Field(default=1.0, title="Clip", description="Of the last step, where the schedule moves.")
     clipping: Literal["clip", "normalise"] = Field(
         default="clip",
         title="Clipping",
@@ -123,11 +117,8 @@ class DpSgd(Descending, frozen=True):
             )
 
     def plan(self, task: Task) -> Plan:
-        """Solve the last noise multiplier so that schedule, steps, sampling and class counts together meet the target.
-
-        Raises:
-            MechanismError: the batch is larger than the data, or the target cannot be met.
-        """
+        """Solve the last noise multiplier so that schedule, steps, sampling and class counts together meet the target;
+        refuses a batch that is larger than the data."""
         self.check(task)
         settled = self.with_target(task).model_copy(
             update={"batch_size": self._batch(task), "sampling_prob": None, "epochs": self.epochs or PAPER_EPOCHS}
@@ -334,8 +325,7 @@ def _record_weights(
         return None
     assert isinstance(event, ComposedEvent)
     (release,) = event.releases
-    std = release.noise_multiplier * release.l2_sensitivity
-    noisy = class_counts.with_noise(fields.counts(labels), std=std, stream=stream)
+    noisy = class_counts.with_noise(fields.counts(labels), std=release.std, stream=stream)
     return fields.mean([class_counts.class_weights(noisy[span], weights) for span in fields.spans], labels.cpu())
 
 

@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from mechanisms.descent.keyed_state import KeyedState, fit_or_load
@@ -68,10 +68,9 @@ def _claim(event: PublicPrototypesEvent, *, delta: float | None, unit: dict[str,
 
 
 @registered
-class DpplPublic(Aimed, frozen=True):
+class DpplPublic(Aimed, frozen=True, title="DPPL-Public"):
     """The range of a record's say, and how much a class holds to its own title."""
 
-    model_config = ConfigDict(title="DPPL-Public")
     reads: ClassVar[frozenset[str]] = frozenset({"features"})
     several: ClassVar[bool] = True
 
@@ -93,11 +92,7 @@ class DpplPublic(Aimed, frozen=True):
         return PublicPrototypesEvent(epsilon=noise, fields=len(task.fields) or 1)
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
-        """Choose a title for each class. A finished fit is read back: a choice is made once.
-
-        Raises:
-            MechanismError: the head is not linear.
-        """
+        """Choose a title for each class. A finished fit is read back: a choice is made once."""
         assert isinstance(plan.event, PublicPrototypesEvent)
         run.layout.check(records.labels)
         load, fit = partial(ClassifierModel.load, run=run), partial(self._choose, plan.event, records, run)

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from mechanisms.audit import posterior_trials, trials
 from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Reruns, Run, Task, registered
+from mechanisms.model.config import Positive
 from mechanisms.model.linear_head import features_of, load_parameters, parameters_of, with_bias
 from mechanisms.model.training import Progress
 from mechanisms.posterior import risks, rounds
@@ -86,10 +87,8 @@ class ExactPosterior(Mechanism, frozen=True, title="Exact posterior"):
     round: Literal["base", "weighted", "reweighted"] = Field(
         default="weighted", title="Round", description="The posterior that is drawn from."
     )
-    prior_std: float = Field(
+    prior_std: Positive = Field(
         default=1.0,
-        gt=0,
-        allow_inf_nan=False,
         title="Standard deviation of the prior",
         description="Of each weight and bias, around the untrained head.",
     )
@@ -110,11 +109,7 @@ class ExactPosterior(Mechanism, frozen=True, title="Exact posterior"):
         return Plan(mechanism=settled, task=task)
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
-        """All rounds up to this one, and one draw of the last.
-
-        Raises:
-            MechanismError: the head is not linear, or the sampler's draws are not to be trusted.
-        """
+        """All rounds up to this one, and one draw of the last; refuses draws that are not to be trusted."""
         config, classifier = self.pseudo_posterior, run.classifier()
         assert config is not None
         start, features = parameters_of(classifier, run.classes), with_bias(features_of(records.inputs))

@@ -48,6 +48,7 @@ from mechanisms.audit import posterior_trials, trials
 from mechanisms.descent.keyed_state import KeyedState, fit_or_load
 from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, Reruns, Run, Task, registered
 from mechanisms.model import checkpoint
+from mechanisms.model.config import Positive
 from mechanisms.model.fields import Fields
 from mechanisms.model.linear_head import cut, features_of, load_parameters, parameters_of
 from mechanisms.model.training import Progress
@@ -139,24 +140,18 @@ class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
     several: ClassVar[bool] = True
 
     kind: Literal["formal-posterior"] = "formal-posterior"
-    likelihood_weight: float = Field(
+    likelihood_weight: Positive = Field(
         default=1.0,
-        gt=0,
         le=1000,
-        allow_inf_nan=False,
         title="Weight w of the likelihood",
         description="1 is the posterior. More of it leaves a narrower prior: w tau is fixed by the target.",
     )
     release_share: float = Field(
         default=0.05, gt=0, lt=1, title="Share of the release", description="Of rho; the draw gets the rest."
     )
-    mean_clip_norm: float = Field(
-        default=4.0, gt=0, allow_inf_nan=False, title="Norm R0", description="Features are cut to it in the mean."
-    )
-    feature_clip_norm: float = Field(
+    mean_clip_norm: Positive = Field(default=4.0, title="Norm R0", description="Features are cut to it in the mean.")
+    feature_clip_norm: Positive = Field(
         default=2.0,
-        gt=0,
-        allow_inf_nan=False,
         title="Norm R",
         description="Centred features are cut to it. Set both from the encoder, not from the records.",
     )
@@ -200,11 +195,7 @@ class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
         return {"prior_std": event.prior_std, "gdp": gdp} | known
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
-        """Release mean and counts, sample, and keep one draw.
-
-        Raises:
-            MechanismError: the head is not linear, or the draws are not to be trusted.
-        """
+        """Release mean and counts, sample, and keep one draw; refuses draws that are not to be trusted."""
         event, features, classifier = plan.event, features_of(records.inputs).cpu().float(), run.classifier()
         fields = run.layout
         assert isinstance(event, FormalPosteriorEvent)
@@ -296,9 +287,8 @@ class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
     ) -> _Release:
         total = cut(features, self.mean_clip_norm).sum(0) / self.mean_clip_norm
         counts = fields.counts(labels) * self.count_scale
-        std = release.noise_multiplier * release.l2_sensitivity
         vector = torch.cat([total, counts.double()])
-        return _Release(stream.add_normal_(vector, std=std, purpose="mean and counts", step=0).float())
+        return _Release(stream.add_normal_(vector, std=release.std, purpose="mean and counts", step=0).float())
 
     def _centre(self, vector: Tensor, planned: int, fields: Fields) -> tuple[Tensor, Tensor]:
         """Returns the noisy mean of the features [width] and the logarithms of the noisy class shares [classes], of

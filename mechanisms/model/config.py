@@ -23,6 +23,8 @@ Layers = Literal["linear", "convolutional"]
 Lexical = Literal["none", "titles", "hashed"]
 Precision = Literal["float32", "bfloat16"]
 Choice = Literal["auto", "float32", "bfloat16"]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""A finite number above 0."""
 
 
 class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
@@ -70,9 +72,7 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         description="What trains with pooling `none`: one linear layer, or, on images, `convolutional`, two small "
         "convolutions before it.",
     )
-    prior_scale: float = Field(
-        default=18.0, gt=0, le=1000, allow_inf_nan=False, title="Scale of the prior", description="Beta; for `titles`."
-    )
+    prior_scale: Positive = Field(default=18.0, le=1000, title="Scale of the prior", description="Beta; for `titles`.")
     prior_sentence: str = Field(
         default="",
         title="Sentence of the prior",
@@ -187,19 +187,15 @@ class OptimiserPhase(BaseModel, frozen=True, extra="forbid", title="Optimiser ph
     """One optimiser with its settings, for a number of epochs."""
 
     optimiser: Literal["adamw", "sgd"] = Field(default="adamw", title="Optimiser", description="Of this phase.")
-    learning_rate: float = Field(
+    learning_rate: Positive = Field(
         default=5e-5,
-        gt=0,
         le=100,
-        allow_inf_nan=False,
         title="Learning rate",
         description="At the start. A retrain that fine-tunes a head alone has 0.003 by default.",
     )
-    head_rate: float = Field(
+    head_rate: Positive = Field(
         default=1.0,
-        gt=0,
         le=1000,
-        allow_inf_nan=False,
         title="Rate of the head",
         description="Of a head on an encoder that trains too, in learning rates.",
     )

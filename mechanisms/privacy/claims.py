@@ -388,7 +388,8 @@ def replace_one(event: Event, *, delta: float | None, unit: dict[str, Any]) -> C
             f"neighbours have the same number of records and differ in the values of one{group}",
             *(line for part in _parts(event) for line in _conditions(part)),
             TUNED,
-            f"noise is sampled in floating point (float64, from 53-bit uniforms of a secret AES-256 stream): {_UNCOVERED}",
+            "noise is sampled in floating point (float64, from 53-bit uniforms of a secret AES-256 stream): "
+            + _UNCOVERED,
         ),
         **unit,
     )

@@ -184,6 +184,11 @@ class GaussianReleaseEvent(Event, frozen=True):
     l2_sensitivity: float = Field(gt=0, allow_inf_nan=False)
     """Largest l2 change of the vector when one record is added or removed."""
 
+    @property
+    def std(self) -> float:
+        """Returns the standard deviation of the noise."""
+        return self.noise_multiplier * self.l2_sensitivity
+
 
 class LaplaceReleaseEvent(Event, frozen=True):
     """One vector computed from every record and released with Laplace noise; neighbours differ in one record."""
@@ -208,6 +213,11 @@ class ReplacedGaussianEvent(Event, frozen=True):
     """Largest l2 change of one vector when one record is replaced."""
     releases: int = Field(default=1, ge=1)
     """Vectors, each with noise of its own."""
+
+    @property
+    def std(self) -> float:
+        """Returns the standard deviation of the noise."""
+        return self.noise_multiplier * self.l2_sensitivity
 
 
 class ExponentialChoiceEvent(Event, frozen=True):
