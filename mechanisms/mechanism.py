@@ -180,11 +180,9 @@ class Model(Protocol):
 
     def log_probabilities(self, inputs: Inputs) -> Tensor:
         """Natural log of the class probabilities, float64 [n, classes], in the records' order."""
-        ...
 
     def save(self, folder: Path) -> None:
         """Write everything that `Mechanism.load` needs into a private folder."""
-        ...
 
 
 @runtime_checkable
@@ -193,7 +191,6 @@ class Releasable(Protocol):
 
     def release_to(self, folder: Path, *, codes: Codes, precision: Precision) -> Mapping[str, Shapes]:
         """Write the files that leave; return the shape of each weight by file and name."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -307,7 +304,6 @@ class Batched(Protocol):
         Args:
             initial: parameters of the untrained head, float32 [classes, width + 1], the bias last.
         """
-        ...
 
 
 class Aimed(Mechanism, frozen=True):

@@ -43,7 +43,6 @@ class Curve(Protocol):
 
     def fall(self, high: np.ndarray) -> np.ndarray:
         """The least P[E | out] at which P[E | in] can be `high`, both float [...] in [0, 1]."""
-        ...
 
 
 @dataclass(frozen=True)

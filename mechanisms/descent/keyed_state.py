@@ -91,7 +91,6 @@ class Savable(Protocol):
 
     def save(self, folder: Path) -> None:
         """Writes itself into a private folder."""
-        ...
 
 
 S = TypeVar("S", bound=Savable)

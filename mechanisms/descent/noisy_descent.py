@@ -44,11 +44,9 @@ class Canaries(Protocol):
         step: int,
     ) -> None:
         """Adds canaries to a clipped sum, float [P], before its noise."""
-        ...
 
     def look(self, noisy: Tensor, *, segment: NoiseSegment, sampling_prob: float) -> None:
         """Counts what the noisy sum shows of them."""
-        ...
 
 
 class Update(Protocol):
@@ -57,19 +55,15 @@ class Update(Protocol):
     @property
     def theta(self) -> Tensor:
         """The parameters as they are."""
-        ...
 
     def step(self, gradient: Tensor) -> None:
         """Takes one step."""
-        ...
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns parameters and state, by name."""
-        ...
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Takes back what `tensors` returned."""
-        ...
 
 
 class Momentum:
@@ -238,7 +232,6 @@ class Clipper(Protocol):
         self, batch: Batch, labels: Tensor, *, coefficients: Coefficients, out: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Returns norms before clipping, and losses."""
-        ...
 
 
 @dataclass(frozen=True)

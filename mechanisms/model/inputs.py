@@ -30,19 +30,15 @@ class Inputs(Protocol):
     @property
     def lengths(self) -> Tensor | None:
         """Tokens in each record, int64 [n]; None when every record costs the same."""
-        ...
 
     def batch(self, index: Tensor, device: torch.device) -> Batch:
         """The records at `index` (int64 [b]) as tensors on `device`."""
-        ...
 
     def take(self, index: Tensor) -> Inputs:
         """The records at `index` (int64 [b], or bool [n]), in that order, as inputs of their own."""
-        ...
 
     def save(self, path: Path) -> None:
         """Write to one safetensors file, which `load` reads back by memory map."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,6 @@ class Target(Protocol):
 
     def evaluate(self, theta: Tensor) -> Evaluation:
         """At theta float32 [K, classes, width]."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from mechanisms.descent.keyed_state import KeyedState, fit_or_load
@@ -30,21 +30,86 @@ from mechanisms.model.seeding import seeded
 from mechanisms.privacy import class_counts
 from mechanisms.privacy.class_counts import ClassWeightsConfig
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, GaussianReleaseEvent, NoiseSegment, descent_of
-from mechanisms.tabular.columns import Columns, features_of
+from mechanisms.tabular.columns import Columns, OfTables, TableModel, features_of
 
 FILE = "transformer.safetensors"
 _BLOCK = 256
 """Records whose gradients are in memory at once."""
 
 
+@dataclass(frozen=True)
+class Transformer:
+    """A fitted network over columns."""
+
+    network: _Network
+    columns: Columns
+    config: FtTransformer
+    classes: int
+
+    def log_probabilities(self, inputs: Inputs) -> Tensor:
+        """Float64 [n, classes]."""
+        with torch.no_grad():
+            logits = [self.network(some) for some in features_of(inputs).split(4096)]
+        return torch.cat(logits).double().log_softmax(-1)
+
+    def save(self, folder: Path) -> None:
+        """One file."""
+        meta = {
+            "widths": self.columns.widths,
+            "bins": self.columns.bins,
+            "config": self.config.model_dump(mode="json"),
+            "classes": self.classes,
+        }
+        checkpoint.save(folder / FILE, dict(self.network.network.state_dict()), meta)
+
+    @classmethod
+    def load(cls, folder: Path) -> Transformer:
+        """Read what `save` wrote."""
+        tensors, meta = checkpoint.load(folder / FILE)
+        columns = Columns(tuple(meta["widths"]), meta["bins"])
+        config = FtTransformer.model_validate(meta["config"])
+        network = _Network(config, columns, meta["classes"])
+        network.network.load_state_dict(tensors)
+        return cls(network, columns, config, meta["classes"])
+
+
+class _Network(nn.Module):
+    """Reads features float [n, d] in [0, 1] by columns, without dropout; it needs the library of the extra."""
+
+    def __init__(self, config: FtTransformer, columns: Columns, classes: int) -> None:
+        try:
+            from rtdl_revisiting_models import FTTransformer
+        except ImportError:
+            raise MechanismError("this mechanism needs rtdl-revisiting-models: pip install '.[imbalance]'") from None
+        super().__init__()
+        self._widths = list(columns.widths)
+        how: dict[str, Any] = {"attention_dropout": 0.0, "ffn_dropout": 0.0, "residual_dropout": 0.0}
+        self.network = FTTransformer(
+            n_cont_features=sum(width == 1 for width in columns.widths),
+            cat_cardinalities=[width for width in columns.widths if width > 1],
+            d_out=classes,
+            n_blocks=config.depth,
+            d_block=config.width,
+            attention_n_heads=config.heads,
+            ffn_d_hidden=None,
+            ffn_d_hidden_multiplier=4 / 3,
+            **how,
+        )
+        self.eval()
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Returns logits float32 [n, classes]: numbers in [-1, 1] and codes of categories are tokens."""
+        parts = features.split(self._widths, dim=1)
+        numbers = [2 * part.float() - 1 for part in parts if part.shape[1] == 1]
+        codes = [part.argmax(1)[:, None] for part in parts if part.shape[1] > 1]
+        return self.network(torch.cat(numbers, dim=1) if numbers else None, torch.cat(codes, dim=1) if codes else None)
+
+
 @registered
-class FtTransformer(Descending, frozen=True):
+class FtTransformer(OfTables, Descending, frozen=True, title="FTTransformer"):
     """Sizes of the network, and the descent. Width, depth, heads and epochs are the paper's."""
 
-    model_config = ConfigDict(title="FTTransformer")
-    reads: ClassVar[frozenset[str]] = frozenset({"features"})
-    tables: ClassVar[bool] = True
-
+    leaves: ClassVar[type[TableModel]] = Transformer
     kind: Literal["ft-transformer"] = "ft-transformer"
     width: int = Field(default=32, ge=8, le=512, title="Width")
     depth: int = Field(default=6, ge=1, le=24, title="Blocks")
@@ -69,11 +134,7 @@ class FtTransformer(Descending, frozen=True):
         return ComposedEvent(events=(counts, DpSgdEvent(sampling_prob=prob, segments=(segment,))))
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
-        """Counts, weights, steps.
-
-        Raises:
-            MechanismError: the library is not installed, or training diverged.
-        """
+        """Counts, weights, steps."""
         features = features_of(records.inputs)
         columns = Columns.of(run.schema, features.shape[1], bins=1)
         event = plan.event
@@ -131,79 +192,3 @@ class FtTransformer(Descending, frozen=True):
         epochs = min(self.epochs, sgd.steps)
         descent = NoisyDescent(state, sgd, epochs=epochs, remedy=remedy, canaries=run.canaries, progress=run.progress)
         descent.run(update, clipped_sum, divisor=sgd.sampling_prob * plan.records)
-
-    def load(self, folder: Path, run: Run, *, purpose: str = "evaluate") -> Transformer:
-        """The network."""
-        return Transformer.load(folder)
-
-
-@dataclass(frozen=True)
-class Transformer:
-    """A fitted network over columns."""
-
-    network: _Network
-    columns: Columns
-    config: FtTransformer
-    classes: int
-
-    def log_probabilities(self, inputs: Inputs) -> Tensor:
-        """Float64 [n, classes]."""
-        with torch.no_grad():
-            logits = [self.network(some) for some in features_of(inputs).split(4096)]
-        return torch.cat(logits).double().log_softmax(-1)
-
-    def save(self, folder: Path) -> None:
-        """One file."""
-        meta = {
-            "widths": self.columns.widths,
-            "bins": self.columns.bins,
-            "config": self.config.model_dump(mode="json"),
-            "classes": self.classes,
-        }
-        checkpoint.save(folder / FILE, dict(self.network.network.state_dict()), meta)
-
-    @classmethod
-    def load(cls, folder: Path) -> Transformer:
-        """Read what `save` wrote."""
-        tensors, meta = checkpoint.load(folder / FILE)
-        columns = Columns(tuple(meta["widths"]), meta["bins"])
-        config = FtTransformer.model_validate(meta["config"])
-        network = _Network(config, columns, meta["classes"])
-        network.network.load_state_dict(tensors)
-        return cls(network, columns, config, meta["classes"])
-
-
-class _Network(nn.Module):
-    """Reads features float [n, d] in [0, 1] by columns; without dropout.
-
-    Raises:
-        MechanismError: the library is not installed.
-    """
-
-    def __init__(self, config: FtTransformer, columns: Columns, classes: int) -> None:
-        try:
-            from rtdl_revisiting_models import FTTransformer
-        except ImportError:
-            raise MechanismError("this mechanism needs rtdl-revisiting-models: pip install '.[imbalance]'") from None
-        super().__init__()
-        self._widths = list(columns.widths)
-        how: dict[str, Any] = {"attention_dropout": 0.0, "ffn_dropout": 0.0, "residual_dropout": 0.0}
-        self.network = FTTransformer(
-            n_cont_features=sum(width == 1 for width in columns.widths),
-            cat_cardinalities=[width for width in columns.widths if width > 1],
-            d_out=classes,
-            n_blocks=config.depth,
-            d_block=config.width,
-            attention_n_heads=config.heads,
-            ffn_d_hidden=None,
-            ffn_d_hidden_multiplier=4 / 3,
-            **how,
-        )
-        self.eval()
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Returns logits float32 [n, classes]: numbers in [-1, 1] and codes of categories are tokens."""
-        parts = features.split(self._widths, dim=1)
-        numbers = [2 * part.float() - 1 for part in parts if part.shape[1] == 1]
-        codes = [part.argmax(1)[:, None] for part in parts if part.shape[1] > 1]
-        return self.network(torch.cat(numbers, dim=1) if numbers else None, torch.cat(codes, dim=1) if codes else None)
