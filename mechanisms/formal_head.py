@@ -111,7 +111,7 @@ class FormalHead(Descending, frozen=True, title="Formal head"):
                 head.weight.copy_(weight)
                 head.bias.copy_(bias)
 
-        return dp_sgd.descend(descent, plan, records, run, physical_batch_size=4096, start=start)
+        return dp_sgd.descend(descent, plan.event, records, run, physical_batch_size=4096, start=start)
 
 
 def release_class_sums(

@@ -413,11 +413,7 @@ class ClassifierModel:
 
 
 def _held(folder: Path, plan: Plan, records: Records, run: Run) -> Run:
-    """The run, once its folder says that it is this fit's; it is made so before anything is drawn.
-
-    Raises:
-        MechanismError: it is another's, or does not say whose.
-    """
+    """Returns the run, once its folder is made this fit's before anything is drawn; refuses one that is another's."""
     coins, schema = run.canaries, "" if run.schema is None else run.schema.model_dump_json()
     identity = Identity.of(
         folder,
@@ -437,11 +433,7 @@ _KINDS: dict[str, type[Mechanism]] = {}
 
 
 def registered(mechanism: M) -> M:
-    """Class decorator: profiles and reports know the mechanism by its `kind`.
-
-    Raises:
-        TypeError: the class has no kind, or another mechanism has it.
-    """
+    """Registers a mechanism by its `kind`, which profiles and reports know it by; one kind has one class."""
     kind = mechanism.model_fields["kind"].default
     if not isinstance(kind, str):
         raise TypeError(f"{mechanism.__qualname__}: `kind` needs a default, the tag that profiles name it by")

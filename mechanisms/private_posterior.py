@@ -92,7 +92,7 @@ class PrivatePosterior(Descending, frozen=True, title="Private posterior"):
             with torch.no_grad():
                 stream.normal_(classifier.flat, purpose="prior", step=0).mul_(self.prior_std)
 
-        return dp_sgd.descend(descent, plan, records, run, physical_batch_size=4096, start=start)
+        return dp_sgd.descend(descent, plan.event, records, run, physical_batch_size=4096, start=start)
 
 
 def step_size(noise_multiplier: float, l2_clip_norm: float) -> float:

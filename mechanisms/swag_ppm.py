@@ -73,11 +73,7 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         return self.model_copy(update={"round": last, "pseudo_posterior": fewer}), self.round
 
     def plan(self, task: Task) -> Plan:
-        """The bound from the target, so that a unit costs it; nothing else is known before the fit.
-
-        Raises:
-            MechanismError: a bounded round without a target.
-        """
+        """Sets the bound by the target, so that a unit costs it; nothing else is known before the fit."""
         config = self.pseudo_posterior or PseudoPosteriorConfig()
         if not self.has_target:
             update = {"mechanism": "weighted", "target_epsilon": None, "reweight": self.round == "reweighted"}
@@ -192,11 +188,7 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
     def fit_many(
         self, plan: Plan, pool: Pool, initial: Tensor, *, progress: Progress | None = None
     ) -> Mapping[str, Reruns]:
-        """The whole chain in each trial, batched over trials; one draw of each round's posterior.
-
-        Raises:
-            MechanismError: a phase has a gradient cap, or a moving rate with trials of unlike length.
-        """
+        """Runs the whole chain in each trial, batched over trials; one draw of each round's posterior."""
         moments, config = self.settings
         tune, collect = self.phases
         drawn = trials.chain(

@@ -97,11 +97,7 @@ class Profile:
 
 
 def curve_of(event: Event, *, factor: float = 1.0) -> Gaussian | Profile:
-    """The trade-off curve of an event whose noise is `factor` times the stated: exact where no record is sampled.
-
-    Raises:
-        MechanismError: the event is none of Gaussian noise.
-    """
+    """Returns the trade-off curve of an event at `factor` times its Gaussian noise: exact without sampling."""
     rate = gaussian_cost.gaussian_rate(event)
     if rate is not None:
         return Gaussian(rate / factor)
@@ -119,11 +115,7 @@ def epsilon_at(event: Event, *, factor: float, delta: float) -> float:
 
 
 def tail(curve: Curve, *, right: int, made: int, coins: int) -> float:
-    """P[C >= right], at most, of `made` guesses at `coins` coins of one run under the curve.
-
-    Raises:
-        MechanismError: counts that contradict each other.
-    """
+    """P[C >= right], at most, of `made` guesses at `coins` coins of one run under the curve."""
     if not 0 <= right <= made <= coins:
         raise MechanismError(f"{right} right of {made} guesses at {coins} coins: these counts contradict each other")
     low, high = -40.0, 0.0

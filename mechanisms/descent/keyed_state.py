@@ -51,11 +51,7 @@ class KeyedState:
         return SecretStream(self._key)
 
     def save(self) -> None:
-        """Replaces the file.
-
-        Raises:
-            OSError: it could not be written.
-        """
+        """Replaces the file, or raises OSError."""
         if self._file is None:
             return
         self._file.parent.mkdir(parents=True, exist_ok=True)

@@ -179,10 +179,6 @@ class NoisyDescent:
             segments: of the phase; None: all of them.
             factors: by which a canary's gradient is cut: the clipped sum's rule, without weights.
             name: of the phase, where there are several.
-
-        Raises:
-            MechanismError: it diverged.
-            OSError: the checkpoint could not be written.
         """
         state, canaries, prob = self._state, self._canaries, self._event.sampling_prob
         first = state.numbers.setdefault(f"{name}first", self.step)

@@ -90,11 +90,7 @@ def fits_temperature(records: int) -> NDArray[np.bool_]:
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """The T > 0 under which the right codes are most likely, in [0.05, 20]. Labels of -1 are left out.
-
-    Raises:
-        MechanismError: no record has a code of the model's.
-    """
+    """Finds the T in [0.05, 20] under which the right codes are most likely, of records with labels other than -1."""
     from scipy.optimize import minimize_scalar
 
     coded = labels >= 0

@@ -53,9 +53,6 @@ def sets_for(
         labels: int64 [n], index of the right code; -1 if the model lacks it.
         chosen: bool [n], the records that fitted the temperature. They choose the codes with limits of their own and
             enter no limit, so that both are fixed before the other records are read.
-
-    Raises:
-        MechanismError: a coverage is not between 0 and 1.
     """
     if not all(0 < coverage < 1 for coverage in coverages):
         raise MechanismError("a coverage lies between 0 and 1")
@@ -106,11 +103,7 @@ class Sets:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Sets:
-        """Reads an entry of a file.
-
-        Raises:
-            ValueError, KeyError, TypeError, AttributeError: a field is missing, or a number is outside its range.
-        """
+        """Reads an entry of a file; a damaged one is a ValueError, KeyError, TypeError or AttributeError."""
         codes = {str(code): float(one) for code, one in entry["codes"].items()}
         sets = cls(float(entry["coverage"]), float(entry["limit"]), int(entry["records"]), codes)
         if not 0 < sets.coverage < 1 or not all(0 <= one <= 1 for one in (sets.limit, *codes.values())):

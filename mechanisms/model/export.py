@@ -56,13 +56,8 @@ def save(classifier: Classifier, folder: Path, *, codes: Codes, precision: Preci
     """Write the whole model with its present parameters; return the shape of each weight written, by file and name.
 
     Args:
-        classifier: the model.
-        folder: where to.
         codes: the labels, in the order of the outputs; of a joint head, those of each field by its name.
         precision: of the weights on the disk. bfloat16 halves the file and rounds each weight to 8 bits.
-
-    Raises:
-        MechanismError: the codes are not those of the head's fields.
     """
     config = classifier.config
     several = codes if isinstance(codes, Mapping) else None
@@ -92,11 +87,7 @@ def save(classifier: Classifier, folder: Path, *, codes: Codes, precision: Preci
 
 
 def tokenizer_of(encoder: str) -> dict[str, Any]:
-    """The encoder's public tokenizer in the format of `tokenizers`.
-
-    Raises:
-        MechanismError: the encoder cannot be had, or its tokenizer has no such format.
-    """
+    """Returns the encoder's public tokenizer in the format of `tokenizers`; refuses one that has no such format."""
     tokenizer = getattr(encoder_files.load_tokenizer(encoder), "backend_tokenizer", None)
     if tokenizer is None:
         raise MechanismError(f"encoder: `{encoder}` has no tokenizer.json; only such a tokenizer can be released")
@@ -366,11 +357,7 @@ def margin_errors(released: Released, texts: Sequence[str]) -> Tensor:
 
 
 def load(folder: Path) -> Released:
-    """Open a folder that `save` wrote.
-
-    Raises:
-        MechanismError: the folder is no released model.
-    """
+    """Opens a folder that `save` wrote, and refuses any other."""
     labels = folder / LABELS
     encoder_folder = folder / ENCODER if labels.is_file() else folder
     try:

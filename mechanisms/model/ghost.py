@@ -65,11 +65,7 @@ class _Layer:
 
 
 class GhostClipping:
-    """Clipped gradient sums of one classifier. A context: its hooks are on the model inside it only.
-
-    Raises:
-        MechanismError: a trainable part that it does not support, by name.
-    """
+    """Clipped gradient sums of one classifier. A context: its hooks are on the model inside it only."""
 
     def __init__(self, classifier: Classifier) -> None:
         self._classifier = classifier
@@ -262,11 +258,7 @@ _SUPPORTED = (nn.Linear, nn.Embedding, nn.LayerNorm)
 
 
 def _layers(classifier: Classifier) -> list[_Layer]:
-    """The layers that train, in the order of the flat vector.
-
-    Raises:
-        MechanismError: an unsupported layer, shared parameters, or batch normalisation, by name.
-    """
+    """Returns the layers that train; refuses unsupported layers, shared parameters and batch normalisation by name."""
     spans = classifier.spans
     layers: list[_Layer] = []
     owner: dict[int, str] = {}

@@ -146,11 +146,7 @@ def load(path: Path) -> FeatureInputs | TokenInputs:
 
 
 def save_features(path: Path, shape: tuple[int, ...], blocks: Iterable[Tensor]) -> None:
-    """Writes features that come in blocks of rows as one safetensors file of this shape, float32 [n, width].
-
-    Raises:
-        ValueError: the blocks have another number of rows.
-    """
+    """Writes features that come in blocks of so many rows as one safetensors file of this shape, float32 [n, width]."""
     rows, width = shape
     entry = {"dtype": "F32", "shape": [rows, width], "data_offsets": [0, rows * width * 4]}
     head = json.dumps({"features": entry}).encode()

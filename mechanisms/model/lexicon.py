@@ -107,11 +107,7 @@ class Lexicon(BaseModel, frozen=True, extra="forbid"):
 
     @staticmethod
     def load(folder: Path) -> Lexicon | None:
-        """Reads `lexicon.json` of a folder; None where there is none.
-
-        Raises:
-            MechanismError: the file is damaged.
-        """
+        """Reads `lexicon.json` of a folder; None where there is none. Refuses a damaged file."""
         path = folder / FILE
         try:
             return Lexicon.model_validate_json(path.read_bytes()) if path.is_file() else None
@@ -134,11 +130,7 @@ def build(
     language: str = "english",
     value_columns: tuple[ValueColumn, ...] = (),
 ) -> Lexicon:
-    """Returns the lexicon with its scales, from public texts and the encoder's features of them [texts, width].
-
-    Raises:
-        MechanismError: the vocabulary is empty, or no public text has a word of it.
-    """
+    """Returns the lexicon with its scales, from public texts that have words of it and their features [texts, w]."""
     columns = {"titles": len(vocabulary), "hashed": HASHED_COLUMNS}.get(kind, 0)
     if not columns and kind != "none":
         raise MechanismError("model.lexical: the titles of the code list have no words. Set it to `hashed` or `none`.")

@@ -276,11 +276,7 @@ def _check_loss(loss: Loss) -> None:
 
 
 def _try(model: OwnModel, inputs: Tensor, targets: Tensor) -> None:
-    """Run the module on invented records of the shape of the real ones.
-
-    Raises:
-        MechanismError: it fails, mixes records, changes a buffer, or cannot be taken record by record.
-    """
+    """Runs the module on invented records, and refuses what it may not do: fail, mix records, change a buffer."""
     shape = tuple(inputs.shape[1:])
     with seeded(0, "invented records"):
         few = torch.randn(3, *shape) if inputs.is_floating_point() else torch.randint(0, 2, (3, *shape))

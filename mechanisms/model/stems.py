@@ -10,11 +10,7 @@ from mechanisms.errors import MechanismError
 
 @cache
 def stemmer(language: str) -> Any:
-    """Returns Snowball's stemmer.
-
-    Raises:
-        MechanismError: names the languages that it knows.
-    """
+    """Returns Snowball's stemmer; an unknown language is refused with the names of those that it knows."""
     import snowballstemmer
 
     try:

@@ -35,11 +35,7 @@ def draws_of(
     key: bytes | None,
     progress: Progress | None,
 ) -> tuple[Draws, dict[str, float]]:
-    """Draws that the diagnostics bear out, with their figures; more than were asked for, where those do not.
-
-    Raises:
-        MechanismError: the draws are not to be trusted.
-    """
+    """Takes draws until the diagnostics bear them out, or refuses them; returns them with their figures."""
     checked: dict[int, Diagnostics] = {}
 
     def look(drawn: Draws) -> Diagnostics:

@@ -162,11 +162,7 @@ class Diagnostics:
         return failed
 
     def refuse(self) -> None:
-        """Refuse draws that may not be the posterior's.
-
-        Raises:
-            DrawsRefused: says which diagnostics failed, and what to change.
-        """
+        """Refuses draws that may not be the posterior's; says which diagnostics failed, and what to change."""
         if self.failures:
             raise DrawsRefused(
                 f"the sampler's draws are not to be trusted: {'; '.join(self.failures)}. Nothing is released from "

@@ -252,11 +252,7 @@ def _again_in_float32(
 def at_draw(
     classifier: Classifier, inputs: Inputs, labels: Tensor, *, weights: Tensor, batch_size: int | None = None
 ) -> float:
-    """Delta at the parameters that the classifier now holds: max over records of alpha_i |l_i|, float32.
-
-    Raises:
-        MechanismError: a log-likelihood is not finite.
-    """
+    """Measures Delta at the present parameters: max over records of alpha_i |l_i|, float32, which has to be finite."""
     device = classifier.device
 
     def largest(index: Tensor) -> Tensor:

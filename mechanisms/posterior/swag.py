@@ -69,11 +69,7 @@ class State(EpochState):
 
 
 def init(num_parameters: int, *, rank: int, folder: Path) -> State:
-    """An empty state; deviations will be written into `folder`.
-
-    Raises:
-        MechanismError: rank below 2 (one deviation has no covariance).
-    """
+    """Returns an empty state, which writes deviations into `folder`; one deviation alone has no covariance."""
     if rank < 2:
         raise MechanismError(f"swag.rank is {rank}; it must be at least 2")
     folder.mkdir(parents=True, exist_ok=True)
@@ -101,9 +97,6 @@ def save(state: State, *, temperature: float = 1.0) -> None:
 
     Args:
         temperature: factor on the covariance of every draw, for a likelihood of which training left out 1/temperature.
-
-    Raises:
-        MechanismError: fewer than two snapshots were taken, so there is no covariance.
     """
     if state.count < 2:
         raise MechanismError(f"SWAG took {state.count} snapshot(s); it needs at least 2: raise the epochs of phase sgd")

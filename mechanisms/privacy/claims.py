@@ -358,11 +358,7 @@ for _event_type in (DpSgdEvent, GaussianReleaseEvent, ComposedEvent):
 
 
 def replace_one(event: Event, *, delta: float | None, unit: dict[str, Any]) -> Claim:
-    """Epsilon with one record replaced; delta is 0 where no part is Gaussian and no bags overlap.
-
-    Raises:
-        MechanismError: delta is missing where it is needed.
-    """
+    """Claims an epsilon with one record replaced; delta is 0 where no part is Gaussian and no bags overlap."""
     m = int(unit["max_records_per_unit"])
     one = replaced.pure_epsilon(event)
     if one is None:

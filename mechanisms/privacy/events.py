@@ -56,11 +56,7 @@ class Event(BaseModel, frozen=True, extra="forbid"):
 
 
 def decode(value: Any) -> Any:
-    """An event from its JSON, by its tag; an event as it is.
-
-    Raises:
-        ValueError: there is no event of this tag.
-    """
+    """Returns an event from its JSON, by its tag, and an event as it is; an unknown tag is a ValueError."""
     if not isinstance(value, dict):
         return value
     kind = Event.by_tag.get(value.get("mechanism", ""))
