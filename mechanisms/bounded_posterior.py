@@ -16,7 +16,7 @@ mode is assumed not to be the case.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -34,9 +34,6 @@ from mechanisms.posterior.gibbs import SoftmaxPosterior
 from mechanisms.posterior.hmc import SamplerConfig
 from mechanisms.privacy.claims import EXACT_DRAW, claims
 from mechanisms.privacy.events import Claim, Event
-
-if TYPE_CHECKING:
-    from mechanisms.audit.trials import Records as Pool
 
 
 class BoundedPosteriorEvent(Event, frozen=True):
@@ -145,7 +142,7 @@ class BoundedPosterior(Mechanism, frozen=True, title="Bounded posterior"):
         return Fitted(ClassifierModel(classifier), event, figures | {"step_size": drawn.step_size})
 
     def fit_many(
-        self, plan: Plan, pool: Pool, initial: Tensor, *, progress: Progress | None = None
+        self, plan: Plan, pool: trials.Records, initial: Tensor, *, progress: Progress | None = None
     ) -> Mapping[str, Reruns]:
         """A chain a trial, from its mode (`mechanisms.audit.posterior_trials`)."""
         event = plan.event

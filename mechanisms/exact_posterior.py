@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -40,9 +40,6 @@ from mechanisms.posterior.risks import RiskPass
 from mechanisms.posterior.rounds import ROUNDS, TABLE, RoundName
 from mechanisms.privacy.claims import claims, pseudo_posterior
 from mechanisms.privacy.events import Claim, Event
-
-if TYPE_CHECKING:
-    from mechanisms.audit.trials import Records as Pool
 
 
 class ExactPosteriorEvent(Event, frozen=True):
@@ -136,7 +133,7 @@ class ExactPosterior(Mechanism, frozen=True, title="Exact posterior"):
         return Fitted(ClassifierModel(classifier), self._event(measured[self.round]), figures)
 
     def fit_many(
-        self, plan: Plan, pool: Pool, initial: Tensor, *, progress: Progress | None = None
+        self, plan: Plan, pool: trials.Records, initial: Tensor, *, progress: Progress | None = None
     ) -> Mapping[str, Reruns]:
         """All rounds of every trial, a chain each (`mechanisms.audit.posterior_trials`)."""
         config, members = self.pseudo_posterior, [own.nonzero()[:, 0] for own in pool.included]

@@ -38,7 +38,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -58,9 +58,6 @@ from mechanisms.posterior.hmc import SamplerConfig
 from mechanisms.privacy import gaussian_cost, noise
 from mechanisms.privacy.claims import EXACT_DRAW, claims, gaussian
 from mechanisms.privacy.events import Claim, ComposedEvent, Event, GaussianReleaseEvent
-
-if TYPE_CHECKING:
-    from mechanisms.audit.trials import Records as Pool
 
 _SMALLEST_COUNT = 1.0
 """Noisy class counts below it are raised to it before the logarithm."""
@@ -224,7 +221,7 @@ class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
         )
 
     def fit_many(
-        self, plan: Plan, pool: Pool, initial: Tensor, *, progress: Progress | None = None
+        self, plan: Plan, pool: trials.Records, initial: Tensor, *, progress: Progress | None = None
     ) -> Mapping[str, Reruns]:
         """A release and a chain a trial, from its mode (`mechanisms.audit.posterior_trials`)."""
         event, fields = plan.event, pool.fields or Fields((len(initial),))

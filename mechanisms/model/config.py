@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from mechanisms.errors import MechanismError
 from mechanisms.model.stems import stemmer
 
 TARGETS = (0.80, 0.90, 0.95)
@@ -147,37 +146,19 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         return {"trainable": "head"} | values | {"encoder": NO_ENCODER}
 
     @model_validator(mode="after")
-    def _features_have_a_head_alone(self) -> ModelConfig:
+    def _parts_go_together(self) -> ModelConfig:
         if self.pooling == "none" and self.trainable != "head":
             raise ValueError("pooling `none` goes with trainable part `head`: there is no encoder to train")
-        return self
-
-    @model_validator(mode="after")
-    def _titles_have_a_linear_head(self) -> ModelConfig:
         if self.prior == "titles" and self.pooling != "mean":
             raise ValueError("prior `titles` goes with pooling `mean`, whose head is one linear layer on the features")
-        return self
-
-    @model_validator(mode="after")
-    def _words_have_a_linear_head(self) -> ModelConfig:
-        if self.lexical == "none":
-            return self
-        if not self.reads_values:
-            raise ValueError(f"lexical `{self.lexical}` goes with trainable part `head` or `lora` and pooling `mean`")
-        try:
+        if self.lexical != "none":
+            if not self.reads_values:
+                raise ValueError(
+                    f"lexical `{self.lexical}` goes with trainable part `head` or `lora` and pooling `mean`"
+                )
             stemmer(self.lexical_language)
-        except MechanismError as error:
-            raise ValueError(str(error)) from None
-        return self
-
-    @model_validator(mode="after")
-    def _states_have_a_linear_head(self) -> ModelConfig:
         if self.lora_layers is not None and (self.trainable != "lora" or self.pooling != "mean"):
             raise ValueError("lora_layers goes with trainable part `lora` and pooling `mean`")
-        return self
-
-    @model_validator(mode="after")
-    def _layers_are_of_pixels(self) -> ModelConfig:
         if self.layers == "convolutional" and self.pooling != "none":
             raise ValueError("layers `convolutional` goes with pooling `none`, on data of kind `images`")
         return self

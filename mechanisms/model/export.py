@@ -72,9 +72,11 @@ def save(classifier: Classifier, folder: Path, *, codes: Codes, precision: Preci
             within = folder / ENCODER
             _save_modules(model, tokenizer, folder, codes=codes)
         else:
-            within = folder
-            _label(cast(Any, model), cast("Sequence[str]", codes))
-            cast(Any, model).save_pretrained(folder)
+            within, standard = folder, cast(Any, model)
+            standard.config.id2label = dict(enumerate(codes))
+            standard.config.label2id = {code: i for i, code in enumerate(codes)}
+            standard.config.num_labels = len(codes)
+            standard.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
     _forget_origin(within / "config.json")
     _forget_origin(within / "tokenizer_config.json")
@@ -206,12 +208,6 @@ def _write_settings(path: Path, content: Mapping[str, Any]) -> None:
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _label(model: Any, codes: Sequence[str]) -> None:
-    model.config.id2label = dict(enumerate(codes))
-    model.config.label2id = {code: i for i, code in enumerate(codes)}
-    model.config.num_labels = len(codes)
 
 
 _ORIGIN = {"_name_or_path", "name_or_path", "local_files_only", "is_local"}

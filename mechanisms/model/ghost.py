@@ -206,16 +206,12 @@ class GhostClipping:
         module = layer.module
         assert isinstance(module, nn.LayerNorm)
         normalised = nn.functional.layer_norm(inputs, module.normalized_shape, eps=module.eps)
-        per_record = {
-            "weight": _positions(gradient * normalised, len(module.normalized_shape)).sum(1),
-            "bias": _positions(gradient, len(module.normalized_shape)).sum(1),
-        }
         trailing = len(module.normalized_shape)
-        for values in (gradient, gradient * normalised):
-            positions = _positions(values, trailing)
-            self._count_rounding(None, positions.norm(dim=2), positions.shape[1])
+        positions = {"bias": _positions(gradient, trailing), "weight": _positions(gradient * normalised, trailing)}
+        for values in positions.values():
+            self._count_rounding(None, values.norm(dim=2), values.shape[1])
         for name, span in layer.spans.items():
-            gradients = per_record[name]
+            gradients = positions[name].sum(1)
             self._count(gradients)
 
             def add(factors: Tensor, out: Tensor, span: slice = span, gradients: Tensor = gradients) -> None:

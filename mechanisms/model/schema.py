@@ -29,7 +29,7 @@ class FeatureColumn(BaseModel, frozen=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Returns its number of features."""
+        """Returns the names of its features."""
         return (self.name,) if self.kind == "numeric" else tuple(f"{self.name}={value}" for value in self.categories)
 
 

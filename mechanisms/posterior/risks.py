@@ -175,10 +175,10 @@ class _Draws:
                 drawn = waiting.popleft().result()
                 waiting.extend(pool.submit(self._noise, p) for p in positions[number + ahead : number + ahead + 1])
                 with torch.no_grad():
-                    swag.place(near, drawn, out=self.classifier.flat)
+                    swag.place(near, *drawn, out=self.classifier.flat)
                 yield position
 
-    def _noise(self, position: int) -> swag.Noise:
+    def _noise(self, position: int) -> tuple[Tensor, Tensor]:
         normal = swag.seeded_normal(generator(self.seed, self.purpose, "draw", self.draws[position]))
         return swag.noise(self.posterior, normal=normal, pinned=self.classifier.device.type == "cuda")
 
