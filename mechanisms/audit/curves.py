@@ -22,7 +22,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Protocol
 
 import numpy as np
 from scipy.special import ndtr, ndtri
@@ -36,13 +35,6 @@ from mechanisms.privacy.scaled import noise_scaled
 
 _SCALES = tuple(2 ** (power / 2) for power in range(8, -5, -1))
 """Noise, relative to the claimed, from 16 times as much down to a quarter, among which the least refuted is."""
-
-
-class Curve(Protocol):
-    """A trade-off curve, by the inverse of `rise`."""
-
-    def fall(self, high: np.ndarray) -> np.ndarray:
-        """The least P[E | out] at which P[E | in] can be `high`, both float [...] in [0, 1]."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +86,10 @@ class Profile:
         """The largest of theirs."""
         deltas, shrinks = self._arrays
         return (np.maximum(np.asarray(high)[..., None] - deltas, 0.0) * shrinks).max(-1)
+
+
+Curve = Approximate | Gaussian | Profile
+"""A trade-off curve, by `fall`: the least P[E | out] at which P[E | in] can be so high, both float [...] in [0, 1]."""
 
 
 def curve_of(event: Event, *, factor: float = 1.0) -> Gaussian | Profile:

@@ -49,23 +49,6 @@ class Canaries(Protocol):
         """Counts what the noisy sum shows of them."""
 
 
-class Update(Protocol):
-    """Moves parameters along a noisy mean gradient. Its tensors survive a kill."""
-
-    @property
-    def theta(self) -> Tensor:
-        """The parameters as they are."""
-
-    def step(self, gradient: Tensor) -> None:
-        """Takes one step."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Returns parameters and state, by name."""
-
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        """Takes back what `tensors` returned."""
-
-
 class Momentum:
     """Moves parameters by gradient descent with momentum, in their precision."""
 
@@ -124,6 +107,10 @@ class Optimised:
         if slots:
             groups = self._optimiser.state_dict()["param_groups"]
             self._optimiser.load_state_dict({"state": {0: slots}, "param_groups": groups})
+
+
+Update = Momentum | Optimised
+"""Moves parameters along a noisy mean gradient. Its tensors survive a kill."""
 
 
 def clip_factors(segment: NoiseSegment) -> Coefficients:

@@ -34,12 +34,6 @@ class Inputs(Protocol):
     def batch(self, index: Tensor, device: torch.device) -> Batch:
         """The records at `index` (int64 [b]) as tensors on `device`."""
 
-    def take(self, index: Tensor) -> Inputs:
-        """The records at `index` (int64 [b], or bool [n]), in that order, as inputs of their own."""
-
-    def save(self, path: Path) -> None:
-        """Write to one safetensors file, which `load` reads back by memory map."""
-
 
 @dataclass(frozen=True)
 class FeatureInputs:
@@ -60,11 +54,11 @@ class FeatureInputs:
         return {"features": self.features[index].to(device, non_blocking=True)}
 
     def take(self, index: Tensor) -> FeatureInputs:
-        """The records at `index`, in that order."""
+        """The records at `index` (int64 [b], or bool [n]), in that order."""
         return FeatureInputs(self.features[index])
 
     def save(self, path: Path) -> None:
-        """Write to one safetensors file."""
+        """Write to one safetensors file, which `load` reads back by memory map."""
         save_features(path, tuple(self.features.shape), (self.features,))
 
 

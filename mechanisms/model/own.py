@@ -23,11 +23,9 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
@@ -77,14 +75,6 @@ class RecordInputs:
     def batch(self, index: Tensor, device: torch.device) -> Batch:
         """Inputs at `index`, [b, ...]."""
         return {"features": self.values[index].to(device, non_blocking=True)}
-
-    def take(self, index: Tensor) -> RecordInputs:
-        """The records at `index`, in that order."""
-        return RecordInputs(self.values[index])
-
-    def save(self, path: Path) -> None:
-        """Write to one safetensors file."""
-        save_file({"features": self.values.contiguous()}, path)
 
 
 class OwnModel(Classifier):
