@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
-from small_heads import MakeLinear, scale_p_value
+from small_heads import KEY, MakeLinear, scale_p_value
 from torch import Tensor
 
 from mechanisms import dp_sgd
@@ -26,8 +26,6 @@ from mechanisms.privacy.class_counts import ClassWeightsConfig
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, NoiseSegment, descent_of
 from mechanisms.privacy.noise import SecretStream
 from mechanisms.privacy.schedules import SadSchedule
-
-KEY = bytes(range(32))
 
 
 def noisy(steps: int, noise: float, clip: float = 1.0) -> NoiseSegment:

@@ -9,7 +9,7 @@ import own_modules
 import pytest
 import torch
 from pydantic import ValidationError
-from small_heads import head_of, scale_p_value
+from small_heads import KEY, head_of, scale_p_value
 from torch import Tensor, nn
 
 from mechanisms import estimator, own_models
@@ -26,7 +26,6 @@ from mechanisms.privacy.events import Claim, DpSgdEvent, Event, SwagPpmEvent
 from mechanisms.swag_ppm import SwagPpm
 
 CE = nn.functional.cross_entropy
-KEY = bytes(range(32))
 QUICK: dict[str, Any] = {
     "fine_tune": OptimiserPhase(optimiser="adamw", learning_rate=0.01, epochs=2, batch_size=8),
     "collect": OptimiserPhase(optimiser="sgd", learning_rate=0.05, epochs=3, batch_size=8),

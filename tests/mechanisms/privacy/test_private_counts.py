@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from pydantic import ValidationError
-from small_heads import scale_p_value
+from small_heads import KEY, scale_p_value
 
 from mechanisms.dp_sgd import DpSgd
 from mechanisms.mechanism import Task
@@ -15,8 +15,6 @@ from mechanisms.privacy import class_counts, gaussian_cost
 from mechanisms.privacy.class_counts import ClassWeightsConfig
 from mechanisms.privacy.events import ComposedEvent, descent_of
 from mechanisms.privacy.noise import SecretStream
-
-KEY = bytes(range(32))
 
 
 def test_weights_by_hand() -> None:
