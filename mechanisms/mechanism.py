@@ -245,13 +245,13 @@ class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
             MechanismError: names the setting.
         """
 
-    @abstractmethod
     def plan(self, task: Task) -> Plan:
-        """Settle what is open in the settings, and solve the noise for the target.
+        """Settle what is open in the settings, and solve the noise for the target; here there is nothing to do.
 
         Raises:
             MechanismError: the target cannot be met, or a setting contradicts the task.
         """
+        return Plan(mechanism=self, task=task)
 
     def event(self, noise: float, task: Task) -> Event | None:
         """Returns the event of a fit at this noise, whose number has the measure that `plan` sets it in.

@@ -63,11 +63,6 @@ class KeyedState:
         self._key, self.tensors = None, tensors
         self.save()
 
-    def remove(self) -> None:
-        """Drops all of it."""
-        if self._file is not None:
-            self._file.unlink(missing_ok=True)
-
 
 def fit_classifier(
     classifier: Classifier, folder: Path | None, new_key: Callable[[], bytes], fit: Callable[[KeyedState], None]

@@ -97,9 +97,8 @@ class Metric:
 
 @dataclass(frozen=True)
 class Step:
-    """A trajectory's outcome, one value a chain: accepted bool [K]; probability and change of H, float64 [K]."""
+    """A trajectory's outcome, one value a chain: probability of acceptance and change of H, float64 [K]."""
 
-    accepted: Tensor
     probability: Tensor
     energy_error: Tensor
 
@@ -140,7 +139,7 @@ def trajectory(
     error = now.potential + metric.kinetic(velocity) - before
     error = torch.where(error.isfinite(), error, torch.inf)
     accepted = log_uniform < -error if corrected else error.isfinite()
-    result = Step(accepted, (-error).clamp(max=0).exp(), error)
+    result = Step((-error).clamp(max=0).exp(), error)
     chosen = accepted[:, None, None]
     return (
         torch.where(chosen, off + metric.mean, theta),

@@ -160,9 +160,7 @@ class FtTransformer(OfTables, Descending, frozen=True, title="FTTransformer"):
         event = plan.event
         assert isinstance(event, ComposedEvent)
         (counts,), sgd = event.releases, descent_of(event)
-        noisy = class_counts.release_counts(
-            labels, num_labels=run.classes, noise_multiplier=counts.noise_multiplier, stream=state.stream
-        )
+        noisy = class_counts.with_noise(run.layout.counts(labels), std=counts.std, stream=state.stream)
         settings = ClassWeightsConfig(noise_multiplier=counts.noise_multiplier, smallest_count=self.smallest_count)
         parameters = list(network.parameters())
         flat = nn.utils.parameters_to_vector(parameters).detach().clone()

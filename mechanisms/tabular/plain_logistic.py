@@ -25,10 +25,6 @@ class PlainLogistic(OfTables, frozen=True, title="Logistic regression"):
     balanced: bool = Field(default=False, title="Class weights", description="By the classes' inverse frequencies.")
     regularisation: float = Field(default=1e-4, gt=0, le=1e3, allow_inf_nan=False, title="Lambda")
 
-    def plan(self, task: Task) -> Plan:
-        """There is no noise."""
-        return Plan(mechanism=self, task=task)
-
     def event(self, noise: float, task: Task) -> NonPrivateEvent:
         """Returns one pass."""
         return NonPrivateEvent(epochs=1)

@@ -32,10 +32,6 @@ class PlainTrees(OfTables, frozen=True, title="XGBoost"):
     neighbours: int = Field(default=5, ge=1, le=100, title="Neighbours k", description="SMOTE only.")
     trees: TreeSettings = TreeSettings()
 
-    def plan(self, task: Task) -> Plan:
-        """There is no noise."""
-        return Plan(mechanism=self, task=task)
-
     def event(self, noise: float, task: Task) -> NonPrivateEvent:
         """Returns the rounds."""
         return NonPrivateEvent(epochs=self.trees.rounds)

@@ -61,44 +61,31 @@ class WeightedDescent(OfTables, Descending, frozen=True, title="Weighted descent
         """Counts, weights, steps."""
         event = plan.event
         assert isinstance(event, ComposedEvent)
-        (counts,), descent = event.releases, descent_of(event)
+        (counts,), sgd = event.releases, descent_of(event)
         features = features_of(records.inputs)
         columns = Columns.of(run.schema, features.shape[1], bins=1)
 
         def make(state: KeyedState) -> UnitLinear:
-            theta = self._descended(columns.unit(features), records.labels, counts, descent, run, state)
-            return UnitLinear(theta, columns, joint=True)
+            x, labels = columns.unit(features), records.labels
+            noisy = class_counts.with_noise(run.layout.counts(labels), std=counts.std, stream=state.stream)
+            settings = ClassWeightsConfig(noise_multiplier=counts.noise_multiplier, smallest_count=self.smallest_count)
+            weights = class_counts.class_weights(noisy, settings).double()
+            total = float((weights * noisy.clamp(min=self.smallest_count)).sum())
+            own, target = weights[labels], torch.nn.functional.one_hot(labels, run.classes).double()
+            norms = x.norm(dim=1)
+
+            def clipped_sum(theta: Tensor, step: int, segment: NoiseSegment, out: Tensor, tally: Tensor) -> None:
+                residual = (x @ theta.T).softmax(1) - target
+                factor = own * clip_factors(segment)(residual.norm(dim=1) * norms)
+                out.copy_((residual * factor[:, None]).T @ x)
+
+            start = torch.zeros(run.classes, x.shape[1], dtype=torch.float64)
+            update = Momentum(start, rate=self.learning_rate, momentum=self.momentum)
+            remedy = f"lower learning_rate (now {self.learning_rate:g})"
+            descent = NoisyDescent(
+                state, sgd, epochs=sgd.steps, remedy=remedy, canaries=run.canaries, progress=run.progress
+            )
+            return UnitLinear(descent.run(update, clipped_sum, divisor=total), columns, joint=True)
 
         model = fit_or_load(run.folder, linear.FILE, new_key=run.new_key, load=UnitLinear.load, fit=make)
         return Fitted(model, event)
-
-    def _descended(
-        self,
-        x: Tensor,
-        labels: Tensor,
-        counts: GaussianReleaseEvent,
-        event: DpSgdEvent,
-        run: Run,
-        state: KeyedState,
-    ) -> Tensor:
-        noisy = class_counts.release_counts(
-            labels, num_labels=run.classes, noise_multiplier=counts.noise_multiplier, stream=state.stream
-        )
-        settings = ClassWeightsConfig(noise_multiplier=counts.noise_multiplier, smallest_count=self.smallest_count)
-        weights = class_counts.class_weights(noisy, settings).double()
-        total = float((weights * noisy.clamp(min=self.smallest_count)).sum())
-        own, target = weights[labels], torch.nn.functional.one_hot(labels, run.classes).double()
-        norms = x.norm(dim=1)
-
-        def clipped_sum(theta: Tensor, step: int, segment: NoiseSegment, out: Tensor, tally: Tensor) -> None:
-            residual = (x @ theta.T).softmax(1) - target
-            factor = own * clip_factors(segment)(residual.norm(dim=1) * norms)
-            out.copy_((residual * factor[:, None]).T @ x)
-
-        start = torch.zeros(run.classes, x.shape[1], dtype=torch.float64)
-        update = Momentum(start, rate=self.learning_rate, momentum=self.momentum)
-        remedy = f"lower learning_rate (now {self.learning_rate:g})"
-        descent = NoisyDescent(
-            state, event, epochs=event.steps, remedy=remedy, canaries=run.canaries, progress=run.progress
-        )
-        return descent.run(update, clipped_sum, divisor=total)
