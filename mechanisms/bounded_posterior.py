@@ -29,7 +29,7 @@ from mechanisms.model.config import Positive
 from mechanisms.model.fields import Fields
 from mechanisms.model.linear_head import features_of, load_parameters, parameters_of, with_bias
 from mechanisms.model.training import Progress
-from mechanisms.posterior.checked_draws import SAMPLED, draws_of
+from mechanisms.posterior.convergence import SAMPLED, draws_of
 from mechanisms.posterior.gibbs import SoftmaxPosterior
 from mechanisms.posterior.hmc import SamplerConfig
 from mechanisms.privacy.claims import EXACT_DRAW, claims

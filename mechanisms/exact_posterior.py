@@ -32,8 +32,8 @@ from mechanisms.model.config import Positive
 from mechanisms.model.linear_head import features_of, load_parameters, parameters_of, with_bias
 from mechanisms.model.training import Progress
 from mechanisms.posterior import risks, rounds
-from mechanisms.posterior.checked_draws import SAMPLED, draws_of
 from mechanisms.posterior.config import PseudoPosteriorConfig
+from mechanisms.posterior.convergence import SAMPLED, draws_of
 from mechanisms.posterior.gibbs import SoftmaxPosterior
 from mechanisms.posterior.hmc import Draws, SamplerConfig
 from mechanisms.posterior.risks import RiskPass

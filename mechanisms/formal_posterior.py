@@ -52,7 +52,7 @@ from mechanisms.model.config import Positive
 from mechanisms.model.fields import Fields
 from mechanisms.model.linear_head import cut, features_of, load_parameters, parameters_of
 from mechanisms.model.training import Progress
-from mechanisms.posterior.checked_draws import SAMPLED, draws_of
+from mechanisms.posterior.convergence import SAMPLED, draws_of
 from mechanisms.posterior.gibbs import LIPSCHITZ, SoftmaxPosterior
 from mechanisms.posterior.hmc import SamplerConfig
 from mechanisms.privacy import gaussian_cost, noise

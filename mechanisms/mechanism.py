@@ -325,33 +325,21 @@ class Aimed(Mechanism, frozen=True):
         return "pld"
 
     def with_target(self, task: Task) -> Self:
-        """The settings with the task's target and delta in place of what is open.
-
-        Raises:
-            MechanismError: neither names a target.
-        """
+        """Returns the settings with the task's target and delta in place of what is open; one of them has a target."""
         target = self.target_epsilon if self.target_epsilon is not None else task.target_epsilon
         if target is None:
             raise MechanismError(f"mechanism `{self.kind}` needs a target epsilon: give --target-epsilon a number")
         return self.model_copy(update={"target_epsilon": target, "delta": self.delta or task.delta})
 
     def plan(self, task: Task) -> Plan:
-        """Solve the noise for the target.
-
-        Raises:
-            MechanismError: no target, one out of reach, or the task lacks a number that the event depends on.
-        """
+        """Solve the noise for the target."""
         settled = self.with_target(task)
         plan = Plan(mechanism=settled, task=task, noise=settled.calibrate(task))
         assert plan.event is not None  # refuses here what the task lacks
         return plan
 
     def calibrate(self, task: Task) -> float:
-        """Returns the noise at which a unit's cost meets the settled target: here a Gaussian noise multiplier.
-
-        Raises:
-            MechanismError: the target cannot be met.
-        """
+        """Returns the noise at which a unit's cost meets the settled target: here a Gaussian noise multiplier."""
         assert self.target_epsilon is not None
         assert self.delta is not None
 

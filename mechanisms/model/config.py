@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from mechanisms.model.stems import stemmer
+from mechanisms.errors import MechanismError
 
 TARGETS = (0.80, 0.90, 0.95)
 """Accuracies among automatically coded records for which a threshold is looked for."""
@@ -24,6 +25,19 @@ Precision = Literal["float32", "bfloat16"]
 Choice = Literal["auto", "float32", "bfloat16"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 """A finite number above 0."""
+
+
+@cache
+def stemmer(language: str) -> Any:
+    """Returns Snowball's stemmer; an unknown language is refused with the names of those that it knows."""
+    import snowballstemmer
+
+    try:
+        return snowballstemmer.stemmer(language)
+    except KeyError:
+        names = ", ".join(snowballstemmer.algorithms())
+        message = f"model.lexical_language: the stemmer does not know `{language}`. It knows {names}."
+        raise MechanismError(message) from None
 
 
 class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):

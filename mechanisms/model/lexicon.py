@@ -28,8 +28,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
-from mechanisms.model.config import Lexical
-from mechanisms.model.stems import stemmer
+from mechanisms.model.config import Lexical, stemmer
 from mechanisms.model.valued_text import ValueColumn, one_hot
 
 FILE = "lexicon.json"

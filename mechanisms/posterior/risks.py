@@ -82,9 +82,6 @@ def risk_pass(
         weights: alpha float32 [n]; with them `draw_maxima` is what the sensitivity is the maximum of.
         so_far: a pass over the first draws of `draws`, to go on from.
         on_draw: sees (draws done, pass so far) after each draw, for checkpoints.
-
-    Raises:
-        MechanismError: a log-likelihood is not finite.
     """
     n, device = len(inputs), classifier.device
     alpha = torch.ones(n, device=device) if weights is None else weights.to(device)
