@@ -90,14 +90,11 @@ class FormalHead(Descending, frozen=True, title="Formal head"):
         assert isinstance(plan.event, ComposedEvent)
         (release,) = plan.event.releases
         descent = dp_sgd.DpSgd(
-            target_epsilon=self.target_epsilon,
-            delta=self.delta,
             optimiser="sgd",
             learning_rate=self.learning_rate,
             momentum=self.momentum,
             epochs=self.steps,
             batch_size=plan.records,
-            l2_clip_norm=self.l2_clip_norm,
         )
 
         def start(stream: SecretStream, classifier: Classifier) -> None:

@@ -76,15 +76,12 @@ class PrivatePosterior(Descending, frozen=True, title="Private posterior"):
         features_of(records.inputs)
         noise = descent_of(plan.event).segments[0].noise_multiplier
         descent = dp_sgd.DpSgd(
-            target_epsilon=self.target_epsilon,
-            delta=self.delta,
             optimiser="sgd",
             # the sum is divided by the planned n: theta -= rate (sum / n + decay theta)
             learning_rate=step_size(noise, self.l2_clip_norm) / 2 * plan.records,
             weight_decay=1 / (plan.records * self.prior_std**2),
             epochs=self.steps,
             batch_size=plan.records,
-            l2_clip_norm=self.l2_clip_norm,
         )
 
         def start(stream: SecretStream, classifier: Classifier) -> None:
