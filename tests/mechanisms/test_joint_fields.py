@@ -160,27 +160,6 @@ def test_every_field_is_learned() -> None:
     assert (right > (FIELDS.predicted(before) == truth).double().mean(0) + 0.02).all()
 
 
-def test_a_joint_fit_resumes(tmp_path: Path) -> None:
-    """Killed between two steps, it goes on to the same head, with the noise that it had."""
-    plan, (features, labels) = planned(), problem()
-    whole = fit(plan, features, labels)
-
-    class Killed(Exception):
-        pass
-
-    def killer(step: int, _: int) -> None:
-        if step >= 25:
-            raise Killed
-
-    run = Run(FIELDS.classes, 0, untrained, fields=FIELDS, folder=tmp_path, progress=killer, key=KEY)
-    with pytest.raises(Killed):
-        plan.fit(Records(FeatureInputs(features), labels), run)
-    again = fit(plan, features, labels, folder=tmp_path)
-    assert isinstance(whole.model, ClassifierModel)
-    assert isinstance(again.model, ClassifierModel)
-    assert torch.equal(whole.model.classifier.flat, again.model.classifier.flat)
-
-
 def test_without_noise_the_joint_fit_is_that_of_each_field() -> None:
     """The non-private loss is a sum over fields of a head's own rows: full-batch descent is that of each alone."""
     phase = OptimiserPhase(optimiser="sgd", learning_rate=0.1, epochs=20, batch_size=N)

@@ -104,13 +104,6 @@ class TestPosterior:
         assert not math.isclose(float(slope.std()), std * math.sqrt(2), rel_tol=0.17)
         assert not math.isclose(float(slope.std()), std / math.sqrt(2), rel_tol=0.17)
 
-    def test_directions_without_data_are_prior_draws(self) -> None:
-        """A feature that is always 0: its weights are N(0, s^2), whatever time was bought (1,000 weights, 5 %)."""
-        made, labels = head_of(nn.Linear(500, 2)), torch.arange(20) % 2
-        inputs = FeatureInputs(features=torch.zeros(20, 500))
-        fit(plan_of(20), made, inputs, labels)
-        assert float(made.flat[:1000].std()) == pytest.approx(CONFIG.prior_std, rel=0.1)
-
 
 def test_a_neighbour_runs_with_the_noise_and_the_step_calibrated() -> None:
     """One record less, as an audit's reruns have it: the same event, and a start from the prior wherever the head was.
