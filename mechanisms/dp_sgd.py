@@ -38,7 +38,7 @@ from mechanisms.model.dp_head import HeadClipping, has_closed_form
 from mechanisms.model.fields import Fields
 from mechanisms.model.ghost import Coefficients, GhostClipping
 from mechanisms.model.inputs import FeatureInputs, Inputs
-from mechanisms.model.own import OwnModel, clipping_of
+from mechanisms.model.own import Clipper, OwnModel, clipping_of
 from mechanisms.model.per_record import PerRecordClipping
 from mechanisms.privacy import class_counts, schedules
 from mechanisms.privacy.class_counts import ClassWeightsConfig
@@ -237,7 +237,7 @@ def descend(
     return Fitted(ClassifierModel(classifier), event, {"steps": sgd.steps, "loss": losses[-1], "losses": losses})
 
 
-def _clipping(classifier: Classifier, inputs: Inputs) -> HeadClipping | GhostClipping | PerRecordClipping:
+def _clipping(classifier: Classifier, inputs: Inputs) -> Clipper:
     if isinstance(classifier, OwnModel):
         return clipping_of(classifier, inputs)
     return HeadClipping(classifier) if has_closed_form(classifier, inputs) else GhostClipping(classifier)

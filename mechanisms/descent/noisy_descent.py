@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from mechanisms.descent.keyed_state import KeyedState
 from mechanisms.errors import MechanismError
 from mechanisms.model.ghost import Coefficients
-from mechanisms.model.inputs import Batch, Inputs
+from mechanisms.model.inputs import Inputs
+from mechanisms.model.own import Clipper
 from mechanisms.model.training import Progress
 from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
 from mechanisms.privacy.noise import SecretStream
@@ -206,15 +207,6 @@ class NoisyDescent:
         # steps over all records of a whole encoder are few and long
         if self._progress is not None and (step % max(1, min(16, steps // 16)) == 0 or step == steps):
             self._progress(step, steps)
-
-
-class Clipper(Protocol):
-    """Adds clipped gradients of a batch to a sum: `HeadClipping`, `GhostClipping` or `PerRecordClipping`."""
-
-    def add_clipped_sum(
-        self, batch: Batch, labels: Tensor, *, coefficients: Coefficients, out: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Returns norms before clipping, and losses."""
 
 
 @dataclass(frozen=True)

@@ -190,7 +190,11 @@ def maker_of(
     return make
 
 
-def clipping_of(model: OwnModel, inputs: Inputs) -> HeadClipping | GhostClipping | PerRecordClipping:
+Clipper = HeadClipping | GhostClipping | PerRecordClipping
+"""Adds clipped gradients of a batch to a sum."""
+
+
+def clipping_of(model: OwnModel, inputs: Inputs) -> Clipper:
     """The cheapest per-record gradients that are certain to be those of this module."""
     records = inputs.batch(torch.zeros(1, dtype=torch.int64), torch.device("cpu"))["features"]
     if records.ndim >= 2 and not _hooked(model.part) and all(p.requires_grad for p in model.part.parameters()):
