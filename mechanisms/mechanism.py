@@ -180,6 +180,7 @@ class Model(Protocol):
 
     def log_probabilities(self, inputs: Inputs) -> Tensor:
         """Natural log of the class probabilities, float64 [n, classes], in the records' order."""
+        ...
 
     def save(self, folder: Path) -> None:
         """Write everything that `Mechanism.load` needs into a private folder."""
@@ -191,6 +192,7 @@ class Releasable(Protocol):
 
     def release_to(self, folder: Path, *, codes: Codes, precision: Precision) -> Mapping[str, Shapes]:
         """Write the files that leave; return the shape of each weight by file and name."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -304,6 +306,7 @@ class Batched(Protocol):
         Args:
             initial: parameters of the untrained head, float32 [classes, width + 1], the bias last.
         """
+        ...
 
 
 class Aimed(Mechanism, frozen=True):

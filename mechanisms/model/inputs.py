@@ -33,6 +33,7 @@ class Inputs(Protocol):
 
     def batch(self, index: Tensor, device: torch.device) -> Batch:
         """The records at `index` (int64 [b]) as tensors on `device`."""
+        ...
 
 
 @dataclass(frozen=True)

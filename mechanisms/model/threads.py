@@ -44,6 +44,7 @@ class Map(Protocol):
 
     def __call__(self, work: Callable[[A], B], items: Iterable[A], /) -> Iterator[B]:
         """Yield `work(item)` for each item."""
+        ...
 
 
 _SIDE_BY_SIDE = 8

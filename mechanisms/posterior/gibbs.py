@@ -41,6 +41,7 @@ class Target(Protocol):
 
     def evaluate(self, theta: Tensor) -> Evaluation:
         """At theta float32 [K, classes, width]."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,11 @@ class GaussianEquivalent(Protocol):
     @property
     def gaussian(self) -> Event:
         """Returns those releases."""
+        ...
 
     def with_noise(self, factor: float) -> Event:
         """Returns the event with so many times the noise."""
+        ...
 
 
 def noise_scaled(event: Event, factor: float) -> Event:

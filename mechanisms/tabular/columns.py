@@ -25,6 +25,7 @@ class TableModel(Model, Protocol):
     @classmethod
     def load(cls, folder: Path) -> Model:
         """Reads what `save` wrote."""
+        ...
 
 
 class OfTables(Mechanism, frozen=True):

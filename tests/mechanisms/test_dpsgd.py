@@ -45,7 +45,8 @@ def go(
     made: tuple[Classifier, Inputs, Tensor], plan: Planned, *, classes: int = 4, size: int = 32, **options: Any
 ) -> list[float]:
     (trained, inputs, labels), (config, event) = made, plan
-    run = Run(classes, 0, lambda: trained, **({"key": KEY} | options))
+    options.setdefault("key", KEY)
+    run = Run(classes, 0, lambda: trained, **options)
     return dp_sgd.descend(config, event, Records(inputs, labels), run, physical_batch_size=size).figures["losses"]
 
 
