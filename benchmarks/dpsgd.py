@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from mechanisms import dp_sgd
 from mechanisms.dp_sgd import DpSgd
+from mechanisms.mechanism import Records, Run
 from mechanisms.model import classifier as classifiers
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig, OptimiserPhase, TrainablePart
@@ -56,7 +57,7 @@ def plan(records: int, batch: int, steps: int) -> dict[str, Any]:
 
 
 def poisson(records: int, batch: int, steps: int, key: bytes) -> list[Tensor]:
-    """The samples that `dp_sgd.run_plan` takes with this key."""
+    """The samples that `dp_sgd.descend` takes with this key."""
     stream, prob = SecretStream(key), batch / records
     return [stream.poisson_sample(records, prob=prob, purpose="sample", step=step) for step in range(steps)]
 
@@ -65,9 +66,9 @@ def ours(
     trained: Classifier, inputs: Inputs, labels: Tensor, *, batch: int, steps: int, micro: int, key: bytes
 ) -> float:
     """Seconds a step."""
-    made = plan(len(inputs), batch, steps)
+    made, run = plan(len(inputs), batch, steps), Run(LABELS, 0, lambda: trained, key=key)
     start = time.perf_counter()
-    dp_sgd.run_plan(trained, inputs, labels, **made, num_labels=LABELS, physical_batch_size=micro, new_key=lambda: key)
+    dp_sgd.descend(**made, records=Records(inputs, labels), run=run, physical_batch_size=micro)
     workload.drain(trained.device)
     return (time.perf_counter() - start) / steps
 
@@ -270,8 +271,8 @@ def peak(kind: str, args: argparse.Namespace, device: torch.device) -> dict[str,
     )
     before = memory(device)
     if kind == "ours":
-        options = plan(len(few), len(few), 2) | {"num_labels": LABELS, "physical_batch_size": args.micro}
-        dp_sgd.run_plan(made, few, labels[: len(few)], **options)
+        run, settled = Run(LABELS, 0, lambda: made), plan(len(few), len(few), 2)
+        dp_sgd.descend(**settled, records=Records(few, labels[: len(few)]), run=run, physical_batch_size=args.micro)
     else:
         phase = OptimiserPhase(learning_rate=1e-3, epochs=1, batch_size=args.micro)
         train(made, few, labels[: len(few)], phase=phase, seed=0, purpose="memory")

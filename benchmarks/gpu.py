@@ -230,7 +230,7 @@ def descent(encoder: str, device: torch.device, scale: Scale) -> dict[str, Any]:
             config = DpSgd(batch_size=scale.batch, epochs=1, optimiser="sgd", learning_rate=1e-3)
             segment = NoiseSegment(steps=n, noise_multiplier=1.0, l2_clip_norm=1.0)
             event = DpSgdEvent(sampling_prob=scale.batch / scale.chain_records, segments=(segment,))
-            dp_sgd.run_plan(trained, inputs, labels, config=config, event=event, num_labels=workload.LABELS)
+            dp_sgd.descend(config, event, Records(inputs, labels), Run(workload.LABELS, 0, lambda: trained))
 
         steps(1)
         took = workload.seconds(partial(steps, scale.steps), device)

@@ -16,7 +16,7 @@ mode is assumed not to be the case.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -25,17 +25,15 @@ from mechanisms.audit import posterior_trials, trials
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Reruns, Run, Task, registered
 from mechanisms.model.bounded import BoundedLikelihood
+from mechanisms.model.config import Positive
 from mechanisms.model.fields import Fields
 from mechanisms.model.linear_head import features_of, load_parameters, parameters_of, with_bias
 from mechanisms.model.training import Progress
-from mechanisms.posterior.checked_draws import SAMPLED, draws_of
+from mechanisms.posterior.convergence import SAMPLED, draws_of
 from mechanisms.posterior.gibbs import SoftmaxPosterior
 from mechanisms.posterior.hmc import SamplerConfig
-from mechanisms.privacy.claims import claims
+from mechanisms.privacy.claims import EXACT_DRAW, claims
 from mechanisms.privacy.events import Claim, Event
-
-if TYPE_CHECKING:
-    from mechanisms.audit.trials import Records as Pool
 
 
 class BoundedPosteriorEvent(Event, frozen=True):
@@ -49,7 +47,7 @@ class BoundedPosteriorEvent(Event, frozen=True):
 
 @claims(BoundedPosteriorEvent, formal=True)
 def _claim(event: BoundedPosteriorEvent, *, delta: float | None, unit: dict[str, Any]) -> Claim:
-    """2B for replacing one record, B for adding or removing one, delta 0 whatever was asked for.
+    """Claims 2B for replacing one record, B for adding or removing one, delta 0 whatever was asked for.
 
     A unit of m records adds scores in [-m B, 0], so both are multiplied by m.
     """
@@ -69,11 +67,7 @@ def _claim(event: BoundedPosteriorEvent, *, delta: float | None, unit: dict[str,
             "bounds replacing one unit, half of it adding or removing one; for every data set, with delta 0",
             f"conditional on exact sampling: {SAMPLED}; the density may have several modes, and chains from prior and "
             "mode have to agree",
-            "the prior's mean, the untrained head, was made without the records",
-            "hyperparameters were not chosen on these records, or their choice is listed as unprotected",
-            "one draw is released; each further draw costs as much again",
-            "noise is sampled in floating point (float64 Box-Muller from 53-bit uniforms of a secret AES-256 stream, "
-            "rounded to float32), energies are summed in float64: attacks on low-order bits are not covered",
+            *EXACT_DRAW,
         ),
         **unit,
     )
@@ -95,10 +89,8 @@ class BoundedPosterior(Mechanism, frozen=True, title="Bounded posterior"):
         title="Target epsilon",
         description="Of replacing one unit; of adding or removing one it is half. Empty: the task's.",
     )
-    prior_std: float = Field(
+    prior_std: Positive = Field(
         default=0.3,
-        gt=0,
-        allow_inf_nan=False,
         title="Standard deviation of the prior",
         description="Of each weight and bias, around the untrained head. At 1 chains did not agree: docs/posterior.md.",
     )
@@ -118,11 +110,7 @@ class BoundedPosterior(Mechanism, frozen=True, title="Bounded posterior"):
         return True
 
     def plan(self, task: Task) -> Plan:
-        """The bound from the target, so that replacing a unit costs it.
-
-        Raises:
-            MechanismError: neither the task nor the settings name a target.
-        """
+        """Sets the bound by the target, so that replacing a unit costs it; refuses a task without a target."""
         target = self.target_epsilon or task.target_epsilon
         if target is None:
             raise MechanismError(f"mechanism `{self.kind}` needs a target epsilon: give --target-epsilon a number")
@@ -134,11 +122,7 @@ class BoundedPosterior(Mechanism, frozen=True, title="Bounded posterior"):
         return BoundedPosteriorEvent(bound=noise, prior_std=self.prior_std)
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
-        """Sample, and keep one draw.
-
-        Raises:
-            MechanismError: the head is not linear, or the draws are not to be trusted.
-        """
+        """Sample, and keep one draw; refuses draws that are not to be trusted."""
         event, classifier = plan.event, run.classifier()
         assert isinstance(event, BoundedPosteriorEvent)
         run.layout.check(records.labels)
@@ -158,7 +142,7 @@ class BoundedPosterior(Mechanism, frozen=True, title="Bounded posterior"):
         return Fitted(ClassifierModel(classifier), event, figures | {"step_size": drawn.step_size})
 
     def fit_many(
-        self, plan: Plan, pool: Pool, initial: Tensor, *, progress: Progress | None = None
+        self, plan: Plan, pool: trials.Records, initial: Tensor, *, progress: Progress | None = None
     ) -> Mapping[str, Reruns]:
         """A chain a trial, from its mode (`mechanisms.audit.posterior_trials`)."""
         event = plan.event

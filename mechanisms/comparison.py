@@ -172,8 +172,6 @@ class _Halves:
     def fits(
         self, mechanism: Mechanism, *, epsilon: float, delta: float, seeds: int, options: Mapping[str, Any]
     ) -> _Fits:
-        if "calibrate_by" in type(mechanism).model_fields and "calibrate_by" not in mechanism.model_fields_set:
-            mechanism = mechanism.model_copy(update={"calibrate_by": "pld"})
         predicted, claims = [], []
         for seed in range(seeds):
             settings: dict[str, Any] = {"classes": self.classes} | dict(options)

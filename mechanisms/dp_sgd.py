@@ -21,43 +21,39 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from mechanisms.descent.keyed_state import KeyedState, fit_classifier
-from mechanisms.descent.noisy_descent import Canaries, NoisyDescent, Optimised, SampledSum
+from mechanisms.descent.noisy_descent import NoisyDescent, Optimised, SampledSum
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import ClassifierModel, Descending, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model import threads
 from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import Positive
 from mechanisms.model.dp_head import HeadClipping, has_closed_form
 from mechanisms.model.fields import Fields
 from mechanisms.model.ghost import Coefficients, GhostClipping
 from mechanisms.model.inputs import FeatureInputs, Inputs
-from mechanisms.model.own import OwnModel, clipping_of
+from mechanisms.model.own import Clipper, OwnModel, clipping_of
 from mechanisms.model.per_record import PerRecordClipping
-from mechanisms.model.training import Progress
 from mechanisms.privacy import class_counts, schedules
 from mechanisms.privacy.class_counts import ClassWeightsConfig
-from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, NoiseSegment, descent_of
-from mechanisms.privacy.noise import SecretStream, new_key
+from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, NoiseSegment, descent_of
+from mechanisms.privacy.noise import SecretStream
 from mechanisms.privacy.schedules import ConstantSchedule, Schedule
 
 DpEvent = DpSgdEvent | ComposedEvent
-
-
 PAPER_EPOCHS, PAPER_BATCH, PAPER_RATE = 30, 512, 1e-3
 
 
 @registered
-class DpSgd(Descending, frozen=True):
+class DpSgd(Descending, frozen=True, title="DP-SGD"):
     """Every knob that privacy or the result depends on. Defaults are the paper's setting (Chew et al., section 3.2)."""
 
-    model_config = ConfigDict(title="DP-SGD")
     several: ClassVar[bool] = True
 
     kind: Literal["dp-sgd"] = "dp-sgd"
@@ -75,11 +71,9 @@ class DpSgd(Descending, frozen=True):
         title="Learning rate",
         description="Empty: from noise, batch, steps and width where the records are features; 0.001 otherwise.",
     )
-    head_rate: float = Field(
+    head_rate: Positive = Field(
         default=1.0,
-        gt=0,
         le=1000,
-        allow_inf_nan=False,
         title="Rate of the head",
         description="Of a head on an encoder that trains too, in learning rates.",
     )
@@ -92,9 +86,7 @@ class DpSgd(Descending, frozen=True):
     batch_size: int | None = Field(
         default=None, ge=1, title="Expected batch size", description="Of the Poisson samples; empty: the run's own."
     )
-    l2_clip_norm: float = Field(
-        default=1.0, gt=0, allow_inf_nan=False, title="Clip", description="Of the last step, where the schedule moves."
-    )
+    l2_clip_norm: Positive = Field(default=1.0, title="Clip", description="Of the last step, where the schedule moves.")
     clipping: Literal["clip", "normalise"] = Field(
         default="clip",
         title="Clipping",
@@ -123,11 +115,8 @@ class DpSgd(Descending, frozen=True):
             )
 
     def plan(self, task: Task) -> Plan:
-        """Solve the last noise multiplier so that schedule, steps, sampling and class counts together meet the target.
-
-        Raises:
-            MechanismError: the batch is larger than the data, or the target cannot be met.
-        """
+        """Solve the last noise multiplier so that schedule, steps, sampling and class counts together meet the target;
+        refuses a batch that is larger than the data."""
         self.check(task)
         settled = self.with_target(task).model_copy(
             update={"batch_size": self._batch(task), "sampling_prob": None, "epochs": self.epochs or PAPER_EPOCHS}
@@ -177,71 +166,27 @@ class DpSgd(Descending, frozen=True):
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         """Every step on clipped per-record gradients of the run's classifier."""
         size = 512 if isinstance(records.inputs, FeatureInputs) else 32
-        return descend(self, plan, records, run, physical_batch_size=size)
+        return descend(self, plan.event, records, run, physical_batch_size=size)
 
 
 def descend(
-    settings: DpSgd,
-    plan: Plan,
+    config: DpSgd,
+    event: Event | None,
     records: Records,
     run: Run,
     *,
-    physical_batch_size: int,
-    start: Callable[[SecretStream, Classifier], None] | None = None,
-) -> Fitted:
-    """`run_plan` on a fresh classifier of the run, by these settings; `start` may put parameters of its own into it."""
-    classifier, event = run.classifier(), plan.event
-    assert isinstance(event, DpSgdEvent | ComposedEvent)
-    losses = run_plan(
-        classifier,
-        records.inputs,
-        records.labels,
-        config=settings,
-        event=event,
-        num_labels=run.classes,
-        physical_batch_size=physical_batch_size,
-        start=start,
-        canaries=run.canaries,
-        folder=run.folder,
-        progress=run.progress,
-        new_key=run.new_key,
-    )
-    figures = {"steps": descent_of(event).steps, "loss": losses[-1], "losses": losses}
-    return Fitted(ClassifierModel(classifier), event, figures)
-
-
-def run_plan(
-    classifier: Classifier,
-    inputs: Inputs,
-    labels: Tensor,
-    *,
-    config: DpSgd,
-    event: DpEvent,
-    num_labels: int,
     physical_batch_size: int = 32,
     start: Callable[[SecretStream, Classifier], None] | None = None,
-    canaries: Canaries | None = None,
-    folder: Path | None = None,
-    progress: Progress | None = None,
-    new_key: Callable[[], bytes] = new_key,
-) -> list[float]:
-    """Run an event in place on `classifier.flat` by settled settings; returns the loss of each epoch, which is private.
+) -> Fitted:
+    """Runs an event by settled settings on the run's classifier; the losses of the epochs are private.
 
     Args:
-        labels: int64 [n].
         physical_batch_size: records in memory at once; changes nothing but speed and memory.
         start: called before the first step, to put parameters of its own into `classifier.flat`; what it reads of the
             records must be a release that the event holds, with noise from the stream.
-        canaries: of an audit: gradients added to each clipped sum, and what the noisy sum shows of them.
-        folder: where the checkpoint lies, one an epoch; it holds the noise key until the run ends.
-        new_key: of noise and samples; a fresh one of the operating system's entropy, but in tests.
-
-    Raises:
-        MechanismError: a layer is not supported, or training diverged.
-        OSError: the checkpoint could not be written.
     """
-    if physical_batch_size < 1:
-        raise MechanismError(f"physical_batch_size is {physical_batch_size}; it must be at least 1")
+    classifier, inputs = run.classifier(), records.inputs
+    assert isinstance(event, DpSgdEvent | ComposedEvent)
     sgd, rate = descent_of(event), config.learning_rate
     assert rate is not None
     assert config.batch_size is not None
@@ -257,14 +202,13 @@ def run_plan(
             sgd,
             epochs=epochs,
             remedy=f"lower learning_rate (now {rate:g})",
-            canaries=canaries,
-            progress=progress,
+            canaries=run.canaries,
+            progress=run.progress,
         )
         if descent.step == 0 and start is not None:
             start(state.stream, classifier)
-        weights = _record_weights(
-            config, event, labels, fields=classifier.fields or Fields((num_labels,)), stream=state.stream
-        )
+        fields = classifier.fields or Fields((run.classes,))
+        weights = _record_weights(config, event, records.labels, fields=fields, stream=state.stream)
         classifier.part.eval()
         with threads.fitting(inputs), clipper:
             update = Optimised(
@@ -275,7 +219,7 @@ def run_plan(
             clipped_sum = SampledSum(
                 clipper,
                 inputs,
-                labels.to(classifier.device),
+                records.labels.to(classifier.device),
                 state.stream,
                 sgd.sampling_prob,
                 lambda segment, own: _coefficients(config, segment, own),
@@ -289,10 +233,11 @@ def run_plan(
                 factors=lambda segment: _coefficients(config, segment, None),
             )
 
-    return fit_classifier(classifier, folder, new_key, fit).numbers["losses"]
+    losses = fit_classifier(classifier, run.folder, run.new_key, fit).numbers["losses"]
+    return Fitted(ClassifierModel(classifier), event, {"steps": sgd.steps, "loss": losses[-1], "losses": losses})
 
 
-def _clipping(classifier: Classifier, inputs: Inputs) -> HeadClipping | GhostClipping | PerRecordClipping:
+def _clipping(classifier: Classifier, inputs: Inputs) -> Clipper:
     if isinstance(classifier, OwnModel):
         return clipping_of(classifier, inputs)
     return HeadClipping(classifier) if has_closed_form(classifier, inputs) else GhostClipping(classifier)
@@ -334,8 +279,7 @@ def _record_weights(
         return None
     assert isinstance(event, ComposedEvent)
     (release,) = event.releases
-    std = release.noise_multiplier * release.l2_sensitivity
-    noisy = class_counts.with_noise(fields.counts(labels), std=std, stream=stream)
+    noisy = class_counts.with_noise(fields.counts(labels), std=release.std, stream=stream)
     return fields.mean([class_counts.class_weights(noisy[span], weights) for span in fields.spans], labels.cpu())
 
 

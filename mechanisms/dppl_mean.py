@@ -23,7 +23,7 @@ from functools import partial
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from mechanisms.descent.keyed_state import KeyedState, fit_or_load
@@ -34,10 +34,9 @@ from mechanisms.privacy.events import GaussianReleaseEvent
 
 
 @registered
-class DpplMean(Aimed, frozen=True):
+class DpplMean(Aimed, frozen=True, title="DPPL-Mean"):
     """The scale of its answers; nothing else is free."""
 
-    model_config = ConfigDict(title="DPPL-Mean")
     reads: ClassVar[frozenset[str]] = frozenset({"features"})
     several: ClassVar[bool] = True
 
@@ -55,11 +54,7 @@ class DpplMean(Aimed, frozen=True):
         )
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
-        """Release the sums, scale them. A finished fit is read back: its noise is drawn once.
-
-        Raises:
-            MechanismError: the head is not linear.
-        """
+        """Release the sums, scale them. A finished fit is read back: its noise is drawn once."""
         fields, event = run.layout, plan.event
         assert isinstance(event, GaussianReleaseEvent)
         fields.check(records.labels)
@@ -68,8 +63,7 @@ class DpplMean(Aimed, frozen=True):
             classifier = run.classifier()
             head, features = linear_head(classifier), features_of(records.inputs).cpu()
             sums = class_sums(features, records.labels.cpu(), fields=fields)
-            std = event.noise_multiplier * event.l2_sensitivity
-            state.stream.add_normal_(sums, std=std, purpose="class sums", step=0)
+            state.stream.add_normal_(sums, std=event.std, purpose="class sums", step=0)
             with torch.no_grad():
                 head.weight.copy_(self.scale * nn.functional.normalize(sums, dim=1).float())
                 head.bias.zero_()

@@ -24,13 +24,13 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from mechanisms.descent.keyed_state import KeyedState, fit_or_load
 from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model.linear_head import features_of, linear_head
-from mechanisms.privacy.claims import claims
+from mechanisms.privacy.claims import TUNED, claims
 from mechanisms.privacy.events import Claim, Event
 
 
@@ -46,7 +46,7 @@ class PublicPrototypesEvent(Event, frozen=True):
 
 @claims(PublicPrototypesEvent, formal=True)
 def _claim(event: PublicPrototypesEvent, *, delta: float | None, unit: dict[str, Any]) -> Claim:
-    """m F epsilon for a unit of m records in F fields, with delta 0 whatever was asked for."""
+    """Claims m F epsilon for a unit of m records in F fields, with delta 0 whatever was asked for."""
     of_record = event.fields * event.epsilon
     cost = int(unit["max_records_per_unit"]) * of_record
     return Claim(
@@ -59,7 +59,7 @@ def _claim(event: PublicPrototypesEvent, *, delta: float | None, unit: dict[str,
         accountant="exponential mechanism, monotone utility, parallel over classes",
         assumptions=(
             f"neighbours differ by one unit added or removed; replacing one costs epsilon {2 * cost:.4g}",
-            "hyperparameters were not chosen on these records, or their choice is listed as unprotected",
+            TUNED,
             "Gumbel noise is sampled in floating point (float64, from a secret AES-256 stream): attacks on low-order "
             "bits are not covered",
         ),
@@ -68,10 +68,9 @@ def _claim(event: PublicPrototypesEvent, *, delta: float | None, unit: dict[str,
 
 
 @registered
-class DpplPublic(Aimed, frozen=True):
+class DpplPublic(Aimed, frozen=True, title="DPPL-Public"):
     """The range of a record's say, and how much a class holds to its own title."""
 
-    model_config = ConfigDict(title="DPPL-Public")
     reads: ClassVar[frozenset[str]] = frozenset({"features"})
     several: ClassVar[bool] = True
 
@@ -93,11 +92,7 @@ class DpplPublic(Aimed, frozen=True):
         return PublicPrototypesEvent(epsilon=noise, fields=len(task.fields) or 1)
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
-        """Choose a title for each class. A finished fit is read back: a choice is made once.
-
-        Raises:
-            MechanismError: the head is not linear.
-        """
+        """Choose a title for each class. A finished fit is read back: a choice is made once."""
         assert isinstance(plan.event, PublicPrototypesEvent)
         run.layout.check(records.labels)
         load, fit = partial(ClassifierModel.load, run=run), partial(self._choose, plan.event, records, run)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -28,20 +28,18 @@ from torch import Tensor
 
 from mechanisms.audit import posterior_trials, trials
 from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Reruns, Run, Task, registered
+from mechanisms.model.config import Positive
 from mechanisms.model.linear_head import features_of, load_parameters, parameters_of, with_bias
 from mechanisms.model.training import Progress
 from mechanisms.posterior import risks, rounds
-from mechanisms.posterior.checked_draws import SAMPLED, draws_of
 from mechanisms.posterior.config import PseudoPosteriorConfig
+from mechanisms.posterior.convergence import SAMPLED, draws_of
 from mechanisms.posterior.gibbs import SoftmaxPosterior
 from mechanisms.posterior.hmc import Draws, SamplerConfig
 from mechanisms.posterior.risks import RiskPass
 from mechanisms.posterior.rounds import ROUNDS, TABLE, RoundName
 from mechanisms.privacy.claims import claims, pseudo_posterior
 from mechanisms.privacy.events import Claim, Event
-
-if TYPE_CHECKING:
-    from mechanisms.audit.trials import Records as Pool
 
 
 class ExactPosteriorEvent(Event, frozen=True):
@@ -63,11 +61,7 @@ class ExactPosteriorEvent(Event, frozen=True):
 
 @claims(ExactPosteriorEvent)
 def _claim(event: ExactPosteriorEvent, *, delta: float | None, unit: dict[str, Any]) -> Claim:
-    """Chew et al., section 2.1: one draw from the pseudo posterior costs 2 Delta; the proof is SWAG-PPM's accountant's.
-
-    Raises:
-        MechanismError: a delta was given: the method does not quantify one.
-    """
+    """Claims 2 Delta for one draw (Chew et al., section 2.1); the proof is SWAG-PPM's accountant's."""
     return pseudo_posterior(
         event.sensitivity,
         event.sensitivity_draws,
@@ -90,10 +84,8 @@ class ExactPosterior(Mechanism, frozen=True, title="Exact posterior"):
     round: Literal["base", "weighted", "reweighted"] = Field(
         default="weighted", title="Round", description="The posterior that is drawn from."
     )
-    prior_std: float = Field(
+    prior_std: Positive = Field(
         default=1.0,
-        gt=0,
-        allow_inf_nan=False,
         title="Standard deviation of the prior",
         description="Of each weight and bias, around the untrained head.",
     )
@@ -114,11 +106,7 @@ class ExactPosterior(Mechanism, frozen=True, title="Exact posterior"):
         return Plan(mechanism=settled, task=task)
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
-        """All rounds up to this one, and one draw of the last.
-
-        Raises:
-            MechanismError: the head is not linear, or the sampler's draws are not to be trusted.
-        """
+        """All rounds up to this one, and one draw of the last; refuses draws that are not to be trusted."""
         config, classifier = self.pseudo_posterior, run.classifier()
         assert config is not None
         start, features = parameters_of(classifier, run.classes), with_bias(features_of(records.inputs))
@@ -145,7 +133,7 @@ class ExactPosterior(Mechanism, frozen=True, title="Exact posterior"):
         return Fitted(ClassifierModel(classifier), self._event(measured[self.round]), figures)
 
     def fit_many(
-        self, plan: Plan, pool: Pool, initial: Tensor, *, progress: Progress | None = None
+        self, plan: Plan, pool: trials.Records, initial: Tensor, *, progress: Progress | None = None
     ) -> Mapping[str, Reruns]:
         """All rounds of every trial, a chain each (`mechanisms.audit.posterior_trials`)."""
         config, members = self.pseudo_posterior, [own.nonzero()[:, 0] for own in pool.included]

@@ -25,12 +25,13 @@ import math
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from mechanisms import dp_sgd
 from mechanisms.mechanism import Descending, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import Positive
 from mechanisms.model.fields import Fields
 from mechanisms.model.linear_head import cut, features_of, linear_head
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, GaussianReleaseEvent, NoiseSegment
@@ -38,10 +39,9 @@ from mechanisms.privacy.noise import SecretStream
 
 
 @registered
-class FormalHead(Descending, frozen=True):
+class FormalHead(Descending, frozen=True, title="Formal head"):
     """Budget, its split, and the descent."""
 
-    model_config = ConfigDict(title="Formal head")
     reads: ClassVar[frozenset[str]] = frozenset({"features"})
     several: ClassVar[bool] = True
 
@@ -49,10 +49,8 @@ class FormalHead(Descending, frozen=True):
     release_share: float = Field(
         default=0.1, gt=0, lt=1, title="Share of the release", description="Of rho; descent gets the rest."
     )
-    feature_clip_norm: float = Field(
+    feature_clip_norm: Positive = Field(
         default=4.0,
-        gt=0,
-        allow_inf_nan=False,
         title="Feature norm R",
         description="Longer features are cut to it in the class sums. Set it from the encoder, not from the records.",
     )
@@ -67,7 +65,7 @@ class FormalHead(Descending, frozen=True):
     steps: int = Field(default=20, ge=1, le=10_000, title="Descent steps")
     learning_rate: float = Field(default=10.0, gt=0, le=1e4, allow_inf_nan=False, title="Learning rate")
     momentum: float = Field(default=0.9, ge=0, lt=1, title="Momentum")
-    l2_clip_norm: float = Field(default=1.0, gt=0, allow_inf_nan=False, title="Clip of the per-record gradients")
+    l2_clip_norm: Positive = Field(default=1.0, title="Clip of the per-record gradients")
 
     def event(self, noise: float, task: Task) -> ComposedEvent:
         """Returns release and descent that cost together what one Gaussian of this noise multiplier costs."""
@@ -86,24 +84,17 @@ class FormalHead(Descending, frozen=True):
         return ComposedEvent(mechanism="formal-head", events=(release, descent))
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
-        """Release, start from the discriminant, descend. Resumes as DP-SGD does.
-
-        Raises:
-            MechanismError: the head is not linear, or what DP-SGD refuses.
-        """
+        """Release, start from the discriminant, descend. Resumes as DP-SGD does."""
         features, fields = features_of(records.inputs), run.layout
         fields.check(records.labels)
         assert isinstance(plan.event, ComposedEvent)
         (release,) = plan.event.releases
         descent = dp_sgd.DpSgd(
-            target_epsilon=self.target_epsilon,
-            delta=self.delta,
             optimiser="sgd",
             learning_rate=self.learning_rate,
             momentum=self.momentum,
             epochs=self.steps,
             batch_size=plan.records,
-            l2_clip_norm=self.l2_clip_norm,
         )
 
         def start(stream: SecretStream, classifier: Classifier) -> None:
@@ -111,14 +102,13 @@ class FormalHead(Descending, frozen=True):
             sums, counts = release_class_sums(
                 features, records.labels, fields=fields, config=self, release=release, stream=stream
             )
-            std = release.noise_multiplier * release.l2_sensitivity
-            own = [discriminant(sums[span], counts[span], config=self, std=std) for span in fields.spans]
+            own = [discriminant(sums[span], counts[span], config=self, std=release.std) for span in fields.spans]
             weight, bias = (torch.cat(parts) for parts in zip(*own, strict=True))
             with torch.no_grad():
                 head.weight.copy_(weight)
                 head.bias.copy_(bias)
 
-        return dp_sgd.descend(descent, plan, records, run, physical_batch_size=4096, start=start)
+        return dp_sgd.descend(descent, plan.event, records, run, physical_batch_size=4096, start=start)
 
 
 def release_class_sums(
@@ -137,8 +127,7 @@ def release_class_sums(
     sums = fields.sums(cut(features.cpu(), config.feature_clip_norm), labels.cpu()) / config.feature_clip_norm
     counts = fields.counts(labels).double() * config.count_scale
     vector = torch.cat([sums, counts[:, None]], 1)
-    std = release.noise_multiplier * release.l2_sensitivity
-    vector = stream.add_normal_(vector, std=std, purpose="class sums", step=0).float()
+    vector = stream.add_normal_(vector, std=release.std, purpose="class sums", step=0).float()
     return vector[:, :-1], vector[:, -1] / config.count_scale
 
 

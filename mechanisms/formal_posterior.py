@@ -38,7 +38,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -48,18 +48,16 @@ from mechanisms.audit import posterior_trials, trials
 from mechanisms.descent.keyed_state import KeyedState, fit_or_load
 from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, Reruns, Run, Task, registered
 from mechanisms.model import checkpoint
+from mechanisms.model.config import Positive
 from mechanisms.model.fields import Fields
 from mechanisms.model.linear_head import cut, features_of, load_parameters, parameters_of
 from mechanisms.model.training import Progress
-from mechanisms.posterior.checked_draws import SAMPLED, draws_of
+from mechanisms.posterior.convergence import SAMPLED, draws_of
 from mechanisms.posterior.gibbs import LIPSCHITZ, SoftmaxPosterior
 from mechanisms.posterior.hmc import SamplerConfig
 from mechanisms.privacy import gaussian_cost, noise
-from mechanisms.privacy.claims import claims, gaussian
+from mechanisms.privacy.claims import EXACT_DRAW, claims, gaussian
 from mechanisms.privacy.events import Claim, ComposedEvent, Event, GaussianReleaseEvent
-
-if TYPE_CHECKING:
-    from mechanisms.audit.trials import Records as Pool
 
 _SMALLEST_COUNT = 1.0
 """Noisy class counts below it are raised to it before the logarithm."""
@@ -92,11 +90,7 @@ class FormalPosteriorEvent(Event, frozen=True):
 
 @claims(FormalPosteriorEvent, formal=True)
 def _claim(event: FormalPosteriorEvent, *, delta: float | None, unit: dict[str, Any]) -> Claim:
-    """Gopi, Lee and Liu 2022, composed with the release.
-
-    Raises:
-        MechanismError: delta is missing, or no finite epsilon comes out.
-    """
+    """Composes the draw (Gopi, Lee and Liu 2022) with the release."""
     return gaussian(
         event,
         delta=delta,
@@ -108,11 +102,7 @@ def _claim(event: FormalPosteriorEvent, *, delta: float | None, unit: dict[str, 
         assumptions=(
             f"conditional on exact sampling: {SAMPLED}",
             "the number of records n, which the noisy sum of features is divided by, is public",
-            "the prior's mean, the untrained head, was made without the records",
-            "hyperparameters were not chosen on these records, or their choice is listed as unprotected",
-            "one draw is released; each further draw costs as much again",
-            "noise is sampled in floating point (float64 Box-Muller from 53-bit uniforms of a secret AES-256 stream, "
-            "rounded to float32), energies are summed in float64: attacks on low-order bits are not covered",
+            *EXACT_DRAW,
         ),
     )
 
@@ -147,24 +137,18 @@ class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
     several: ClassVar[bool] = True
 
     kind: Literal["formal-posterior"] = "formal-posterior"
-    likelihood_weight: float = Field(
+    likelihood_weight: Positive = Field(
         default=1.0,
-        gt=0,
         le=1000,
-        allow_inf_nan=False,
         title="Weight w of the likelihood",
         description="1 is the posterior. More of it leaves a narrower prior: w tau is fixed by the target.",
     )
     release_share: float = Field(
         default=0.05, gt=0, lt=1, title="Share of the release", description="Of rho; the draw gets the rest."
     )
-    mean_clip_norm: float = Field(
-        default=4.0, gt=0, allow_inf_nan=False, title="Norm R0", description="Features are cut to it in the mean."
-    )
-    feature_clip_norm: float = Field(
+    mean_clip_norm: Positive = Field(default=4.0, title="Norm R0", description="Features are cut to it in the mean.")
+    feature_clip_norm: Positive = Field(
         default=2.0,
-        gt=0,
-        allow_inf_nan=False,
         title="Norm R",
         description="Centred features are cut to it. Set both from the encoder, not from the records.",
     )
@@ -208,11 +192,7 @@ class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
         return {"prior_std": event.prior_std, "gdp": gdp} | known
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
-        """Release mean and counts, sample, and keep one draw.
-
-        Raises:
-            MechanismError: the head is not linear, or the draws are not to be trusted.
-        """
+        """Release mean and counts, sample, and keep one draw; refuses draws that are not to be trusted."""
         event, features, classifier = plan.event, features_of(records.inputs).cpu().float(), run.classifier()
         fields = run.layout
         assert isinstance(event, FormalPosteriorEvent)
@@ -241,7 +221,7 @@ class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
         )
 
     def fit_many(
-        self, plan: Plan, pool: Pool, initial: Tensor, *, progress: Progress | None = None
+        self, plan: Plan, pool: trials.Records, initial: Tensor, *, progress: Progress | None = None
     ) -> Mapping[str, Reruns]:
         """A release and a chain a trial, from its mode (`mechanisms.audit.posterior_trials`)."""
         event, fields = plan.event, pool.fields or Fields((len(initial),))
@@ -304,9 +284,8 @@ class FormalPosterior(Aimed, frozen=True, title="Formal posterior"):
     ) -> _Release:
         total = cut(features, self.mean_clip_norm).sum(0) / self.mean_clip_norm
         counts = fields.counts(labels) * self.count_scale
-        std = release.noise_multiplier * release.l2_sensitivity
         vector = torch.cat([total, counts.double()])
-        return _Release(stream.add_normal_(vector, std=std, purpose="mean and counts", step=0).float())
+        return _Release(stream.add_normal_(vector, std=release.std, purpose="mean and counts", step=0).float())
 
     def _centre(self, vector: Tensor, planned: int, fields: Fields) -> tuple[Tensor, Tensor]:
         """Returns the noisy mean of the features [width] and the logarithms of the noisy class shares [classes], of

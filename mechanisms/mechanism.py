@@ -184,7 +184,6 @@ class Model(Protocol):
 
     def save(self, folder: Path) -> None:
         """Write everything that `Mechanism.load` needs into a private folder."""
-        ...
 
 
 @runtime_checkable
@@ -248,13 +247,13 @@ class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
             MechanismError: names the setting.
         """
 
-    @abstractmethod
     def plan(self, task: Task) -> Plan:
-        """Settle what is open in the settings, and solve the noise for the target.
+        """Settle what is open in the settings, and solve the noise for the target; here there is nothing to do.
 
         Raises:
             MechanismError: the target cannot be met, or a setting contradicts the task.
         """
+        return Plan(mechanism=self, task=task)
 
     def event(self, noise: float, task: Task) -> Event | None:
         """Returns the event of a fit at this noise, whose number has the measure that `plan` sets it in.
@@ -329,33 +328,21 @@ class Aimed(Mechanism, frozen=True):
         return "pld"
 
     def with_target(self, task: Task) -> Self:
-        """The settings with the task's target and delta in place of what is open.
-
-        Raises:
-            MechanismError: neither names a target.
-        """
+        """Returns the settings with the task's target and delta in place of what is open; one of them has a target."""
         target = self.target_epsilon if self.target_epsilon is not None else task.target_epsilon
         if target is None:
             raise MechanismError(f"mechanism `{self.kind}` needs a target epsilon: give --target-epsilon a number")
         return self.model_copy(update={"target_epsilon": target, "delta": self.delta or task.delta})
 
     def plan(self, task: Task) -> Plan:
-        """Solve the noise for the target.
-
-        Raises:
-            MechanismError: no target, one out of reach, or the task lacks a number that the event depends on.
-        """
+        """Solve the noise for the target."""
         settled = self.with_target(task)
         plan = Plan(mechanism=settled, task=task, noise=settled.calibrate(task))
         assert plan.event is not None  # refuses here what the task lacks
         return plan
 
     def calibrate(self, task: Task) -> float:
-        """Returns the noise at which a unit's cost meets the settled target: here a Gaussian noise multiplier.
-
-        Raises:
-            MechanismError: the target cannot be met.
-        """
+        """Returns the noise at which a unit's cost meets the settled target: here a Gaussian noise multiplier."""
         assert self.target_epsilon is not None
         assert self.delta is not None
 
@@ -417,11 +404,7 @@ class ClassifierModel:
 
 
 def _held(folder: Path, plan: Plan, records: Records, run: Run) -> Run:
-    """The run, once its folder says that it is this fit's; it is made so before anything is drawn.
-
-    Raises:
-        MechanismError: it is another's, or does not say whose.
-    """
+    """Returns the run, once its folder is made this fit's before anything is drawn; refuses one that is another's."""
     coins, schema = run.canaries, "" if run.schema is None else run.schema.model_dump_json()
     identity = Identity.of(
         folder,
@@ -441,11 +424,7 @@ _KINDS: dict[str, type[Mechanism]] = {}
 
 
 def registered(mechanism: M) -> M:
-    """Class decorator: profiles and reports know the mechanism by its `kind`.
-
-    Raises:
-        TypeError: the class has no kind, or another mechanism has it.
-    """
+    """Registers a mechanism by its `kind`, which profiles and reports know it by; one kind has one class."""
     kind = mechanism.model_fields["kind"].default
     if not isinstance(kind, str):
         raise TypeError(f"{mechanism.__qualname__}: `kind` needs a default, the tag that profiles name it by")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -13,9 +13,6 @@ from mechanisms.model import training
 from mechanisms.model.config import OptimiserPhase
 from mechanisms.model.training import Progress
 from mechanisms.privacy.events import NonPrivateEvent
-
-if TYPE_CHECKING:
-    from mechanisms.audit.trials import Records as Pool
 
 
 @registered
@@ -60,7 +57,7 @@ class NonPrivate(Mechanism, frozen=True):
         return Fitted(ClassifierModel(classifier), NonPrivateEvent(epochs=len(losses)), figures)
 
     def fit_many(
-        self, plan: Plan, pool: Pool, initial: Tensor, *, progress: Progress | None = None
+        self, plan: Plan, pool: trials.Records, initial: Tensor, *, progress: Progress | None = None
     ) -> Mapping[str, Reruns]:
         """All trials in one batched descent."""
         theta = initial.repeat(len(pool.seeds), 1, 1)

@@ -49,13 +49,14 @@ from functools import partial
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from mechanisms.descent.keyed_state import KeyedState, fit_classifier
 from mechanisms.descent.noisy_descent import Momentum, NoisyDescent
 from mechanisms.mechanism import ClassifierModel, Descending, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model import threads
+from mechanisms.model.config import Positive
 from mechanisms.model.fields import Fields
 from mechanisms.model.linear_head import cut, features_of, linear_head
 from mechanisms.privacy import class_counts
@@ -68,26 +69,21 @@ _Gradient = Callable[[float, Tensor], tuple[Tensor, Tensor]]
 
 
 @registered
-class PriorDescent(Descending, frozen=True):
+class PriorDescent(Descending, frozen=True, title="Prior descent"):
     """Budget, its split, and the descent."""
 
-    model_config = ConfigDict(title="Prior descent")
     reads: ClassVar[frozenset[str]] = frozenset({"features"})
     several: ClassVar[bool] = True
 
     kind: Literal["prior-descent"] = "prior-descent"
     mean_share: float = Field(default=0.03, gt=0, lt=1, title="Share of the mean", description="Of rho.")
     count_share: float = Field(default=0.05, gt=0, lt=1, title="Share of the counts", description="Of rho.")
-    feature_clip_norm: float = Field(
+    feature_clip_norm: Positive = Field(
         default=4.0,
-        gt=0,
-        allow_inf_nan=False,
         title="Feature norm R",
         description="Longer features are cut to it in the mean. Set it from the encoder, not from the records.",
     )
-    smallest_count: float = Field(
-        default=3.0, gt=0, allow_inf_nan=False, title="Smallest count", description="In the log prior."
-    )
+    smallest_count: Positive = Field(default=3.0, title="Smallest count", description="In the log prior.")
     tempering: float = Field(
         default=0.1,
         ge=0,
@@ -97,16 +93,12 @@ class PriorDescent(Descending, frozen=True):
     )
     align_share: float = Field(default=0.25, ge=0, lt=1, title="Share of the map", description="0: no map.")
     align_steps: int = Field(default=10, ge=1, le=10_000, title="Steps of the map")
-    align_noise: float = Field(
-        default=0.03, gt=0, allow_inf_nan=False, title="Noise of the map", description="Nu of an entry of A."
-    )
+    align_noise: Positive = Field(default=0.03, title="Noise of the map", description="Nu of an entry of A.")
     directions: int = Field(default=96, ge=1, title="Directions k", description="Of the map.")
     steps: int = Field(default=60, ge=1, le=10_000, title="Steps of the rows")
-    weight_noise: float = Field(
-        default=0.5, gt=0, allow_inf_nan=False, title="Noise of a weight", description="Nu of a row's entry."
-    )
+    weight_noise: Positive = Field(default=0.5, title="Noise of a weight", description="Nu of a row's entry.")
     momentum: float = Field(default=0.9, ge=0, lt=1, title="Momentum")
-    l2_clip_norm: float = Field(default=1.0, gt=0, allow_inf_nan=False, title="Clip of the per-record gradients")
+    l2_clip_norm: Positive = Field(default=1.0, title="Clip of the per-record gradients")
 
     @model_validator(mode="after")
     def _shares_leave_a_descent(self) -> PriorDescent:
@@ -143,11 +135,7 @@ class PriorDescent(Descending, frozen=True):
         return ComposedEvent(mechanism="prior-descent", events=(mean, counts, descent))
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
-        """Release mean and counts, start at the prior, learn the map, then the rows. Resumes step by step.
-
-        Raises:
-            MechanismError: the head is not linear, or it diverged.
-        """
+        """Release mean and counts, start at the prior, learn the map, then the rows. Resumes step by step."""
         features, event, classifier = features_of(records.inputs), plan.event, run.classifier()
         fields = run.layout
         fields.check(records.labels)
@@ -158,13 +146,12 @@ class PriorDescent(Descending, frozen=True):
             of_mean, of_counts = event.releases
             pieces = features.cpu().split(_AT_ONCE)
             total = torch.stack([cut(piece, self.feature_clip_norm).sum(0) for piece in pieces]).sum(0)
-            std = of_mean.noise_multiplier * of_mean.l2_sensitivity
-            total = state.stream.add_normal_(total, std=std, purpose="mean", step=0).float().to(device)
-            std = of_counts.noise_multiplier * of_counts.l2_sensitivity
-            counts = class_counts.with_noise(fields.counts(records.labels), std=std, stream=state.stream).to(device)
-            mean, labels = total / plan.records, records.labels.to(device)
+            total = state.stream.add_normal_(total, std=of_mean.std, purpose="mean", step=0).float().to(device)
+            counts = class_counts.with_noise(fields.counts(records.labels), std=of_counts.std, stream=state.stream)
+            counts, labels = counts.to(device), records.labels.to(device)
+            mean = total / plan.records
             z = features.to(device) - mean
-            log_prior = self._log_prior(counts, event, fields)
+            log_prior = self._log_prior(counts, of_counts.std, fields)
             rows = torch.cat([head.weight.detach(), log_prior[:, None]], 1)
             descent = NoisyDescent(
                 state,
@@ -209,11 +196,9 @@ class PriorDescent(Descending, frozen=True):
         reach = math.sqrt(sum(((1 - m**left) / (1 - m)) ** 2 for left in range(1, segment.steps + 1)))
         return noise * plan.records / (segment.noise_multiplier * segment.l2_clip_norm * reach)
 
-    def _log_prior(self, counts: Tensor, event: ComposedEvent, fields: Fields) -> Tensor:
+    def _log_prior(self, counts: Tensor, std: float, fields: Fields) -> Tensor:
         """Natural log of the classes' shares, within each field. A count that its noise may have made is as good as
         none: else the many empty classes would together outweigh those that are not."""
-        release = event.releases[1]
-        std = release.noise_multiplier * release.l2_sensitivity
         beyond = torch.where(counts > std, counts, self.smallest_count)
         return fields.log_shares(beyond.clamp(min=self.smallest_count))
 

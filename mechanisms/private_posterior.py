@@ -33,34 +33,32 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from mechanisms import dp_sgd
 from mechanisms.mechanism import Descending, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model.classifier import Classifier
+from mechanisms.model.config import Positive
 from mechanisms.model.linear_head import features_of, linear_head
 from mechanisms.privacy.events import DpSgdEvent, NoiseSegment, descent_of
 from mechanisms.privacy.noise import SecretStream
 
 
 @registered
-class PrivatePosterior(Descending, frozen=True):
+class PrivatePosterior(Descending, frozen=True, title="Private posterior"):
     """Budget, prior and discretisation. The step size follows from them.
 
     The defaults: the best of 27 on a held-out fifth of the training half of public OSHA reports, MiniLM features,
     epsilon 5 (`scripts/choose_rival_settings.py`, docs/results/tuning.json).
     """
 
-    model_config = ConfigDict(title="Private posterior")
     reads: ClassVar[frozenset[str]] = frozenset({"features"})
     several: ClassVar[bool] = True
 
     kind: Literal["private-posterior"] = "private-posterior"
-    prior_std: float = Field(default=0.4, gt=0, allow_inf_nan=False, title="Standard deviation of the prior")
-    l2_clip_norm: float = Field(
+    prior_std: Positive = Field(default=0.4, title="Standard deviation of the prior")
+    l2_clip_norm: Positive = Field(
         default=3.5,
-        gt=0,
-        allow_inf_nan=False,
         title="Gradient norm C",
         description="A record's gradient is at most sqrt(2 F (|x|^2 + 1)), F fields. Set C so that it seldom cuts.",
     )
@@ -74,23 +72,16 @@ class PrivatePosterior(Descending, frozen=True):
         return DpSgdEvent(sampling_prob=1.0, segments=(segment,))
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
-        """Draw the start from the prior and take the steps. Resumes as DP-SGD does.
-
-        Raises:
-            MechanismError: the head is not linear, or what DP-SGD refuses.
-        """
+        """Draw the start from the prior and take the steps. Resumes as DP-SGD does."""
         features_of(records.inputs)
         noise = descent_of(plan.event).segments[0].noise_multiplier
         descent = dp_sgd.DpSgd(
-            target_epsilon=self.target_epsilon,
-            delta=self.delta,
             optimiser="sgd",
             # the sum is divided by the planned n: theta -= rate (sum / n + decay theta)
             learning_rate=step_size(noise, self.l2_clip_norm) / 2 * plan.records,
             weight_decay=1 / (plan.records * self.prior_std**2),
             epochs=self.steps,
             batch_size=plan.records,
-            l2_clip_norm=self.l2_clip_norm,
         )
 
         def start(stream: SecretStream, classifier: Classifier) -> None:
@@ -98,7 +89,7 @@ class PrivatePosterior(Descending, frozen=True):
             with torch.no_grad():
                 stream.normal_(classifier.flat, purpose="prior", step=0).mul_(self.prior_std)
 
-        return dp_sgd.descend(descent, plan, records, run, physical_batch_size=4096, start=start)
+        return dp_sgd.descend(descent, plan.event, records, run, physical_batch_size=4096, start=start)
 
 
 def step_size(noise_multiplier: float, l2_clip_norm: float) -> float:

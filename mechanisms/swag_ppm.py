@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -30,9 +30,6 @@ from mechanisms.model.training import Progress
 from mechanisms.posterior import risks, rounds, swag
 from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
 from mechanisms.posterior.rounds import BOUNDED, ROUNDS, TABLE, RoundName, event_of
-
-if TYPE_CHECKING:
-    from mechanisms.audit.trials import Records as Pool
 
 
 @registered
@@ -73,11 +70,7 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         return self.model_copy(update={"round": last, "pseudo_posterior": fewer}), self.round
 
     def plan(self, task: Task) -> Plan:
-        """The bound from the target, so that a unit costs it; nothing else is known before the fit.
-
-        Raises:
-            MechanismError: a bounded round without a target.
-        """
+        """Sets the bound by the target, so that a unit costs it; nothing else is known before the fit."""
         config = self.pseudo_posterior or PseudoPosteriorConfig()
         if not self.has_target:
             update = {"mechanism": "weighted", "target_epsilon": None, "reweight": self.round == "reweighted"}
@@ -190,13 +183,9 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         return PosteriorDraw(run.classifier(), posterior, folder, seed=run.seed, purpose=purpose)
 
     def fit_many(
-        self, plan: Plan, pool: Pool, initial: Tensor, *, progress: Progress | None = None
+        self, plan: Plan, pool: trials.Records, initial: Tensor, *, progress: Progress | None = None
     ) -> Mapping[str, Reruns]:
-        """The whole chain in each trial, batched over trials; one draw of each round's posterior.
-
-        Raises:
-            MechanismError: a phase has a gradient cap, or a moving rate with trials of unlike length.
-        """
+        """Runs the whole chain in each trial, batched over trials; one draw of each round's posterior."""
         moments, config = self.settings
         tune, collect = self.phases
         drawn = trials.chain(
@@ -212,7 +201,7 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         )
         return {name: self._reruns(name, draws, pool) for name, draws in drawn.items()}
 
-    def _reruns(self, name: RoundName, drawn: trials.Drawn, pool: Pool) -> Reruns:
+    def _reruns(self, name: RoundName, drawn: trials.Drawn, pool: trials.Records) -> Reruns:
         moments, config = self.settings
         ell, right = trials.log_likelihood(drawn.theta, pool.with_bias, pool.labels, pool.fields)
         snapshots = self.phases[1].epochs

@@ -60,9 +60,6 @@ def one_run_bound(guesses: Guesses, *, delta: float = 0.0, confidence: float = 0
     """The largest epsilon that so many right guesses refute, at a false-alarm rate of 1 - confidence; 0 for none.
 
     With delta 0 it is the logit of the Clopper-Pearson lower bound on the share of right guesses.
-
-    Raises:
-        MechanismError: counts that contradict each other, or a probability outside [0, 1).
     """
     return _largest_refuted(guesses, delta, lambda _: delta, confidence)
 
@@ -180,11 +177,7 @@ class Membership:
 
 
 def membership(members: np.ndarray, others: np.ndarray) -> Membership:
-    """ROC of a score that is larger for members. members float [n], others float [m].
-
-    Raises:
-        MechanismError: one of them is empty, or a score is not finite.
-    """
+    """Computes the ROC of a finite score that is larger for members. members float [n], others float [m]."""
     if not len(members) or not len(others):
         raise MechanismError("a membership test needs members and non-members")
     if not (np.isfinite(members).all() and np.isfinite(others).all()):
@@ -287,10 +280,7 @@ def reference(seen: np.ndarray, bits: np.ndarray) -> Reference:
     """Fit from R runs. seen float [R, n]; bits bool [R, n]. A record that all runs had, or none, gets the common mean.
 
     Where no run had any of the records, or every run all of them, both kinds get the same Gaussian: such runs tell
-    nothing apart.
-
-    Raises:
-        MechanismError: fewer than two runs.
+    nothing apart. Fewer than two runs are refused.
     """
     if len(seen) < 2:
         raise MechanismError(f"{len(seen)} reference run(s); a reference needs at least 2")

@@ -22,7 +22,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Protocol
 
 import numpy as np
 from scipy.special import ndtr, ndtri
@@ -36,14 +35,6 @@ from mechanisms.privacy.scaled import noise_scaled
 
 _SCALES = tuple(2 ** (power / 2) for power in range(8, -5, -1))
 """Noise, relative to the claimed, from 16 times as much down to a quarter, among which the least refuted is."""
-
-
-class Curve(Protocol):
-    """A trade-off curve, by the inverse of `rise`."""
-
-    def fall(self, high: np.ndarray) -> np.ndarray:
-        """The least P[E | out] at which P[E | in] can be `high`, both float [...] in [0, 1]."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -97,12 +88,12 @@ class Profile:
         return (np.maximum(np.asarray(high)[..., None] - deltas, 0.0) * shrinks).max(-1)
 
 
-def curve_of(event: Event, *, factor: float = 1.0) -> Gaussian | Profile:
-    """The trade-off curve of an event whose noise is `factor` times the stated: exact where no record is sampled.
+Curve = Approximate | Gaussian | Profile
+"""A trade-off curve, by `fall`: the least P[E | out] at which P[E | in] can be so high, both float [...] in [0, 1]."""
 
-    Raises:
-        MechanismError: the event is none of Gaussian noise.
-    """
+
+def curve_of(event: Event, *, factor: float = 1.0) -> Gaussian | Profile:
+    """Returns the trade-off curve of an event at `factor` times its Gaussian noise: exact without sampling."""
     rate = gaussian_cost.gaussian_rate(event)
     if rate is not None:
         return Gaussian(rate / factor)
@@ -116,15 +107,11 @@ def epsilon_at(event: Event, *, factor: float, delta: float) -> float:
     curve = curve_of(event, factor=factor)
     if isinstance(curve, Gaussian):
         return curve.epsilon(delta)
-    return gaussian_cost.pld_epsilon(noise_scaled(event, factor), delta=delta, interval=1e-3)
+    return gaussian_cost.coarse_epsilon(noise_scaled(event, factor), delta, records_per_unit=1)
 
 
 def tail(curve: Curve, *, right: int, made: int, coins: int) -> float:
-    """P[C >= right], at most, of `made` guesses at `coins` coins of one run under the curve.
-
-    Raises:
-        MechanismError: counts that contradict each other.
-    """
+    """P[C >= right], at most, of `made` guesses at `coins` coins of one run under the curve."""
     if not 0 <= right <= made <= coins:
         raise MechanismError(f"{right} right of {made} guesses at {coins} coins: these counts contradict each other")
     low, high = -40.0, 0.0

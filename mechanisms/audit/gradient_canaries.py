@@ -120,15 +120,9 @@ class CanaryBound:
 
     noise_at_most: float
     epsilon: float
-    right: int
-    coins: int
 
 
 def bound(descent: DpSgdEvent, *, right: int, coins: int, delta: float, alpha: float) -> CanaryBound:
-    """Hold guesses against the descent that is claimed, at a false-alarm rate of alpha.
-
-    Raises:
-        MechanismError: the event's sampling is not one that the accountants support.
-    """
+    """Compares guesses with the descent that is claimed, at a false-alarm rate of alpha."""
     noise = curves.independent_noise_at_most(right=right, coins=coins, event=descent, alpha=alpha)
-    return CanaryBound(noise, curves.epsilon_at(descent, factor=noise, delta=delta), right, coins)
+    return CanaryBound(noise, curves.epsilon_at(descent, factor=noise, delta=delta))

@@ -72,9 +72,6 @@ def refit(
     Args:
         weights: alpha float32 [T, n], one row a trial.
         seed: the full fit's, so that batches are the same.
-
-    Raises:
-        MechanismError: the head is not linear, or an optimiser's option has no batched form.
     """
     if not isinstance(classifier.part, nn.Linear):
         raise MechanismError("leaving records out in batches needs model.trainable=head and pooling=mean")

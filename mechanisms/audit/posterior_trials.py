@@ -56,9 +56,6 @@ def sample(
 
     Args:
         start: parameters [classes, width] near which modes are sought.
-
-    Raises:
-        MechanismError: a chain does not move.
     """
     target, stream = SideBySide(posteriors), noise.SecretStream(noise.new_key())
     first = mode(posteriors[0], start)

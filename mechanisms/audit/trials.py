@@ -94,10 +94,7 @@ def fit(
 
     Args:
         alpha: risk weights float32 [T, n]; None means 1.
-
-    Raises:
-        MechanismError: the phase has a gradient cap, or a moving rate with trials of unlike length, which trials don't
-            know; or it diverges.
+        phase: without a gradient cap, and without a moving rate where trials are of unlike length.
     """
     sizes = records.included.sum(1)
     moving = phase.schedule != "constant"
@@ -251,9 +248,6 @@ def chain(
         initial: parameters float32 [classes, width + 1] that every fit starts from.
         names: the rounds, in order.
         bounded: the likelihood's bound in rounds that have one.
-
-    Raises:
-        MechanismError: what `fit` refuses.
     """
     trials, classes = len(records.seeds), initial.shape[0]
     drawn: dict[RoundName, Drawn] = {}

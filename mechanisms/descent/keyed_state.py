@@ -51,11 +51,7 @@ class KeyedState:
         return SecretStream(self._key)
 
     def save(self) -> None:
-        """Replaces the file.
-
-        Raises:
-            OSError: it could not be written.
-        """
+        """Replaces the file, or raises OSError."""
         if self._file is None:
             return
         self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -66,11 +62,6 @@ class KeyedState:
         """Drops the key and what only a fit that goes on needs; these tensors and the numbers stay."""
         self._key, self.tensors = None, tensors
         self.save()
-
-    def remove(self) -> None:
-        """Drops all of it."""
-        if self._file is not None:
-            self._file.unlink(missing_ok=True)
 
 
 def fit_classifier(
@@ -91,7 +82,6 @@ class Savable(Protocol):
 
     def save(self, folder: Path) -> None:
         """Writes itself into a private folder."""
-        ...
 
 
 S = TypeVar("S", bound=Savable)

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from mechanisms.descent.keyed_state import KeyedState
 from mechanisms.errors import MechanismError
 from mechanisms.model.ghost import Coefficients
-from mechanisms.model.inputs import Batch, Inputs
+from mechanisms.model.inputs import Inputs
+from mechanisms.model.own import Clipper
 from mechanisms.model.training import Progress
 from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
 from mechanisms.privacy.noise import SecretStream
@@ -44,32 +45,9 @@ class Canaries(Protocol):
         step: int,
     ) -> None:
         """Adds canaries to a clipped sum, float [P], before its noise."""
-        ...
 
     def look(self, noisy: Tensor, *, segment: NoiseSegment, sampling_prob: float) -> None:
         """Counts what the noisy sum shows of them."""
-        ...
-
-
-class Update(Protocol):
-    """Moves parameters along a noisy mean gradient. Its tensors survive a kill."""
-
-    @property
-    def theta(self) -> Tensor:
-        """The parameters as they are."""
-        ...
-
-    def step(self, gradient: Tensor) -> None:
-        """Takes one step."""
-        ...
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Returns parameters and state, by name."""
-        ...
-
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        """Takes back what `tensors` returned."""
-        ...
 
 
 class Momentum:
@@ -132,6 +110,10 @@ class Optimised:
             self._optimiser.load_state_dict({"state": {0: slots}, "param_groups": groups})
 
 
+Update = Momentum | Optimised
+"""Moves parameters along a noisy mean gradient. Its tensors survive a kill."""
+
+
 def clip_factors(segment: NoiseSegment) -> Coefficients:
     """Returns the function that cuts gradients of given norms to the segment's clip."""
     clip = segment.l2_clip_norm
@@ -185,10 +167,6 @@ class NoisyDescent:
             segments: of the phase; None: all of them.
             factors: by which a canary's gradient is cut: the clipped sum's rule, without weights.
             name: of the phase, where there are several.
-
-        Raises:
-            MechanismError: it diverged.
-            OSError: the checkpoint could not be written.
         """
         state, canaries, prob = self._state, self._canaries, self._event.sampling_prob
         first = state.numbers.setdefault(f"{name}first", self.step)
@@ -229,16 +207,6 @@ class NoisyDescent:
         # steps over all records of a whole encoder are few and long
         if self._progress is not None and (step % max(1, min(16, steps // 16)) == 0 or step == steps):
             self._progress(step, steps)
-
-
-class Clipper(Protocol):
-    """Adds clipped gradients of a batch to a sum: `HeadClipping`, `GhostClipping` or `PerRecordClipping`."""
-
-    def add_clipped_sum(
-        self, batch: Batch, labels: Tensor, *, coefficients: Coefficients, out: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Returns norms before clipping, and losses."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -58,11 +58,7 @@ class BoundedLikelihood:
 
     @staticmethod
     def for_epsilon(epsilon: float) -> BoundedLikelihood:
-        """The likelihood of which one exact draw costs `epsilon` when a record is replaced.
-
-        Raises:
-            MechanismError: epsilon is not positive and finite.
-        """
+        """Returns the likelihood of which one exact draw costs `epsilon`, above 0, when a record is replaced."""
         if not 0 < epsilon < float("inf"):
             raise MechanismError(f"target_epsilon is {epsilon}; it must be positive and finite")
         return BoundedLikelihood(bound=epsilon / 2)

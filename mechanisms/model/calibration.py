@@ -32,7 +32,6 @@ def thresholds_for(
     *,
     fitted_on: str,
     targets: Sequence[float] = TARGETS,
-    confidence: float = CONFIDENCE,
 ) -> dict[str, Any]:
     """Temperature and thresholds, as the content of `thresholds.json`.
 
@@ -56,9 +55,6 @@ def thresholds_for(
         records at or above it) and `accuracy` among those; null without a threshold. `reached` is the best that was
         seen above any score that fifty records or more have, without any confidence: its `accuracy`, `threshold` and
         `coverage`, and `accuracy_of_all`.
-
-    Raises:
-        MechanismError: shapes that do not belong together, values that are no numbers, too few records.
     """
     logits, labels = logits.detach().double().cpu(), labels.cpu()
     if logits.ndim != 2 or labels.shape != logits.shape[:1]:
@@ -76,11 +72,11 @@ def thresholds_for(
     return {
         "schema": SCHEMA,
         "temperature": round(temperature, 4),
-        "thresholds": [ranked.threshold(target, 1 - confidence) for target in sorted(set(targets))],
+        "thresholds": [ranked.threshold(target) for target in sorted(set(targets))],
         "reached": ranked.reached(),
         "fitted_on": fitted_on,
         "records": len(labels),
-        "confidence": confidence,
+        "confidence": CONFIDENCE,
     }
 
 
@@ -90,11 +86,7 @@ def fits_temperature(records: int) -> NDArray[np.bool_]:
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """The T > 0 under which the right codes are most likely, in [0.05, 20]. Labels of -1 are left out.
-
-    Raises:
-        MechanismError: no record has a code of the model's.
-    """
+    """Finds the T in [0.05, 20] under which the right codes are most likely, of records with labels other than -1."""
     from scipy.optimize import minimize_scalar
 
     coded = labels >= 0
@@ -130,10 +122,11 @@ class _Ranked:
         sizes = np.unique(np.linspace(first, len(self.score), _GRID).astype(int))
         return sorted({int(np.searchsorted(-self.score, -self.score[count - 1], side="right")) for count in sizes})
 
-    def threshold(self, target: float, failure: float) -> dict[str, float | None]:
-        """The lowest score that passes, `failure` being the probability that one passes wrongly."""
+    def threshold(self, target: float) -> dict[str, float | None]:
+        """The lowest score that passes; one passes wrongly with probability 1 - `CONFIDENCE`."""
         from scipy.stats import binom
 
+        failure = 1 - CONFIDENCE
         # Below this many records not even a faultless run would pass, and the sequence would end before it began.
         first = max(_FEWEST, math.ceil(math.log(failure) / math.log(target)))
         lowest: dict[str, float | None] = {"threshold": None, "coverage": None, "accuracy": None}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from mechanisms.errors import MechanismError
-from mechanisms.model.stems import stemmer
 
 TARGETS = (0.80, 0.90, 0.95)
 """Accuracies among automatically coded records for which a threshold is looked for."""
@@ -23,6 +23,21 @@ Layers = Literal["linear", "convolutional"]
 Lexical = Literal["none", "titles", "hashed"]
 Precision = Literal["float32", "bfloat16"]
 Choice = Literal["auto", "float32", "bfloat16"]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""A finite number above 0."""
+
+
+@cache
+def stemmer(language: str) -> Any:
+    """Returns Snowball's stemmer; an unknown language is refused with the names of those that it knows."""
+    import snowballstemmer
+
+    try:
+        return snowballstemmer.stemmer(language)
+    except KeyError:
+        names = ", ".join(snowballstemmer.algorithms())
+        message = f"model.lexical_language: the stemmer does not know `{language}`. It knows {names}."
+        raise MechanismError(message) from None
 
 
 class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
@@ -70,9 +85,7 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         description="What trains with pooling `none`: one linear layer, or, on images, `convolutional`, two small "
         "convolutions before it.",
     )
-    prior_scale: float = Field(
-        default=18.0, gt=0, le=1000, allow_inf_nan=False, title="Scale of the prior", description="Beta; for `titles`."
-    )
+    prior_scale: Positive = Field(default=18.0, le=1000, title="Scale of the prior", description="Beta; for `titles`.")
     prior_sentence: str = Field(
         default="",
         title="Sentence of the prior",
@@ -147,37 +160,19 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         return {"trainable": "head"} | values | {"encoder": NO_ENCODER}
 
     @model_validator(mode="after")
-    def _features_have_a_head_alone(self) -> ModelConfig:
+    def _parts_go_together(self) -> ModelConfig:
         if self.pooling == "none" and self.trainable != "head":
             raise ValueError("pooling `none` goes with trainable part `head`: there is no encoder to train")
-        return self
-
-    @model_validator(mode="after")
-    def _titles_have_a_linear_head(self) -> ModelConfig:
         if self.prior == "titles" and self.pooling != "mean":
             raise ValueError("prior `titles` goes with pooling `mean`, whose head is one linear layer on the features")
-        return self
-
-    @model_validator(mode="after")
-    def _words_have_a_linear_head(self) -> ModelConfig:
-        if self.lexical == "none":
-            return self
-        if not self.reads_values:
-            raise ValueError(f"lexical `{self.lexical}` goes with trainable part `head` or `lora` and pooling `mean`")
-        try:
+        if self.lexical != "none":
+            if not self.reads_values:
+                raise ValueError(
+                    f"lexical `{self.lexical}` goes with trainable part `head` or `lora` and pooling `mean`"
+                )
             stemmer(self.lexical_language)
-        except MechanismError as error:
-            raise ValueError(str(error)) from None
-        return self
-
-    @model_validator(mode="after")
-    def _states_have_a_linear_head(self) -> ModelConfig:
         if self.lora_layers is not None and (self.trainable != "lora" or self.pooling != "mean"):
             raise ValueError("lora_layers goes with trainable part `lora` and pooling `mean`")
-        return self
-
-    @model_validator(mode="after")
-    def _layers_are_of_pixels(self) -> ModelConfig:
         if self.layers == "convolutional" and self.pooling != "none":
             raise ValueError("layers `convolutional` goes with pooling `none`, on data of kind `images`")
         return self
@@ -187,19 +182,15 @@ class OptimiserPhase(BaseModel, frozen=True, extra="forbid", title="Optimiser ph
     """One optimiser with its settings, for a number of epochs."""
 
     optimiser: Literal["adamw", "sgd"] = Field(default="adamw", title="Optimiser", description="Of this phase.")
-    learning_rate: float = Field(
+    learning_rate: Positive = Field(
         default=5e-5,
-        gt=0,
         le=100,
-        allow_inf_nan=False,
         title="Learning rate",
         description="At the start. A retrain that fine-tunes a head alone has 0.003 by default.",
     )
-    head_rate: float = Field(
+    head_rate: Positive = Field(
         default=1.0,
-        gt=0,
         le=1000,
-        allow_inf_nan=False,
         title="Rate of the head",
         description="Of a head on an encoder that trains too, in learning rates.",
     )

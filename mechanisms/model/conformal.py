@@ -19,8 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mechanisms.errors import MechanismError
-
 COVERAGES = (0.8, 0.85, 0.9, 0.95, 0.98, 0.99)
 _ROUNDING = 1 - 1e-5
 """Factor of a limit, so that float32 excludes no code that lies on it."""
@@ -44,21 +42,15 @@ def sets_for(
     *,
     temperature: float,
     chosen: NDArray[np.bool_],
-    coverages: Sequence[float] = COVERAGES,
 ) -> dict[str, Any]:
-    """Returns the limits at each coverage, as the `sets` of a thresholds file.
+    """Returns the limits at each of `COVERAGES`, as the `sets` of a thresholds file.
 
     Args:
         logits: float [n, codes].
         labels: int64 [n], index of the right code; -1 if the model lacks it.
         chosen: bool [n], the records that fitted the temperature. They choose the codes with limits of their own and
             enter no limit, so that both are fixed before the other records are read.
-
-    Raises:
-        MechanismError: a coverage is not between 0 and 1.
     """
-    if not all(0 < coverage < 1 for coverage in coverages):
-        raise MechanismError("a coverage lies between 0 and 1")
     labels = labels.cpu()
     probabilities = (logits.detach().double().cpu() / temperature).softmax(-1)
     known = labels >= 0
@@ -66,7 +58,7 @@ def sets_for(
     label, used = labels.numpy(), ~chosen
     earlier = np.bincount(label[chosen & known.numpy()], minlength=len(codes))
     entries = []
-    for coverage in sorted(set(coverages)):
+    for coverage in COVERAGES:
         frequent = np.flatnonzero(earlier >= max(_FEWEST_OF_CODE, math.ceil(1 / (1 - coverage) - 1e-9)))
         rest = used & ~np.isin(label, frequent)
         entries.append(
@@ -80,8 +72,8 @@ def sets_for(
     return {"records": int(used.sum()), "coverages": entries}
 
 
-def interval(records: int, coverage: float, confidence: float = 0.95) -> tuple[float, float]:
-    """Returns where the coverage lies for one calibration of n records: Beta(k, n + 1 - k), with k as above.
+def interval(records: int, coverage: float) -> tuple[float, float]:
+    """Returns where 95 % of the coverages of calibrations of n records lie: Beta(k, n + 1 - k), with k as above.
 
     (Vovk 2012, proposition 2a.) All of 1 with too few records.
     """
@@ -90,7 +82,7 @@ def interval(records: int, coverage: float, confidence: float = 0.95) -> tuple[f
     rank = math.ceil((records + 1) * coverage - 1e-9)
     if rank > records:
         return 1.0, 1.0
-    tail = (1 - confidence) / 2
+    tail = (1 - 0.95) / 2
     low, high = beta.ppf([tail, 1 - tail], rank, records + 1 - rank)
     return float(low), float(high)
 
@@ -106,11 +98,7 @@ class Sets:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Sets:
-        """Reads an entry of a file.
-
-        Raises:
-            ValueError, KeyError, TypeError, AttributeError: a field is missing, or a number is outside its range.
-        """
+        """Reads an entry of a file; a damaged one is a ValueError, KeyError, TypeError or AttributeError."""
         codes = {str(code): float(one) for code, one in entry["codes"].items()}
         sets = cls(float(entry["coverage"]), float(entry["limit"]), int(entry["records"]), codes)
         if not 0 < sets.coverage < 1 or not all(0 <= one <= 1 for one in (sets.limit, *codes.values())):

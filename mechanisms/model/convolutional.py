@@ -40,9 +40,6 @@ class Convolutional(nn.Module):
 
     Args:
         shape: of an image, (h, w) or (h, w, channels).
-
-    Raises:
-        MechanismError: it is no image's.
     """
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:

@@ -53,11 +53,7 @@ class _Affine:
 
 
 class HeadClipping:
-    """Clipped gradient sums of a linear or two-layer head; the same interface as `ghost.GhostClipping`.
-
-    Raises:
-        MechanismError: the head is none of those known.
-    """
+    """Clipped gradient sums of a linear or two-layer head, as `ghost.GhostClipping` has them; refuses others."""
 
     def __init__(self, classifier: Classifier) -> None:
         part: Any = classifier.part

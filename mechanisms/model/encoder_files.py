@@ -20,11 +20,7 @@ PACKAGED = "packaged-minilm"
 
 
 def resolve(name: str) -> str:
-    """A hub name or folder that transformers can load.
-
-    Raises:
-        MechanismError: the folder holds no model, the packaged encoder is not installed, or there is none.
-    """
+    """Returns a hub name or folder that transformers can load; refuses a folder without a model."""
     if name == NO_ENCODER:
         raise MechanismError(
             "encoder: data of kind `table` or `images` has none, and a model on it has no bundle yet: compare and "
@@ -56,11 +52,7 @@ def digest_parts(name: str) -> list[Path]:
 
 
 def load(loader: Any, name: str, **options: Any) -> Any:
-    """Loads a part of an encoder by a class of transformers.
-
-    Raises:
-        MechanismError: it is not whole, or its configuration is not an encoder's.
-    """
+    """Loads a part of an encoder by a class of transformers; refuses one that is not whole."""
     source = resolve(name)
     _check_config(Path(source))
     try:
@@ -81,11 +73,7 @@ _ATTENTION = (None, "eager", "sdpa")
 
 
 def _check_config(folder: Path) -> None:
-    """Refuses sizes that no encoder has, which would hang the loader, and attention by a program from elsewhere.
-
-    Raises:
-        MechanismError: the configuration of a local folder has either.
-    """
+    """Refuses sizes that no encoder has, which would hang the loader, and attention by a program from elsewhere."""
     try:
         read = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -157,11 +145,7 @@ _POSITIONS_AFTER_PADDING = {"roberta", "xlm-roberta", "camembert", "mpnet", "lon
 
 
 def shape(name: str) -> tuple[int, int]:
-    """Parameters and width of an encoder, from its configuration alone.
-
-    Raises:
-        MechanismError: the encoder cannot be had.
-    """
+    """Returns the parameters and width of an encoder, from its configuration alone."""
     import torch
     from transformers import AutoConfig, AutoModel
 

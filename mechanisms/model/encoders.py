@@ -76,11 +76,7 @@ class _StatesAsEmbeddings(nn.Module):
 
 
 def layers(model: nn.Module) -> nn.ModuleList:
-    """Returns the encoder's layers, lowest first.
-
-    Raises:
-        MechanismError: the family's layout is not known.
-    """
+    """Returns the encoder's layers, lowest first; refuses a family whose layout is not known."""
     stack = getattr(getattr(model, "encoder", None), "layer", None)
     if not isinstance(stack, nn.ModuleList):
         raise MechanismError("model.lora_layers: this encoder is not of BERT's layout. Leave it empty")
@@ -150,11 +146,7 @@ _STANDARD_HEADS = {"bert": _BertHead, "roberta": _RobertaHead, "xlm-roberta": _R
 
 
 def standard_head(model: nn.Module) -> nn.Module:
-    """All that follows the first token's vector in transformers' own model, sharing its parameters.
-
-    Raises:
-        MechanismError: the family's head is not known here.
-    """
+    """Returns all that follows the first token's vector in transformers' own model, of a family that is known here."""
     family = cast(Any, model).config.model_type
     if family not in _STANDARD_HEADS:
         raise MechanismError(

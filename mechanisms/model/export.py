@@ -56,13 +56,8 @@ def save(classifier: Classifier, folder: Path, *, codes: Codes, precision: Preci
     """Write the whole model with its present parameters; return the shape of each weight written, by file and name.
 
     Args:
-        classifier: the model.
-        folder: where to.
         codes: the labels, in the order of the outputs; of a joint head, those of each field by its name.
         precision: of the weights on the disk. bfloat16 halves the file and rounds each weight to 8 bits.
-
-    Raises:
-        MechanismError: the codes are not those of the head's fields.
     """
     config = classifier.config
     several = codes if isinstance(codes, Mapping) else None
@@ -77,9 +72,11 @@ def save(classifier: Classifier, folder: Path, *, codes: Codes, precision: Preci
             within = folder / ENCODER
             _save_modules(model, tokenizer, folder, codes=codes)
         else:
-            within = folder
-            _label(cast(Any, model), cast("Sequence[str]", codes))
-            cast(Any, model).save_pretrained(folder)
+            within, standard = folder, cast(Any, model)
+            standard.config.id2label = dict(enumerate(codes))
+            standard.config.label2id = {code: i for i, code in enumerate(codes)}
+            standard.config.num_labels = len(codes)
+            standard.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
     _forget_origin(within / "config.json")
     _forget_origin(within / "tokenizer_config.json")
@@ -92,11 +89,7 @@ def save(classifier: Classifier, folder: Path, *, codes: Codes, precision: Preci
 
 
 def tokenizer_of(encoder: str) -> dict[str, Any]:
-    """The encoder's public tokenizer in the format of `tokenizers`.
-
-    Raises:
-        MechanismError: the encoder cannot be had, or its tokenizer has no such format.
-    """
+    """Returns the encoder's public tokenizer in the format of `tokenizers`; refuses one that has no such format."""
     tokenizer = getattr(encoder_files.load_tokenizer(encoder), "backend_tokenizer", None)
     if tokenizer is None:
         raise MechanismError(f"encoder: `{encoder}` has no tokenizer.json; only such a tokenizer can be released")
@@ -215,12 +208,6 @@ def _write_settings(path: Path, content: Mapping[str, Any]) -> None:
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _label(model: Any, codes: Sequence[str]) -> None:
-    model.config.id2label = dict(enumerate(codes))
-    model.config.label2id = {code: i for i, code in enumerate(codes)}
-    model.config.num_labels = len(codes)
 
 
 _ORIGIN = {"_name_or_path", "name_or_path", "local_files_only", "is_local"}
@@ -366,11 +353,7 @@ def margin_errors(released: Released, texts: Sequence[str]) -> Tensor:
 
 
 def load(folder: Path) -> Released:
-    """Open a folder that `save` wrote.
-
-    Raises:
-        MechanismError: the folder is no released model.
-    """
+    """Opens a folder that `save` wrote, and refuses any other."""
     labels = folder / LABELS
     encoder_folder = folder / ENCODER if labels.is_file() else folder
     try:

@@ -47,11 +47,7 @@ class Fields:
         return tuple(slice(end - size, end) for end, size in zip(ends, self.sizes, strict=True))
 
     def check(self, labels: Tensor) -> None:
-        """Refuse labels of another number of fields, or outside of theirs.
-
-        Raises:
-            MechanismError: says which field, by its place.
-        """
+        """Refuses labels of another number of fields, or outside of theirs; it names a field by its place."""
         columns = self.columns(labels)
         for at, (size, column) in enumerate(zip(self.sizes, columns, strict=True), start=1):
             least = 0 if len(self.sizes) == 1 else -1
@@ -59,11 +55,7 @@ class Fields:
                 raise MechanismError(f"labels of field {at} lie outside of its {size} classes")
 
     def columns(self, labels: Tensor) -> tuple[Tensor, ...]:
-        """The labels of each field, int64 [n] each.
-
-        Raises:
-            MechanismError: there are others than this number of fields.
-        """
+        """Returns the labels of each field, int64 [n] each; refuses those of another number of fields."""
         columns = (labels,) if labels.dim() == 1 else labels.unbind(1)
         if len(columns) != len(self.sizes):
             raise MechanismError(f"the head is of {len(self.sizes)} fields, the records have {len(columns)}")

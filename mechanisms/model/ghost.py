@@ -65,11 +65,7 @@ class _Layer:
 
 
 class GhostClipping:
-    """Clipped gradient sums of one classifier. A context: its hooks are on the model inside it only.
-
-    Raises:
-        MechanismError: a trainable part that it does not support, by name.
-    """
+    """Clipped gradient sums of one classifier. A context: its hooks are on the model inside it only."""
 
     def __init__(self, classifier: Classifier) -> None:
         self._classifier = classifier
@@ -210,16 +206,12 @@ class GhostClipping:
         module = layer.module
         assert isinstance(module, nn.LayerNorm)
         normalised = nn.functional.layer_norm(inputs, module.normalized_shape, eps=module.eps)
-        per_record = {
-            "weight": _positions(gradient * normalised, len(module.normalized_shape)).sum(1),
-            "bias": _positions(gradient, len(module.normalized_shape)).sum(1),
-        }
         trailing = len(module.normalized_shape)
-        for values in (gradient, gradient * normalised):
-            positions = _positions(values, trailing)
-            self._count_rounding(None, positions.norm(dim=2), positions.shape[1])
+        positions = {"bias": _positions(gradient, trailing), "weight": _positions(gradient * normalised, trailing)}
+        for values in positions.values():
+            self._count_rounding(None, values.norm(dim=2), values.shape[1])
         for name, span in layer.spans.items():
-            gradients = per_record[name]
+            gradients = positions[name].sum(1)
             self._count(gradients)
 
             def add(factors: Tensor, out: Tensor, span: slice = span, gradients: Tensor = gradients) -> None:
@@ -262,11 +254,7 @@ _SUPPORTED = (nn.Linear, nn.Embedding, nn.LayerNorm)
 
 
 def _layers(classifier: Classifier) -> list[_Layer]:
-    """The layers that train, in the order of the flat vector.
-
-    Raises:
-        MechanismError: an unsupported layer, shared parameters, or batch normalisation, by name.
-    """
+    """Returns the layers that train; refuses unsupported layers, shared parameters and batch normalisation by name."""
     spans = classifier.spans
     layers: list[_Layer] = []
     owner: dict[int, str] = {}

@@ -44,13 +44,12 @@ class Identity:
 
     @classmethod
     def of(cls, folder: Path, parts: Mapping[str, Iterable[str | Tensor]]) -> Identity:
-        """The identity of a fit's folder; of one without files it is made so, before anything is drawn.
+        """Returns the identity of a fit's folder; one without files gets it before anything is drawn.
+
+        It refuses a folder of another fit, or one that does not say whose it is.
 
         Args:
             parts: what the fit is of, by the names of `_OTHER`: all but the model that it starts from.
-
-        Raises:
-            MechanismError: it is another fit's, or does not say whose.
         """
         file = folder / IDENTITY
         folder.mkdir(parents=True, exist_ok=True)
@@ -63,11 +62,7 @@ class Identity:
         return made
 
     def starting(self, build: Callable[[], Classifier]) -> Callable[[], Classifier]:
-        """The builder of the untrained model, whose first, which the fit starts from, has to be the same each time.
-
-        Raises:
-            MechanismError: when it is called, and builds another.
-        """
+        """Returns a builder of the untrained model, whose first has to be the one that the fit started from before."""
         checked = False
 
         def classifier() -> Classifier:

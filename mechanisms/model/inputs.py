@@ -30,18 +30,9 @@ class Inputs(Protocol):
     @property
     def lengths(self) -> Tensor | None:
         """Tokens in each record, int64 [n]; None when every record costs the same."""
-        ...
 
     def batch(self, index: Tensor, device: torch.device) -> Batch:
         """The records at `index` (int64 [b]) as tensors on `device`."""
-        ...
-
-    def take(self, index: Tensor) -> Inputs:
-        """The records at `index` (int64 [b], or bool [n]), in that order, as inputs of their own."""
-        ...
-
-    def save(self, path: Path) -> None:
-        """Write to one safetensors file, which `load` reads back by memory map."""
         ...
 
 
@@ -64,11 +55,11 @@ class FeatureInputs:
         return {"features": self.features[index].to(device, non_blocking=True)}
 
     def take(self, index: Tensor) -> FeatureInputs:
-        """The records at `index`, in that order."""
+        """The records at `index` (int64 [b], or bool [n]), in that order."""
         return FeatureInputs(self.features[index])
 
     def save(self, path: Path) -> None:
-        """Write to one safetensors file."""
+        """Write to one safetensors file, which `load` reads back by memory map."""
         save_features(path, tuple(self.features.shape), (self.features,))
 
 
@@ -150,11 +141,7 @@ def load(path: Path) -> FeatureInputs | TokenInputs:
 
 
 def save_features(path: Path, shape: tuple[int, ...], blocks: Iterable[Tensor]) -> None:
-    """Writes features that come in blocks of rows as one safetensors file of this shape, float32 [n, width].
-
-    Raises:
-        ValueError: the blocks have another number of rows.
-    """
+    """Writes features that come in blocks of so many rows as one safetensors file of this shape, float32 [n, width]."""
     rows, width = shape
     entry = {"dtype": "F32", "shape": [rows, width], "data_offsets": [0, rows * width * 4]}
     head = json.dumps({"features": entry}).encode()

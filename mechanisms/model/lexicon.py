@@ -28,8 +28,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
-from mechanisms.model.config import Lexical
-from mechanisms.model.stems import stemmer
+from mechanisms.model.config import Lexical, stemmer
 from mechanisms.model.valued_text import ValueColumn, one_hot
 
 FILE = "lexicon.json"
@@ -39,10 +38,11 @@ MOST_CHARACTERS = 1 << 15
 """Characters of a text that are read, many times what an encoder's tokens take of prose."""
 _WORD = re.compile(r"[^\W\d_]{3,}")
 # Published stop lists hold `back`, `first`, `third` and `system`, which titles of injuries need: on folds inside the
-# training half of OSHA's reports they cost 0.009 of weighted and 0.03 of macro F1 at epsilon 5.
+# training half of OSHA's reports they cost 0.009 of weighted and 0.03 of macro F1 at epsilon 5. Languages other than
+# English rely on the length of words.
 _ENGLISH = (
     "and are for from has into its nor not off onto other out per than that the their them then there these they this "
-    "those under unspecified upon was were which who with without within",
+    "those under unspecified upon was were which who with without within"
 )
 
 
@@ -107,11 +107,7 @@ class Lexicon(BaseModel, frozen=True, extra="forbid"):
 
     @staticmethod
     def load(folder: Path) -> Lexicon | None:
-        """Reads `lexicon.json` of a folder; None where there is none.
-
-        Raises:
-            MechanismError: the file is damaged.
-        """
+        """Reads `lexicon.json` of a folder; None where there is none. Refuses a damaged file."""
         path = folder / FILE
         try:
             return Lexicon.model_validate_json(path.read_bytes()) if path.is_file() else None
@@ -120,8 +116,9 @@ class Lexicon(BaseModel, frozen=True, extra="forbid"):
 
 
 def vocabulary_of(texts: Iterable[str], *, leave_out: Iterable[str] = (), language: str = "english") -> tuple[str, ...]:
-    """Returns the stems of public texts, sorted, without stop words and without the words of `leave_out`."""
-    dropped = {stem for text in (*leave_out, *_stop_words(language)) for stem in stems_of(text, language)}
+    """Returns the stems of public texts, sorted, without the words of `leave_out` and, in English, stop words."""
+    out = [*leave_out, _ENGLISH] if language == "english" else leave_out
+    dropped = {stem for text in out for stem in stems_of(text, language)}
     return tuple(sorted({stem for text in texts for stem in stems_of(text, language)} - dropped))
 
 
@@ -134,11 +131,7 @@ def build(
     language: str = "english",
     value_columns: tuple[ValueColumn, ...] = (),
 ) -> Lexicon:
-    """Returns the lexicon with its scales, from public texts and the encoder's features of them [texts, width].
-
-    Raises:
-        MechanismError: the vocabulary is empty, or no public text has a word of it.
-    """
+    """Returns the lexicon with its scales, from public texts that have words of it and their features [texts, w]."""
     columns = {"titles": len(vocabulary), "hashed": HASHED_COLUMNS}.get(kind, 0)
     if not columns and kind != "none":
         raise MechanismError("model.lexical: the titles of the code list have no words. Set it to `hashed` or `none`.")
@@ -177,11 +170,6 @@ def _stem(word: str, language: str) -> str:
 
 _STEMMING = Lock()
 """A stemmer holds the word that it works on, so threads take turns."""
-
-
-def _stop_words(language: str) -> Iterable[str]:
-    """Returns words that carry no meaning in titles; languages other than English rely on the length of words."""
-    return _ENGLISH if language == "english" else ()
 
 
 def _root_mean_square(rows: Tensor) -> float:

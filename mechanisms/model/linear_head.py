@@ -11,12 +11,9 @@ from mechanisms.model.inputs import FeatureInputs, Inputs
 
 
 def features_of(inputs: Inputs) -> Tensor:
-    """Returns cached features float32 [n, width]; a record whose squared norm is beyond float32 has zeros in them.
+    """Returns cached features float32 [n, width], and refuses tokens.
 
-    It would make every sum of all records infinite or no number.
-
-    Raises:
-        MechanismError: the inputs are tokens.
+    A record whose squared norm is beyond float32 has zeros: it would make every sum of all records infinite.
     """
     if not isinstance(inputs, FeatureInputs):
         raise MechanismError("this mechanism reads cached features: set trainable `head` and pooling `mean`")
@@ -32,11 +29,7 @@ def cut(features: Tensor, norm: float) -> Tensor:
 
 
 def linear_head(classifier: Classifier) -> nn.Linear:
-    """The one linear layer that trains.
-
-    Raises:
-        MechanismError: the head is another.
-    """
+    """Returns the one linear layer that trains; refuses another head."""
     if not isinstance(classifier.part, nn.Linear):
         raise MechanismError("this mechanism is a linear layer's: set trainable `head` and pooling `mean`")
     return classifier.part
@@ -60,11 +53,7 @@ def to_flat(theta: Tensor) -> Tensor:
 
 
 def parameters_of(classifier: Classifier, classes: int) -> Tensor:
-    """The linear head's parameters, float32 [classes, width + 1], the bias last.
-
-    Raises:
-        MechanismError: the head is another.
-    """
+    """Returns the linear head's parameters, float32 [classes, width + 1], the bias last."""
     linear_head(classifier)
     return from_flat(classifier.flat.detach().cpu().clone(), classes=classes)
 

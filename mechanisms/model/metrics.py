@@ -68,21 +68,13 @@ class Classification(Averages):
 
 
 def classification(labels: np.ndarray, predicted: np.ndarray) -> Classification:
-    """Weighted F1, macro F1 and accuracy.
-
-    Raises:
-        MechanismError: no records, or shapes that differ.
-    """
+    """Computes weighted F1, macro F1 and accuracy."""
     averages = Averages.of(per_code(labels, predicted))
     return Classification(**vars(averages), accuracy=float(np.mean(np.asarray(labels) == np.asarray(predicted))))
 
 
 def per_code(labels: np.ndarray, predicted: np.ndarray) -> PerCode:
-    """Precision, recall and F1 of every code with true instances; 0 where a ratio is 0/0.
-
-    Raises:
-        MechanismError: no records, or shapes that differ.
-    """
+    """Computes precision, recall and F1 of every code with true instances; 0 where a ratio is 0/0."""
     labels, predicted = np.asarray(labels), np.asarray(predicted)
     if labels.ndim != 1 or labels.shape != predicted.shape:
         raise MechanismError(f"labels {labels.shape} and predictions {predicted.shape} must be two vectors alike")
@@ -156,11 +148,7 @@ def expected_calibration_error(labels: np.ndarray, probabilities: np.ndarray, *,
 
 
 def top_k_accuracy(labels: np.ndarray, probabilities: np.ndarray, *, k: int) -> float:
-    """Share of records whose code is among the k most probable; ties go to the lower index.
-
-    Raises:
-        MechanismError: k is not in 1..classes.
-    """
+    """Computes the share of records whose code is among the k most probable; ties go to the lower index."""
     classes = probabilities.shape[1]
     if not 1 <= k <= classes:
         raise MechanismError(f"k is {k}; it must lie between 1 and the {classes} classes")

@@ -94,11 +94,7 @@ def scores(folder: Path, released: Released, texts: Sequence[str]) -> Tensor:
 
 
 def _places(folder: Path) -> dict[str, tuple[str, int, int]]:
-    """Returns where each parameter's bytes are: file, offset and length, by its name in the graph.
-
-    Raises:
-        MechanismError: a file's weights are not float32.
-    """
+    """Returns where the bytes of each float32 parameter are, by its name in the graph: file, offset and length."""
     places: dict[str, tuple[str, int, int]] = {}
     for within, prefix, inner in ((ENCODER, "model.encoder.", ""), (DENSE, "model.head.", "linear.")):
         name = f"{within}/model.safetensors"

@@ -23,11 +23,9 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
@@ -77,14 +75,6 @@ class RecordInputs:
     def batch(self, index: Tensor, device: torch.device) -> Batch:
         """Inputs at `index`, [b, ...]."""
         return {"features": self.values[index].to(device, non_blocking=True)}
-
-    def take(self, index: Tensor) -> RecordInputs:
-        """The records at `index`, in that order."""
-        return RecordInputs(self.values[index])
-
-    def save(self, path: Path) -> None:
-        """Write to one safetensors file."""
-        save_file({"features": self.values.contiguous()}, path)
 
 
 class OwnModel(Classifier):
@@ -200,7 +190,11 @@ def maker_of(
     return make
 
 
-def clipping_of(model: OwnModel, inputs: Inputs) -> HeadClipping | GhostClipping | PerRecordClipping:
+Clipper = HeadClipping | GhostClipping | PerRecordClipping
+"""Adds clipped gradients of a batch to a sum."""
+
+
+def clipping_of(model: OwnModel, inputs: Inputs) -> Clipper:
     """The cheapest per-record gradients that are certain to be those of this module."""
     records = inputs.batch(torch.zeros(1, dtype=torch.int64), torch.device("cpu"))["features"]
     if records.ndim >= 2 and not _hooked(model.part) and all(p.requires_grad for p in model.part.parameters()):
@@ -276,11 +270,7 @@ def _check_loss(loss: Loss) -> None:
 
 
 def _try(model: OwnModel, inputs: Tensor, targets: Tensor) -> None:
-    """Run the module on invented records of the shape of the real ones.
-
-    Raises:
-        MechanismError: it fails, mixes records, changes a buffer, or cannot be taken record by record.
-    """
+    """Runs the module on invented records, and refuses what it may not do: fail, mix records, change a buffer."""
     shape = tuple(inputs.shape[1:])
     with seeded(0, "invented records"):
         few = torch.randn(3, *shape) if inputs.is_floating_point() else torch.randint(0, 2, (3, *shape))

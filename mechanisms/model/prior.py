@@ -48,9 +48,6 @@ def start(classifier: Classifier, embeddings: Tensor, known: Tensor, *, rows: sl
         embeddings: float32 [kinds of text, classes, width].
         known: bool [classes], which codes have a text.
         rows: of the head that these classes are, of several fields; the others stay as they are.
-
-    Raises:
-        MechanismError: the head is not one linear layer on mean-pooled features.
     """
     unit, centre = directions(embeddings, known)
     head = head_of(classifier)
@@ -60,11 +57,7 @@ def start(classifier: Classifier, embeddings: Tensor, known: Tensor, *, rows: sl
 
 
 def head_of(classifier: Classifier) -> nn.Linear:
-    """The linear layer that reads the pooled features.
-
-    Raises:
-        MechanismError: there is none.
-    """
+    """Returns the linear layer that reads the pooled features; refuses a head without one."""
     head = classifier.part.head if isinstance(classifier.part, MeanPooled) else classifier.part
     if not isinstance(head, nn.Linear):
         raise MechanismError("model.prior: a prior from titles needs one linear layer on the features: pooling `mean`")

@@ -29,7 +29,7 @@ class FeatureColumn(BaseModel, frozen=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Returns its number of features."""
+        """Returns the names of its features."""
         return (self.name,) if self.kind == "numeric" else tuple(f"{self.name}={value}" for value in self.categories)
 
 
@@ -64,11 +64,7 @@ class FeatureSchema(BaseModel, frozen=True):
         return self.model_copy(update={"columns": tuple(columns)})
 
     def encode(self, values: Tensor) -> Tensor:
-        """Features float32 [n, d] in [0, 1] of values float [n, columns]: numbers, or places on the list of categories.
-
-        Raises:
-            ValueError: open bounds, or a place that no category has.
-        """
+        """Makes features float32 [n, d] in [0, 1] of values float [n, columns]: numbers, or places among categories."""
         features: list[Tensor] = []
         for at, column in enumerate(self.columns):
             value = values[:, at]

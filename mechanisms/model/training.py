@@ -77,11 +77,10 @@ def train(
         weights: risk weights alpha, float32 [n] in [0, 1]; None means 1 for every record.
         bounded: how each record's log-likelihood is bounded; None leaves it as it is.
         purpose: names the phase in seeds, so that two phases do not share their shuffles.
-        folder: where the checkpoint lies; None keeps none. A checkpoint found there is resumed.
+        folder: where the checkpoint lies; None keeps none. A checkpoint found there is resumed, if it is of this run.
 
     Raises:
         MechanismError: the loss is no longer finite, or the checkpoint is of another run.
-        OSError: the checkpoint could not be written.
     """
     optimiser = _optimiser(classifier, phase)
     run = {"phase": phase.model_dump(mode="json"), "seed": seed, "purpose": purpose, "records": len(inputs)}

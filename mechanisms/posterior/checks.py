@@ -60,9 +60,6 @@ def extrapolate(maxima: Tensor, *, draws: int, seed: int, bootstraps: int = 400)
     lighter (Gumbel's domain, approached from below): the estimate errs upwards. A generalised Pareto tail with its
     shape fitted to 100 values gave intervals too wide to say anything. The median of the maximum over N draws is the
     quantile 1 - ln 2 / N of M. Two decades beyond the data it is a guess with an interval, no bound.
-
-    Raises:
-        MechanismError: fewer than 50 draws, or as many asked for as were taken.
     """
     values = maxima.double().numpy()
     if len(values) < FEWEST_DRAWS:
@@ -131,10 +128,7 @@ def coverage(post: swag.Posterior, *, seed: int) -> Coverage:
 
     A posterior that SGD has settled in covers its later iterates about as often as it says. Far below: the iterates
     drift, and the Gaussian is where the optimiser was, not a posterior. Student's t of the few iterates is allowed for
-    by its quantiles.
-
-    Raises:
-        MechanismError: fewer than six iterates are held.
+    by its quantiles. Fewer than six iterates are refused.
     """
     from scipy.stats import t as student
 

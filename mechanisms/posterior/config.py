@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, Field, model_validator
 
 from mechanisms.model.bounded import BoundedLikelihood
+from mechanisms.model.config import Positive
 
 
 class PseudoPosteriorConfig(BaseModel, frozen=True, extra="forbid", title="Pseudo posterior"):
@@ -41,13 +42,8 @@ class PseudoPosteriorConfig(BaseModel, frozen=True, extra="forbid", title="Pseud
         title="Draws S for the sensitivity",
         description="A fresh draw exceeds the maximum over S draws with probability 1/(S+1).",
     )
-    c: float = Field(
-        default=1.0,
-        gt=0,
-        le=10,
-        allow_inf_nan=False,
-        title="Scale c of the weight map",
-        description="alpha = clip(c (1 - risk) + g, 0, 1).",
+    c: Positive = Field(
+        default=1.0, le=10, title="Scale c of the weight map", description="alpha = clip(c (1 - risk) + g, 0, 1)."
     )
     g: float = Field(
         default=0.0, ge=-1, le=1, allow_inf_nan=False, title="Shift g of the weight map", description="See c."
@@ -55,13 +51,8 @@ class PseudoPosteriorConfig(BaseModel, frozen=True, extra="forbid", title="Pseud
     reweight: bool = Field(
         default=True, title="Reweight", description="Apply equation 7 and fit a third time; `weighted` alone."
     )
-    k: float = Field(
-        default=0.95,
-        gt=0,
-        lt=1,
-        allow_inf_nan=False,
-        title="Constant k of equation 7",
-        description="Of Delta, what reweighting aims at.",
+    k: Positive = Field(
+        default=0.95, lt=1, title="Constant k of equation 7", description="Of Delta, what reweighting aims at."
     )
     precision: Literal["float32", "bfloat16"] = Field(
         default="float32",
@@ -87,6 +78,4 @@ class SwagConfig(BaseModel, frozen=True, extra="forbid", title="SWAG"):
     """Sets how the posterior is stored."""
 
     rank: int = Field(default=20, ge=2, le=1000, title="Rank K", description="Deviations kept for the covariance.")
-    std_scale: float = Field(
-        default=1.0, gt=0, le=1000, allow_inf_nan=False, title="Standard deviation scale", description="1 is SWAG."
-    )
+    std_scale: Positive = Field(default=1.0, le=1000, title="Standard deviation scale", description="1 is SWAG.")

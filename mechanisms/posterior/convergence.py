@@ -1,22 +1,27 @@
-"""Checks whether chains agree and how many independent draws they are worth: split R-hat, effective sample size.
+"""Takes draws whose chains agree, and are worth enough independent ones: split R-hat, effective sample size.
 
 Vehtari, Gelman, Simpson, Carpenter and Buerkner 2021, "Rank-normalization, folding, and localization: an improved
 R-hat", arXiv 1903.08008: R-hat is the larger of that of rank-normalised draws and of their folded absolute deviations;
 the bulk's effective sample size is that of rank-normalised draws, the tails' the smaller of the 5 % and the 95 %
 quantile's, each over split chains with Geyer's initial monotone sequence.
 
-Everything takes float64 [draws, chains, quantities] and answers [quantities].
+The measures take float64 [draws, chains, quantities] and answer [quantities].
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from mechanisms.errors import DrawsRefused
-from mechanisms.posterior.hmc import Draws
+from mechanisms.model.training import Progress
+from mechanisms.posterior import hmc
+from mechanisms.posterior.gibbs import SoftmaxPosterior
+from mechanisms.posterior.hmc import Draws, SamplerConfig
 
 LARGEST_R_HAT = 1.05
 """Of any quantity. With some 2,000 quantities and 500 draws their largest is 1.02 to 1.03 where chains do agree."""
@@ -25,6 +30,14 @@ SMALLEST_ACCEPTANCE = 0.5
 """Mean over draws of any chain: one that stands still accepts nothing."""
 LARGEST_ENERGY_ERROR = 1000.0
 """A trajectory whose energy is off by more has left the posterior (Stan's divergence)."""
+FEWEST_DRAWS = 100
+"""A chain: on fewer their agreement cannot be judged, and as many are taken, however few were asked for."""
+SAMPLED = (
+    "the draw is one of the posterior itself: sampled by Hamiltonian Monte Carlo with Metropolis correction, which "
+    "leaves the posterior invariant; that its chains had reached it is assumed, not proven, and refused where split "
+    "R-hat, effective sample sizes, acceptance or energy errors speak against it"
+)
+"""What is assumed of the sampler, as a claim states it."""
 FIGURES = ("draws", "chains", "r_hat", "ess_bulk", "ess_tail", "acceptance", "energy_error", "diverged")
 """Of a `Diagnostics`, for reports inside the house."""
 
@@ -162,11 +175,7 @@ class Diagnostics:
         return failed
 
     def refuse(self) -> None:
-        """Refuse draws that may not be the posterior's.
-
-        Raises:
-            DrawsRefused: says which diagnostics failed, and what to change.
-        """
+        """Refuses draws that may not be the posterior's; says which diagnostics failed, and what to change."""
         if self.failures:
             raise DrawsRefused(
                 f"the sampler's draws are not to be trusted: {'; '.join(self.failures)}. Nothing is released from "
@@ -177,3 +186,38 @@ class Diagnostics:
     def figures(self) -> dict[str, float]:
         """For reports inside the house."""
         return {name: getattr(self, name) for name in FIGURES}
+
+
+def draws_of(
+    target: SoftmaxPosterior,
+    start: Tensor,
+    sampler: SamplerConfig,
+    draws: int,
+    *,
+    purpose: str,
+    folder: Path | None,
+    key: bytes | None,
+    progress: Progress | None,
+) -> tuple[Draws, dict[str, float]]:
+    """Takes draws until the diagnostics bear them out, or refuses them; returns them with their figures."""
+    checked: dict[int, Diagnostics] = {}
+
+    def look(drawn: Draws) -> Diagnostics:
+        if drawn.count not in checked:
+            losses = drawn.ell if target.weights is None else drawn.ell * target.weights
+            checked[drawn.count] = Diagnostics.of(drawn, losses.abs().amax(2).double().numpy())
+        return checked[drawn.count]
+
+    drawn = hmc.sample(
+        target,
+        start,
+        sampler,
+        draws=max(draws, FEWEST_DRAWS * sampler.chains),
+        purpose=purpose,
+        satisfied=lambda drawn: not look(drawn).failures,
+        file=None if folder is None else folder / f"{purpose}.safetensors",
+        progress=progress,
+        key=key,
+    )
+    look(drawn).refuse()
+    return drawn, look(drawn).figures

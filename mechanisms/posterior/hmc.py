@@ -97,9 +97,8 @@ class Metric:
 
 @dataclass(frozen=True)
 class Step:
-    """A trajectory's outcome, one value a chain: accepted bool [K]; probability and change of H, float64 [K]."""
+    """A trajectory's outcome, one value a chain: probability of acceptance and change of H, float64 [K]."""
 
-    accepted: Tensor
     probability: Tensor
     energy_error: Tensor
 
@@ -140,7 +139,7 @@ def trajectory(
     error = now.potential + metric.kinetic(velocity) - before
     error = torch.where(error.isfinite(), error, torch.inf)
     accepted = log_uniform < -error if corrected else error.isfinite()
-    result = Step(accepted, (-error).clamp(max=0).exp(), error)
+    result = Step((-error).clamp(max=0).exp(), error)
     chosen = accepted[:, None, None]
     return (
         torch.where(chosen, off + metric.mean, theta),
@@ -309,7 +308,9 @@ def _trajectories(
     on_draw: Callable[[Tensor], None] | None,
 ) -> Iterator[None]:
     """Move the state on by one trajectory a time, for as long as it is asked."""
-    stream, directions = noise.SecretStream(state.key), _directions(start)
+    stream = noise.SecretStream(state.key)
+    directions = torch.randn(start.numel(), _PROJECTIONS, generator=generator(0, "projections"), dtype=torch.float64)
+    directions = directions / directions.norm(dim=0)  # always the same
     centre = mode(target, start)
     metric = Metric.of(centre, target.curvature(centre[None]))
     theta, at = state.theta, state.at
@@ -364,9 +365,3 @@ def _scattered(
     prior = target.prior_mean + target.prior_std * normal
     odd = torch.arange(len(like)) % 2 == 1
     return torch.where(odd[:, None, None], prior, around)
-
-
-def _directions(like: Tensor) -> Tensor:
-    """Random unit vectors float64 [P, q], always the same."""
-    random = torch.randn(like.numel(), _PROJECTIONS, generator=generator(0, "projections"), dtype=torch.float64)
-    return random / random.norm(dim=0)

@@ -82,9 +82,6 @@ def risk_pass(
         weights: alpha float32 [n]; with them `draw_maxima` is what the sensitivity is the maximum of.
         so_far: a pass over the first draws of `draws`, to go on from.
         on_draw: sees (draws done, pass so far) after each draw, for checkpoints.
-
-    Raises:
-        MechanismError: a log-likelihood is not finite.
     """
     n, device = len(inputs), classifier.device
     alpha = torch.ones(n, device=device) if weights is None else weights.to(device)
@@ -175,10 +172,10 @@ class _Draws:
                 drawn = waiting.popleft().result()
                 waiting.extend(pool.submit(self._noise, p) for p in positions[number + ahead : number + ahead + 1])
                 with torch.no_grad():
-                    swag.place(near, drawn, out=self.classifier.flat)
+                    swag.place(near, *drawn, out=self.classifier.flat)
                 yield position
 
-    def _noise(self, position: int) -> swag.Noise:
+    def _noise(self, position: int) -> tuple[Tensor, Tensor]:
         normal = swag.seeded_normal(generator(self.seed, self.purpose, "draw", self.draws[position]))
         return swag.noise(self.posterior, normal=normal, pinned=self.classifier.device.type == "cuda")
 
@@ -252,11 +249,7 @@ def _again_in_float32(
 def at_draw(
     classifier: Classifier, inputs: Inputs, labels: Tensor, *, weights: Tensor, batch_size: int | None = None
 ) -> float:
-    """Delta at the parameters that the classifier now holds: max over records of alpha_i |l_i|, float32.
-
-    Raises:
-        MechanismError: a log-likelihood is not finite.
-    """
+    """Measures Delta at the present parameters: max over records of alpha_i |l_i|, float32, which has to be finite."""
     device = classifier.device
 
     def largest(index: Tensor) -> Tensor:

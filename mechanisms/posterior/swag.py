@@ -69,11 +69,7 @@ class State(EpochState):
 
 
 def init(num_parameters: int, *, rank: int, folder: Path) -> State:
-    """An empty state; deviations will be written into `folder`.
-
-    Raises:
-        MechanismError: rank below 2 (one deviation has no covariance).
-    """
+    """Returns an empty state, which writes deviations into `folder`; one deviation alone has no covariance."""
     if rank < 2:
         raise MechanismError(f"swag.rank is {rank}; it must be at least 2")
     folder.mkdir(parents=True, exist_ok=True)
@@ -92,7 +88,7 @@ def update(state: State, theta: Tensor) -> None:
 
 
 def deviation_file(folder: Path, snapshot: int) -> Path:
-    """Returns the place of the deviation of snapshot number `snapshot` (1 is the first) lies."""
+    """Returns the place of the deviation of snapshot number `snapshot`, of which 1 is the first."""
     return folder / f"deviation_{snapshot:05d}.safetensors"
 
 
@@ -101,9 +97,6 @@ def save(state: State, *, temperature: float = 1.0) -> None:
 
     Args:
         temperature: factor on the covariance of every draw, for a likelihood of which training left out 1/temperature.
-
-    Raises:
-        MechanismError: fewer than two snapshots were taken, so there is no covariance.
     """
     if state.count < 2:
         raise MechanismError(f"SWAG took {state.count} snapshot(s); it needs at least 2: raise the epochs of phase sgd")
@@ -191,26 +184,18 @@ def sample(post: Posterior, *, normal: Normal, out: Tensor | None = None) -> Ten
     return target
 
 
-@dataclass(frozen=True)
-class Noise:
-    """Holds the normals of one draw: z2 float32 [K] and z1 float32 [P]."""
-
-    z2: Tensor
-    z1: Tensor
-
-
-def noise(post: Posterior, *, normal: Normal, pinned: bool = False) -> Noise:
-    """Draws the normals of one draw in the order of `sample`; a card copies pinned memory faster."""
+def noise(post: Posterior, *, normal: Normal, pinned: bool = False) -> tuple[Tensor, Tensor]:
+    """Draws the normals z2 float32 [K] and z1 [P] in the order of `sample`; a card copies pinned memory faster."""
     z2, z1 = normal(torch.empty(post.rank)), torch.empty(post.mean.numel(), pin_memory=pinned)
     for block in _blocks(post):
         normal(z1[block])
-    return Noise(z2, z1)
+    return z2, z1
 
 
-def place(post: Posterior, drawn: Noise, out: Tensor) -> None:
+def place(post: Posterior, z2: Tensor, z1: Tensor, *, out: Tensor) -> None:
     """Writes the draw of this noise into `out`, on the posterior's device. It is `sample`'s, but for rounding."""
-    out.copy_(drawn.z1, non_blocking=True)
-    _add_up(post, out, slice(None), drawn.z2, at_once=out.numel())
+    out.copy_(z1, non_blocking=True)
+    _add_up(post, out, slice(None), z2, at_once=out.numel())
 
 
 def _blocks(post: Posterior) -> list[slice]:

@@ -63,7 +63,6 @@ def search(
     risk: Tensor,
     fit_weighted: Callable[[float], float],
     fit_reweighted: Callable[[float, float], float] | None,
-    max_fits: int = MAX_FITS,
 ) -> Solution:
     """Fit until the claim of the last round is at most `epsilon`, and near it or as large as it gets.
 
@@ -72,7 +71,6 @@ def search(
         risk: r float32 [n] of the unweighted posterior.
         fit_weighted: Delta of the fit with weights from (c, g = 0).
         fit_reweighted: Delta of the fit after equation 7, of (c, k); None where the weighted fit is the last.
-        max_fits: weighted and reweighted fits, in all.
 
     Raises:
         MechanismError: the target was not met in so many fits; names the nearest.
@@ -80,7 +78,7 @@ def search(
     goal, trials = epsilon / epsilon_at(1.0), list[Trial]()
     aim = _ROOM * goal if fit_reweighted else _AIM * goal
     inflation, best = 1.0, None
-    while len(trials) < max_fits and best is None:
+    while len(trials) < MAX_FITS and best is None:
         c = propose_c(risk, aim / inflation)
         if trials and trials[-1].c == c:  # nothing more to gain from c
             best = trials[-1] if fit_reweighted else None
@@ -95,7 +93,7 @@ def search(
     if fit_reweighted and best is not None:
         weighted, best = best, None
         fits = [(0.0, math.log(weighted.sensitivity))]  # (ln k, ln Delta); k = 1 leaves Delta about where it is
-        while len(trials) < max_fits and best is None:
+        while len(trials) < MAX_FITS and best is None:
             k = _propose_k(fits, math.log(_AIM * goal))
             delta = fit_reweighted(weighted.c, k)
             trials.append(Trial(weighted.c, k, delta))
@@ -107,7 +105,7 @@ def search(
     if best is None:
         nearest = min(trials, key=lambda trial: trial.sensitivity).sensitivity
         raise MechanismError(
-            f"target_epsilon {epsilon:g} was not met in {max_fits} fits; the smallest epsilon was "
+            f"target_epsilon {epsilon:g} was not met in {MAX_FITS} fits; the smallest epsilon was "
             f"{epsilon_at(nearest):.3g}: raise it, or bound the likelihood (pseudo_posterior.mechanism=censored)"
         )
     return Solution(best.c, best.k, best.sensitivity, tuple(trials))

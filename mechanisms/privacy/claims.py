@@ -32,12 +32,20 @@ from mechanisms.privacy.scaled import GaussianEquivalent
 
 E = TypeVar("E", bound=Event)
 Accountant = Callable[..., Claim]
-_TUNED = "hyperparameters were not chosen on these records, or their choice is listed as unprotected"
+TUNED = "hyperparameters were not chosen on these records, or their choice is listed as unprotected"
+ONE_DRAW = "one draw is released; each further draw costs as much again"
 _SAMPLED_NOISE = (
     "noise is sampled in floating point (float64 Box-Muller from 53-bit uniforms of a secret AES-256 stream, "
     "rounded to float32)"
 )
 _UNCOVERED = "attacks on low-order bits are not covered"
+EXACT_DRAW = (
+    "the prior's mean, the untrained head, was made without the records",
+    TUNED,
+    ONE_DRAW,
+    f"{_SAMPLED_NOISE}, energies are summed in float64: {_UNCOVERED}",
+)
+"""Assumptions of every formal claim of an exact posterior draw."""
 _ACCOUNTANTS: dict[type[Event], Accountant] = {}
 _FORMAL: set[type[Event]] = set()
 
@@ -55,7 +63,7 @@ def claims(event_type: type[E], *, formal: bool = False) -> Callable[[Callable[.
 
 
 def formal(event: Event) -> bool:
-    """Returns whether the claim of this event is stated at a delta."""
+    """Checks whether the claim of this event is stated at a delta."""
     return type(event) in _FORMAL
 
 
@@ -160,7 +168,7 @@ def _non_private(event: NonPrivateEvent, *, delta: float | None, unit: dict[str,
 
 @claims(SwagPpmEvent)
 def _swag_ppm(event: SwagPpmEvent, *, delta: float | None, unit: dict[str, Any]) -> Claim:
-    """Chew et al., section 2.1: one draw from the pseudo posterior costs epsilon = 2 Delta.
+    """Claims 2 Delta for one draw from the pseudo posterior (Chew et al., section 2.1); refuses a delta.
 
     With xi(theta | D) proportional to exp(sum_i alpha_i l_i(theta)) xi(theta), taking record d away multiplies the
     density by exp(-alpha_d l_d(theta)) and the normalising constant by at most as much again:
@@ -174,9 +182,6 @@ def _swag_ppm(event: SwagPpmEvent, *, delta: float | None, unit: dict[str, Any])
     For l <= 0 the factor lies in [1, e^Delta] and the normalising constant's in [1, e^Delta] too, and they pull apart,
     hence Delta. A unit of m records: its part of the log-likelihood lies in [-m Delta, 0], because
     max_theta |sum_i alpha_i l_i| <= sum_i Delta_i <= m Delta, so both bounds are multiplied by m.
-
-    Raises:
-        MechanismError: a delta was given. SWAG-PPM does not quantify one, and stating it would pretend so.
     """
     return pseudo_posterior(
         event.sensitivity,
@@ -234,7 +239,7 @@ def pseudo_posterior(
             f"probability 1/(S+1) = {failure_probability(draws):.2g}",
             sampled,
             "the risk weights alpha, Delta and the constant k are computed from the data and taken as fixed",
-            "one draw is released; each further draw costs as much again",
+            ONE_DRAW,
             f"a low epsilon of this kind is no evidence that the training records cannot be told apart: {evidence}",
         ),
         **unit,
@@ -243,13 +248,10 @@ def pseudo_posterior(
 
 @claims(BoundedSwagEvent)
 def _bounded_swag(event: BoundedSwagEvent, *, delta: float | None, unit: dict[str, Any]) -> Claim:
-    """2B for one draw, B = sup over records and parameters of |u|; the proof is in `mechanisms.model.bounded`.
+    """Claims 2B for one draw, B = sup over records and parameters of |u|; the proof is in `mechanisms.model.bounded`.
 
     A unit of m records adds u in [-m B, 0], so both bounds are multiplied by m. The kind stays `asymptotic-local`:
-    delta is 0 for an exact draw, and how far SWAG is from one is not known.
-
-    Raises:
-        MechanismError: a delta was given. The one that an exact draw has (0) is not SWAG's.
+    delta is 0 for an exact draw, and how far SWAG is from one is not known. So a delta is refused.
     """
     if delta is not None:
         raise MechanismError("a draw from SWAG does not quantify delta, bounded likelihood or not; leave delta out")
@@ -276,7 +278,7 @@ def _bounded_swag(event: BoundedSwagEvent, *, delta: float | None, unit: dict[st
             f"SWAG is not the exact posterior ({event.snapshots} snapshots, rank {event.rank}): its mean is where an "
             "optimiser stopped and its width follows the step size, so the bound above is not proven of this draw",
             *fixed,
-            "one draw is released; each further draw costs as much again",
+            ONE_DRAW,
             "a low epsilon of this kind is no evidence that the training records cannot be told apart: audit it",
         ),
         **unit,
@@ -324,10 +326,7 @@ def gaussian(
         accountant=accountant,
         assumptions=(
             f"neighbours differ by one unit added or removed; {replaced}",
-            *(
-                assumptions
-                or (*_how_read(event), _TUNED, f"{_SAMPLED_NOISE}: attacks on low-order bits are not covered")
-            ),
+            *(assumptions or (*_how_read(event), TUNED, f"{_SAMPLED_NOISE}: {_UNCOVERED}")),
         ),
         **unit,
     )
@@ -359,11 +358,7 @@ for _event_type in (DpSgdEvent, GaussianReleaseEvent, ComposedEvent):
 
 
 def replace_one(event: Event, *, delta: float | None, unit: dict[str, Any]) -> Claim:
-    """Epsilon with one record replaced; delta is 0 where no part is Gaussian and no bags overlap.
-
-    Raises:
-        MechanismError: delta is missing where it is needed.
-    """
+    """Claims an epsilon with one record replaced; delta is 0 where no part is Gaussian and no bags overlap."""
     m = int(unit["max_records_per_unit"])
     one = replaced.pure_epsilon(event)
     if one is None:
@@ -388,9 +383,9 @@ def replace_one(event: Event, *, delta: float | None, unit: dict[str, Any]) -> C
         assumptions=(
             f"neighbours have the same number of records and differ in the values of one{group}",
             *(line for part in _parts(event) for line in _conditions(part)),
-            "hyperparameters were not chosen on these records, or their choice is listed as unprotected",
-            "noise is sampled in floating point (float64, from 53-bit uniforms of a secret AES-256 stream): attacks on "
-            "low-order bits are not covered",
+            TUNED,
+            "noise is sampled in floating point (float64, from 53-bit uniforms of a secret AES-256 stream): "
+            + _UNCOVERED,
         ),
         **unit,
     )

@@ -70,14 +70,8 @@ class ClassWeightsConfig(BaseModel, frozen=True, extra="forbid", title="Class we
         )
 
 
-def release_counts(labels: Tensor, *, num_labels: int, noise_multiplier: float, stream: SecretStream) -> Tensor:
-    """Class counts plus N(0, noise_multiplier^2) each, float32 [num_labels]; may be negative."""
-    counts = torch.bincount(labels.cpu(), minlength=num_labels).to(torch.float32)
-    return with_noise(counts, std=noise_multiplier * L2_SENSITIVITY, stream=stream)
-
-
 def with_noise(counts: Tensor, *, std: float, stream: SecretStream) -> Tensor:
-    """Counts float32 [classes] plus N(0, std^2) each."""
+    """Adds N(0, std^2) to counts float32 [classes], which may become negative."""
     return counts + std * stream.normal_(torch.empty(len(counts)), purpose="class counts", step=0)
 
 

@@ -56,11 +56,7 @@ class Event(BaseModel, frozen=True, extra="forbid"):
 
 
 def decode(value: Any) -> Any:
-    """An event from its JSON, by its tag; an event as it is.
-
-    Raises:
-        ValueError: there is no event of this tag.
-    """
+    """Returns an event from its JSON, by its tag, and an event as it is; an unknown tag is a ValueError."""
     if not isinstance(value, dict):
         return value
     kind = Event.by_tag.get(value.get("mechanism", ""))
@@ -184,6 +180,11 @@ class GaussianReleaseEvent(Event, frozen=True):
     l2_sensitivity: float = Field(gt=0, allow_inf_nan=False)
     """Largest l2 change of the vector when one record is added or removed."""
 
+    @property
+    def std(self) -> float:
+        """Returns the standard deviation of the noise."""
+        return self.noise_multiplier * self.l2_sensitivity
+
 
 class LaplaceReleaseEvent(Event, frozen=True):
     """One vector computed from every record and released with Laplace noise; neighbours differ in one record."""
@@ -208,6 +209,11 @@ class ReplacedGaussianEvent(Event, frozen=True):
     """Largest l2 change of one vector when one record is replaced."""
     releases: int = Field(default=1, ge=1)
     """Vectors, each with noise of its own."""
+
+    @property
+    def std(self) -> float:
+        """Returns the standard deviation of the noise."""
+        return self.noise_multiplier * self.l2_sensitivity
 
 
 class ExponentialChoiceEvent(Event, frozen=True):

@@ -56,11 +56,7 @@ class FormalCost:
 
 @lru_cache(maxsize=256)
 def cost(event: Event, *, delta: float, records_per_unit: int = 1) -> FormalCost:
-    """Every figure of one event.
-
-    Raises:
-        MechanismError: the event is none of Gaussian noise, or delta is not in (0, 1).
-    """
+    """Every figure of one event."""
     epsilon = pld_epsilon(event, delta=delta, records_per_unit=records_per_unit)
     if records_per_unit > 1:
         # m records replaced move a sum over all records by 2 m clips
@@ -71,7 +67,7 @@ def cost(event: Event, *, delta: float, records_per_unit: int = 1) -> FormalCost
     return FormalCost(
         delta=delta,
         epsilon=epsilon,
-        epsilon_replace_one=_replaced(event, delta),
+        epsilon_replace_one=_epsilon(event, delta, 1, _INTERVAL, "REPLACE_ONE"),
         epsilon_rdp=float(rdp.get_epsilon(delta)),
         epsilon_rdp_mironov=_mironov(rdp, delta),
     )
@@ -89,13 +85,13 @@ _LOG_NOISE = 1e-5
 
 
 def pld_epsilon(event: Event, *, delta: float, records_per_unit: int = 1, interval: float = _INTERVAL) -> float:
-    """The tightest valid epsilon here: PLD, one unit added or removed.
+    """Returns the tightest valid epsilon here: PLD, one unit added or removed.
 
     Raises:
         MechanismError: the event is none of Gaussian noise, or delta is not in (0, 1).
     """
     _check_delta(delta)
-    return _add_or_remove(event, delta, records_per_unit, interval)
+    return _epsilon(event, delta, records_per_unit, interval, "ADD_OR_REMOVE_ONE")
 
 
 def coarse_epsilon(event: Event, delta: float, *, records_per_unit: int) -> float:
@@ -104,34 +100,25 @@ def coarse_epsilon(event: Event, delta: float, *, records_per_unit: int) -> floa
 
 
 @lru_cache(maxsize=4096)
-def _add_or_remove(event: Event, delta: float, records_per_unit: int, interval: float) -> float:
-    """Events are frozen: one has one epsilon at one delta, which plan, fit, claim and page ask for."""
-    return float(_pld(event, records_per_unit, interval, "ADD_OR_REMOVE_ONE").get_epsilon(delta))
-
-
-@lru_cache(maxsize=256)
-def _replaced(event: Event, delta: float) -> float:
-    return float(_pld(event, 1, _INTERVAL, "REPLACE_ONE").get_epsilon(delta))
+def _epsilon(event: Event, delta: float, records_per_unit: int, interval: float, relation: Relation) -> float:
+    """Computes an epsilon once: events are frozen, and plan, fit, claim and page ask for the same."""
+    return float(_pld(event, records_per_unit, interval, relation).get_epsilon(delta))
 
 
 def gaussian_rate(event: Event) -> float | None:
-    """mu of an event in which nothing is sampled: it is exactly mu-Gaussian differentially private, with
-    mu^2 = sum of steps / noise_multiplier^2 (Dong et al. 2022, corollary 3.3). None where records are sampled.
-
-    Raises:
-        MechanismError: the event is none of Gaussian noise.
-    """
+    """Returns mu of an event in which nothing is sampled: it is exactly mu-Gaussian differentially private, with
+    mu^2 = sum of steps / noise_multiplier^2 (Dong et al. 2022, corollary 3.3). None where records are sampled."""
     runs = list(_gaussian_steps(event))
     if any(prob < 1 for _, prob, _ in runs):
         return None
     return math.hypot(*(math.sqrt(steps) / noise for noise, _, steps in runs))
 
 
-def profile(event: Event, *, epsilons: tuple[float, ...] | None = None) -> tuple[tuple[float, float], ...]:
+def profile(event: Event) -> tuple[tuple[float, float], ...]:
     """(epsilon, delta) pairs that all hold for one record added or removed, epsilon 0 first: PLD on the coarse grid."""
-    at = epsilons or (0.0, *np.geomspace(0.02, 20, 60).tolist())
     accountant = _pld(event, 1, _COARSE, "ADD_OR_REMOVE_ONE")
-    return tuple((epsilon, float(accountant.get_delta(epsilon))) for epsilon in at)
+    epsilons = (0.0, *np.geomspace(0.02, 20, 60).tolist())
+    return tuple((epsilon, float(accountant.get_delta(epsilon))) for epsilon in epsilons)
 
 
 def calibrate(
@@ -198,16 +185,12 @@ def opacus_epsilon(event: Event, *, delta: float) -> float:
 
     _check_delta(delta)
     accountant = RDPAccountant()
-    accountant.history = [(noise, prob, steps) for noise, prob, steps in _gaussian_steps(event)]
+    accountant.history = list(_gaussian_steps(event))
     return float(accountant.get_epsilon(delta))
 
 
 def to_dp_event(event: Event, *, records_per_unit: int = 1) -> dp_event.DpEvent:
-    """The event in dp-accounting's words, for a unit of so many records.
-
-    Raises:
-        MechanismError: the event is none of Gaussian noise.
-    """
+    """The event in dp-accounting's words, for a unit of so many records."""
     from dp_accounting import dp_event  # with scipy's signals it takes seconds, and most commands need no cost
     from scipy.stats import binom
 
@@ -270,17 +253,23 @@ def _pld(event: Event, records_per_unit: int, interval: float, relation: Relatio
     return accountant
 
 
-def _rdp(event: Event) -> RdpAccountant:
+def renyi(event: dp_event.DpEvent, relation: Relation) -> RdpAccountant:
+    """Composes an event of dp-accounting; orders near 1 may not converge and are left out, which is no news."""
+    from dp_accounting.privacy_accountant import NeighboringRelation
     from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 
-    accountant = RdpAccountant(ORDERS)
+    accountant = RdpAccountant(ORDERS, NeighboringRelation[relation])
     verbosity = absl_logging.get_verbosity()
-    absl_logging.set_verbosity(absl_logging.ERROR)  # orders near 1 may not converge and are left out: not news
+    absl_logging.set_verbosity(absl_logging.ERROR)
     try:
-        accountant.compose(to_dp_event(event))
+        accountant.compose(event)
     finally:
         absl_logging.set_verbosity(verbosity)
     return accountant
+
+
+def _rdp(event: Event) -> RdpAccountant:
+    return renyi(to_dp_event(event), "ADD_OR_REMOVE_ONE")
 
 
 def _mironov(rdp: RdpAccountant, delta: float) -> float:

@@ -85,11 +85,7 @@ class SecretStream:
         return torch.nonzero(uniform < prob)[:, 0]
 
     def _source(self, purpose: str, step: int) -> Callable[[int], bytearray]:
+        """Returns a reader of the next bytes of this address's key stream."""
         subkey = hmac.digest(self._key, f"{purpose}\x1f{step}".encode(), hashlib.sha256)
         encryptor = Cipher(algorithms.AES(subkey), modes.CTR(bytes(16))).encryptor()
-
-        def read(count: int) -> bytearray:
-            """The next `count` bytes of the key stream."""
-            return bytearray(encryptor.update(bytes(count)))
-
-        return read
+        return lambda count: bytearray(encryptor.update(bytes(count)))

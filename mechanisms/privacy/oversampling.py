@@ -1,8 +1,8 @@
 """Accounts for a private learner when its minority class was oversampled first: as printed, and corrected.
 
 Rosenblatt et al., "Differential Privacy Under Class Imbalance" (2024), proposition 2 (copies) and theorem 3 (SMOTE).
-One record reaches the learner as a group of rows, and the group's privacy is what is claimed. `printed_*` has the
-paper's formulas, for comparison alone; `copies` and `smote` have what can be proved:
+One record reaches the learner as a group of rows, and the group's privacy is what is claimed. `printed_smote` has the
+paper's formula, for comparison alone; `copies` and `smote` have what can be proved:
 
 - **Copies.** An (epsilon, delta) learner is (m epsilon, delta (e^{m epsilon} - 1)/(e^epsilon - 1)) for a group of m
   rows (Dwork and Roth 2014, theorem 2.2 and its proof); the printed delta m is too small. m is a public number of
@@ -56,20 +56,12 @@ class Guarantee:
     epsilon: float
     delta: float
 
-    @property
-    def vacuous(self) -> bool:
-        """Tells whether it promises nothing."""
-        return self.delta >= 1 or math.isinf(self.epsilon)
-
 
 def kissing_upper_bound(dimension: int) -> float:
     """A number of unit spheres that cannot be exceeded around one in this dimension.
 
     By table to 24. Beyond it, by area: caps of 30 degrees around the touching points do not overlap, and one has the
     share I_{1/4}((d - 1)/2, 1/2) / 2 of the sphere.
-
-    Raises:
-        MechanismError: the dimension is below 1.
     """
     if dimension < 1:
         raise MechanismError(f"dimension is {dimension}; it must be at least 1")
@@ -85,9 +77,6 @@ def most_neighbours_of(dimension: int, k: int, *, minority_at_most: int | None =
     Args:
         minority_at_most: a public bound on the number of minority records; the number itself is private.
         distinct: no two records are equal. Otherwise ties among equal ones are broken by a cyclic order.
-
-    Raises:
-        MechanismError: k or the dimension is below 1.
     """
     if k < 1:
         raise MechanismError(f"k is {k}; it must be at least 1")
@@ -124,33 +113,10 @@ def smote_with_tail(epsilon: float, delta: float, *, neighbours: int, rounds: in
     return Guarantee(paid.rows, paid.epsilon, min(1.0, paid.delta + tail))
 
 
-def input_epsilon(epsilon: float, rows: float) -> float:
-    """Returns the epsilon that a pure learner may spend per row, so that a record of so many rows costs `epsilon`."""
-    return epsilon / rows
-
-
-def printed_copies(epsilon: float, delta: float, *, added: int, minority: int) -> Guarantee:
-    """Proposition 2 as printed: N `added` rows, n_1 minority records, both of them private. Its delta is too small."""
-    rows = math.ceil(added / minority) + 1
-    return Guarantee(rows, epsilon * rows, delta * rows)
-
-
 def printed_smote(epsilon: float, *, dimension: int, rounds: int) -> Guarantee:
-    """Theorem 3's pure bound as printed: without k, and with a number below the kissing number."""
-    rows = _printed_kissing(dimension) * rounds + 1
+    """States theorem 3's pure bound as printed: without k, and with 2^(0.4042 d), which is below the kissing number."""
+    rows = 2 ** (0.4042 * dimension) * rounds + 1
     return Guarantee(rows, epsilon * rows, 0.0)
-
-
-def printed_smote_with_tail(epsilon: float, *, dimension: int, rounds: int, k: int, gamma: float) -> Guarantee:
-    """Theorem 3's (epsilon', delta) as printed: delta above 1 is given as it comes out."""
-    reached = _printed_kissing(dimension) * rounds
-    exponent = k * reached * (epsilon - gamma**2 / (k * (2 + gamma)))
-    rows = (1 + gamma) * reached / k
-    return Guarantee(rows, epsilon * rows, math.exp(exponent) if exponent < 700 else math.inf)
-
-
-def _printed_kissing(dimension: int) -> float:
-    return 2 ** (0.4042 * dimension)
 
 
 def _check(number: int) -> None:

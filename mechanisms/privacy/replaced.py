@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import math
 
-from absl import logging as absl_logging
-
 from mechanisms.errors import MechanismError
 from mechanisms.privacy.events import (
     BaggedEvent,
@@ -30,7 +28,7 @@ from mechanisms.privacy.events import (
     ReplacedComposedEvent,
     ReplacedGaussianEvent,
 )
-from mechanisms.privacy.gaussian_cost import ORDERS
+from mechanisms.privacy.gaussian_cost import renyi
 from mechanisms.privacy.numerics import safe_root
 
 
@@ -39,9 +37,6 @@ def pure_epsilon(event: Event, *, delta: float = 0.0) -> float | None:
 
     Args:
         delta: what overlapping bags may use for advanced composition; 0: none.
-
-    Raises:
-        MechanismError: the event is none of this module.
     """
     match event:
         case LaplaceReleaseEvent():
@@ -95,25 +90,12 @@ def rho(event: Event) -> float:
 def epsilon_of_rho(cost: float, *, delta: float) -> float:
     """Epsilon at delta of a zero-concentrated cost, by dp-accounting's Renyi accountant."""
     from dp_accounting import dp_event
-    from dp_accounting.privacy_accountant import NeighboringRelation
-    from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 
-    accountant = RdpAccountant(ORDERS, NeighboringRelation.REPLACE_ONE)
-    verbosity = absl_logging.get_verbosity()
-    absl_logging.set_verbosity(absl_logging.ERROR)
-    try:
-        accountant.compose(dp_event.ZCDpEvent(cost))
-        return float(accountant.get_epsilon(delta))
-    finally:
-        absl_logging.set_verbosity(verbosity)
+    return float(renyi(dp_event.ZCDpEvent(cost), "REPLACE_ONE").get_epsilon(delta))
 
 
 def rho_for(epsilon: float, *, delta: float, records_per_unit: int = 1) -> float:
-    """The largest zero-concentrated cost of a record that costs a unit epsilon at delta at most.
-
-    Raises:
-        MechanismError: delta is not in (0, 1), or epsilon is out of reach.
-    """
+    """Solves for the largest zero-concentrated cost of a record that costs a unit epsilon at delta at most."""
     if not 0 < delta < 1:
         raise MechanismError(f"delta is {delta}; it must lie strictly between 0 and 1")
     m2 = records_per_unit**2

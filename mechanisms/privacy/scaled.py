@@ -23,11 +23,7 @@ class GaussianEquivalent(Protocol):
 
 
 def noise_scaled(event: Event, factor: float) -> Event:
-    """Returns the event with every noise multiplier times the factor.
-
-    Raises:
-        MechanismError: the event is none of Gaussian noise.
-    """
+    """Returns the event with every noise multiplier times the factor; refuses one without Gaussian noise."""
     match event:
         case ComposedEvent():
             return event.model_copy(update={"events": tuple(noise_scaled(part, factor) for part in event.events)})

@@ -109,11 +109,7 @@ Schedule = Annotated[
 def segments(
     schedule: Schedule, *, steps: int, final_noise_multiplier: float, final_l2_clip_norm: float
 ) -> tuple[NoiseSegment, ...]:
-    """The schedule as it will run.
-
-    Raises:
-        MechanismError: there are fewer steps than phases.
-    """
+    """Returns the schedule as it will run; refuses fewer steps than phases."""
     return tuple(
         NoiseSegment(
             steps=phase.steps,

@@ -18,8 +18,6 @@ from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, Gaussian
 from mechanisms.privacy.numerics import safe_root
 from mechanisms.privacy.scaled import GaussianEquivalent, noise_scaled
 
-_COARSE = 1e-3
-"""Grid of the composed losses: a price, not a claim."""
 _LOG_NOISE = 1e-3
 """Tolerance of the logarithm of the noise of a smaller release."""
 
@@ -35,11 +33,7 @@ class PerFieldComposition:
 
 
 def composed_cost(event: Event, *, fields: int, delta: float, records_per_unit: int = 1) -> PerFieldComposition | None:
-    """Returns the cost of one release per field in place of this event; None for claims that do not compose.
-
-    Raises:
-        MechanismError: delta is not in (0, 1).
-    """
+    """Returns the cost of one release per field in place of this event; None for claims that do not compose."""
     if isinstance(event, GaussianEquivalent):
         event = event.gaussian
     if isinstance(event, ComposedEvent | DpSgdEvent | GaussianReleaseEvent):
@@ -55,9 +49,8 @@ def composed_cost(event: Event, *, fields: int, delta: float, records_per_unit: 
 
 def _gaussian(event: Event, fields: int, delta: float, records_per_unit: int) -> PerFieldComposition:
     def epsilon(one: Event, times: int = 1) -> float:
-        return gaussian_cost.pld_epsilon(
-            ComposedEvent(events=(one,) * times), delta=delta, records_per_unit=records_per_unit, interval=_COARSE
-        )
+        composed = ComposedEvent(events=(one,) * times)
+        return gaussian_cost.coarse_epsilon(composed, delta, records_per_unit=records_per_unit)
 
     rate = gaussian_cost.gaussian_rate(event)
     if rate is not None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from mechanisms.descent.keyed_state import KeyedState, fit_or_load
@@ -32,21 +32,47 @@ from mechanisms.privacy import replaced
 from mechanisms.privacy.events import BaggedEvent
 from mechanisms.privacy.noise import SecretStream
 from mechanisms.privacy.numerics import safe_root
-from mechanisms.tabular.columns import Columns, features_of
+from mechanisms.tabular.columns import Columns, OfTables, TableModel, features_of
 from mechanisms.tabular.linear import UnitLinear
 from mechanisms.tabular.objective_perturbation import ObjectivePerturbation, perturbed
 
 FILE = "bags.safetensors"
 
 
+@dataclass(frozen=True)
+class Vote:
+    """Coefficients float64 [bags, problems, d + 1]."""
+
+    coefficients: Tensor
+    columns: Columns
+    vote: Literal["soft", "hard"]
+
+    def log_probabilities(self, inputs: Inputs) -> Tensor:
+        """Float64 [n, classes]: mean probabilities, or shares of the votes with one vote spread evenly."""
+        each = torch.stack([UnitLinear(own, self.columns).log_probabilities(inputs) for own in self.coefficients])
+        if self.vote == "soft":
+            return each.logsumexp(0).log_softmax(-1)
+        bags, _, classes = each.shape
+        votes = torch.nn.functional.one_hot(each.argmax(-1), classes).sum(0).double()
+        return ((votes + 1 / classes) / (bags + 1)).log()
+
+    def save(self, folder: Path) -> None:
+        """One file."""
+        meta = {"widths": self.columns.widths, "bins": self.columns.bins, "vote": self.vote}
+        checkpoint.save(folder / FILE, {"coefficients": self.coefficients}, meta)
+
+    @classmethod
+    def load(cls, folder: Path) -> Vote:
+        """Read what `save` wrote."""
+        tensors, meta = checkpoint.load(folder / FILE)
+        return cls(tensors["coefficients"].clone(), Columns(tuple(meta["widths"]), meta["bins"]), meta["vote"])
+
+
 @registered
-class Bagging(Aimed, frozen=True):
+class Bagging(OfTables, Aimed, frozen=True, title="Bagging"):
     """Bags, votes, and what is fitted to each."""
 
-    model_config = ConfigDict(title="Bagging")
-    reads: ClassVar[frozenset[str]] = frozenset({"features"})
-    tables: ClassVar[bool] = True
-
+    leaves: ClassVar[type[TableModel]] = Vote
     kind: Literal["bagging"] = "bagging"
     bags: int = Field(default=10, ge=2, le=1000, title="Bags")
     split: Literal["subsamples", "disjoint", "stratified"] = Field(default="disjoint", title="How bags are filled")
@@ -72,11 +98,7 @@ class Bagging(Aimed, frozen=True):
         return each * (1 - 1e-9)
 
     def event(self, noise: float, task: Task) -> BaggedEvent:
-        """Returns bags of this epsilon each.
-
-        Raises:
-            MechanismError: bags of fewer than two records, or the records are no table's.
-        """
+        """Returns bags of this epsilon each; refuses bags of fewer than two records."""
         size = self._size(task.records, task.classes)
         if size < 2:
             raise MechanismError(f"bags: {self.bags} of {task.records} records leave {size} for each; take fewer bags")
@@ -114,10 +136,6 @@ class Bagging(Aimed, frozen=True):
             fit_or_load(run.folder, FILE, new_key=run.new_key, load=Vote.load, fit=make), event, {"bags": event.bags}
         )
 
-    def load(self, folder: Path, run: Run, *, purpose: str = "evaluate") -> Vote:
-        """All bags' coefficients."""
-        return Vote.load(folder)
-
 
 def filled(labels: Tensor, bags: int, split: str, size: int, draws: torch.Generator) -> list[Tensor]:
     """Indices int64 of each bag, at most `size`."""
@@ -131,35 +149,6 @@ def filled(labels: Tensor, bags: int, split: str, size: int, draws: torch.Genera
     # the smallest class first, so that what a bag has above its size is of the largest
     by_class.sort(key=len)
     return [torch.cat([own[: len(own) // bags * bags][bag::bags] for own in by_class])[:size] for bag in range(bags)]
-
-
-@dataclass(frozen=True)
-class Vote:
-    """Coefficients float64 [bags, problems, d + 1]."""
-
-    coefficients: Tensor
-    columns: Columns
-    vote: Literal["soft", "hard"]
-
-    def log_probabilities(self, inputs: Inputs) -> Tensor:
-        """Float64 [n, classes]: mean probabilities, or shares of the votes with one vote spread evenly."""
-        each = torch.stack([UnitLinear(own, self.columns).log_probabilities(inputs) for own in self.coefficients])
-        if self.vote == "soft":
-            return each.logsumexp(0).log_softmax(-1)
-        bags, _, classes = each.shape
-        votes = torch.nn.functional.one_hot(each.argmax(-1), classes).sum(0).double()
-        return ((votes + 1 / classes) / (bags + 1)).log()
-
-    def save(self, folder: Path) -> None:
-        """One file."""
-        meta = {"widths": self.columns.widths, "bins": self.columns.bins, "vote": self.vote}
-        checkpoint.save(folder / FILE, {"coefficients": self.coefficients}, meta)
-
-    @classmethod
-    def load(cls, folder: Path) -> Vote:
-        """Read what `save` wrote."""
-        tensors, meta = checkpoint.load(folder / FILE)
-        return cls(tensors["coefficients"].clone(), Columns(tuple(meta["widths"]), meta["bins"]), meta["vote"])
 
 
 def _key(stream: SecretStream, bag: int) -> bytes:

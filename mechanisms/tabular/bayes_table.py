@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from mechanisms.descent.keyed_state import KeyedState, fit_or_load
@@ -31,10 +31,9 @@ L1_SENSITIVITY = 2.0
 
 
 @registered
-class BayesTable(Synthetic, frozen=True):
+class BayesTable(Synthetic, frozen=True, title="Naive Bayes table"):
     """Bins, synthetic records, trees."""
 
-    model_config = ConfigDict(title="Naive Bayes table")
     kind: Literal["bayes-table"] = "bayes-table"
     bins: int = Field(default=8, ge=2, le=1000, title="Bins of a number")
 

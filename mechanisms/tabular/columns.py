@@ -7,21 +7,41 @@ to decide where a bin ends.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
+from mechanisms.mechanism import Mechanism, Model, Run
 from mechanisms.model.inputs import FeatureInputs, Inputs
 from mechanisms.model.schema import FeatureSchema
 
 
-def features_of(inputs: Inputs) -> Tensor:
-    """Features float64 [n, d], clipped to [0, 1].
+class TableModel(Model, Protocol):
+    """A model that is one file."""
 
-    Raises:
-        MechanismError: the inputs are tokens.
-    """
+    @classmethod
+    def load(cls, folder: Path) -> Model:
+        """Reads what `save` wrote."""
+        ...
+
+
+class OfTables(Mechanism, frozen=True):
+    """A mechanism that reads the columns of a table, and the kind of model that it leaves."""
+
+    reads: ClassVar[frozenset[str]] = frozenset({"features"})
+    tables: ClassVar[bool] = True
+    leaves: ClassVar[type[TableModel]]
+
+    def load(self, folder: Path, run: Run, *, purpose: str = "evaluate") -> Model:
+        """Reads the model's file."""
+        return self.leaves.load(folder)
+
+
+def features_of(inputs: Inputs) -> Tensor:
+    """Features float64 [n, d], clipped to [0, 1]; refuses tokens."""
     if not isinstance(inputs, FeatureInputs):
         raise MechanismError("this mechanism reads tables: data.ingest.kind `table`, or cached features")
     return inputs.features.double().clamp(0, 1)
@@ -37,11 +57,7 @@ class Columns:
 
     @classmethod
     def of(cls, schema: FeatureSchema | None, features: int, *, bins: int) -> Columns:
-        """Builds the columns of a schema, or of so many numbers.
-
-        Raises:
-            MechanismError: the schema has other features.
-        """
+        """Builds the columns of a schema, or of so many numbers; refuses a schema of other features."""
         widths = (1,) * features if schema is None else tuple(len(column.names) for column in schema.columns)
         if sum(widths) != features:
             raise MechanismError(f"the schema has {sum(widths)} features, the records {features}: plan again")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from mechanisms.descent.keyed_state import KeyedState, fit_or_load
@@ -30,111 +30,11 @@ from mechanisms.model.seeding import seeded
 from mechanisms.privacy import class_counts
 from mechanisms.privacy.class_counts import ClassWeightsConfig
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, GaussianReleaseEvent, NoiseSegment, descent_of
-from mechanisms.tabular.columns import Columns, features_of
+from mechanisms.tabular.columns import Columns, OfTables, TableModel, features_of
 
 FILE = "transformer.safetensors"
 _BLOCK = 256
 """Records whose gradients are in memory at once."""
-
-
-@registered
-class FtTransformer(Descending, frozen=True):
-    """Sizes of the network, and the descent. Width, depth, heads and epochs are the paper's."""
-
-    model_config = ConfigDict(title="FTTransformer")
-    reads: ClassVar[frozenset[str]] = frozenset({"features"})
-    tables: ClassVar[bool] = True
-
-    kind: Literal["ft-transformer"] = "ft-transformer"
-    width: int = Field(default=32, ge=8, le=512, title="Width")
-    depth: int = Field(default=6, ge=1, le=24, title="Blocks")
-    heads: int = Field(default=8, ge=1, le=32, title="Heads")
-    epochs: int = Field(default=20, ge=1, le=1000, title="Epochs")
-    batch_size: int = Field(default=256, ge=1, title="Expected batch of the Poisson samples")
-    learning_rate: float = Field(default=1e-3, gt=0, le=1, title="Learning rate", description="Of Adam.")
-    l2_clip_norm: float = Field(default=1.0, gt=0, allow_inf_nan=False, title="Clip")
-    counts_factor: float = Field(default=5.0, gt=0, le=1e3, title="Noise of the counts", description="Over a step's.")
-    smallest_count: float = Field(default=5.0, gt=0, le=1e9, title="Smallest count", description="After the noise.")
-
-    def event(self, noise: float, task: Task) -> ComposedEvent:
-        """Returns counts and steps, whose noise multiplier this is."""
-        counts = GaussianReleaseEvent(
-            what="class counts",
-            noise_multiplier=self.counts_factor * noise,
-            l2_sensitivity=class_counts.L2_SENSITIVITY,
-        )
-        prob = min(1.0, self.batch_size / task.records)
-        steps = max(1, math.ceil(self.epochs / prob))
-        segment = NoiseSegment(steps=steps, noise_multiplier=noise, l2_clip_norm=self.l2_clip_norm)
-        return ComposedEvent(events=(counts, DpSgdEvent(sampling_prob=prob, segments=(segment,))))
-
-    def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
-        """Counts, weights, steps.
-
-        Raises:
-            MechanismError: the library is not installed, or training diverged.
-        """
-        features = features_of(records.inputs)
-        columns = Columns.of(run.schema, features.shape[1], bins=1)
-        event = plan.event
-        assert isinstance(event, ComposedEvent)
-
-        def make(state: KeyedState) -> Transformer:
-            with seeded(run.seed, "ft-transformer"):
-                network = _Network(self, columns, run.classes)
-            self._descend(network, FeatureInputs(features), records.labels, plan, run, state)
-            return Transformer(network, columns, self, run.classes)
-
-        return Fitted(fit_or_load(run.folder, FILE, new_key=run.new_key, load=Transformer.load, fit=make), event)
-
-    def _descend(
-        self,
-        network: _Network,
-        inputs: FeatureInputs,
-        labels: Tensor,
-        plan: Plan,
-        run: Run,
-        state: KeyedState,
-    ) -> None:
-        event = plan.event
-        assert isinstance(event, ComposedEvent)
-        (counts,), sgd = event.releases, descent_of(event)
-        noisy = class_counts.release_counts(
-            labels, num_labels=run.classes, noise_multiplier=counts.noise_multiplier, stream=state.stream
-        )
-        settings = ClassWeightsConfig(noise_multiplier=counts.noise_multiplier, smallest_count=self.smallest_count)
-        parameters = list(network.parameters())
-        flat = nn.utils.parameters_to_vector(parameters).detach().clone()
-        nn.utils.vector_to_parameters(flat, parameters)  # which are views of it from here on
-        ends = torch.tensor([0, *(p.numel() for p in parameters)]).cumsum(0).tolist()
-        spans = {id(p): slice(*span) for p, span in zip(parameters, pairwise(ends), strict=True)}
-        clipper = PerRecordClipping(
-            network, spans, lambda output, label: nn.functional.cross_entropy(output[None], label[None])
-        )
-
-        def coefficients(segment: NoiseSegment, own: Tensor | None) -> Coefficients:
-            assert own is not None
-            return lambda norms: clip_factors(segment)(norms) * own
-
-        clipped_sum = SampledSum(
-            clipper,
-            inputs,
-            labels,
-            state.stream,
-            sgd.sampling_prob,
-            coefficients,
-            class_counts.class_weights(noisy, settings)[labels],
-            min(_BLOCK, clipper.most_records),
-        )
-        update = Optimised(flat, lambda theta: torch.optim.Adam([theta], lr=self.learning_rate))
-        remedy = f"lower learning_rate (now {self.learning_rate:g})"
-        epochs = min(self.epochs, sgd.steps)
-        descent = NoisyDescent(state, sgd, epochs=epochs, remedy=remedy, canaries=run.canaries, progress=run.progress)
-        descent.run(update, clipped_sum, divisor=sgd.sampling_prob * plan.records)
-
-    def load(self, folder: Path, run: Run, *, purpose: str = "evaluate") -> Transformer:
-        """The network."""
-        return Transformer.load(folder)
 
 
 @dataclass(frozen=True)
@@ -174,11 +74,7 @@ class Transformer:
 
 
 class _Network(nn.Module):
-    """Reads features float [n, d] in [0, 1] by columns; without dropout.
-
-    Raises:
-        MechanismError: the library is not installed.
-    """
+    """Reads features float [n, d] in [0, 1] by columns, without dropout; it needs the library of the extra."""
 
     def __init__(self, config: FtTransformer, columns: Columns, classes: int) -> None:
         try:
@@ -207,3 +103,90 @@ class _Network(nn.Module):
         numbers = [2 * part.float() - 1 for part in parts if part.shape[1] == 1]
         codes = [part.argmax(1)[:, None] for part in parts if part.shape[1] > 1]
         return self.network(torch.cat(numbers, dim=1) if numbers else None, torch.cat(codes, dim=1) if codes else None)
+
+
+@registered
+class FtTransformer(OfTables, Descending, frozen=True, title="FTTransformer"):
+    """Sizes of the network, and the descent. Width, depth, heads and epochs are the paper's."""
+
+    leaves: ClassVar[type[TableModel]] = Transformer
+    kind: Literal["ft-transformer"] = "ft-transformer"
+    width: int = Field(default=32, ge=8, le=512, title="Width")
+    depth: int = Field(default=6, ge=1, le=24, title="Blocks")
+    heads: int = Field(default=8, ge=1, le=32, title="Heads")
+    epochs: int = Field(default=20, ge=1, le=1000, title="Epochs")
+    batch_size: int = Field(default=256, ge=1, title="Expected batch of the Poisson samples")
+    learning_rate: float = Field(default=1e-3, gt=0, le=1, title="Learning rate", description="Of Adam.")
+    l2_clip_norm: float = Field(default=1.0, gt=0, allow_inf_nan=False, title="Clip")
+    counts_factor: float = Field(default=5.0, gt=0, le=1e3, title="Noise of the counts", description="Over a step's.")
+    smallest_count: float = Field(default=5.0, gt=0, le=1e9, title="Smallest count", description="After the noise.")
+
+    def event(self, noise: float, task: Task) -> ComposedEvent:
+        """Returns counts and steps, whose noise multiplier this is."""
+        counts = GaussianReleaseEvent(
+            what="class counts",
+            noise_multiplier=self.counts_factor * noise,
+            l2_sensitivity=class_counts.L2_SENSITIVITY,
+        )
+        prob = min(1.0, self.batch_size / task.records)
+        steps = max(1, math.ceil(self.epochs / prob))
+        segment = NoiseSegment(steps=steps, noise_multiplier=noise, l2_clip_norm=self.l2_clip_norm)
+        return ComposedEvent(events=(counts, DpSgdEvent(sampling_prob=prob, segments=(segment,))))
+
+    def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
+        """Counts, weights, steps."""
+        features = features_of(records.inputs)
+        columns = Columns.of(run.schema, features.shape[1], bins=1)
+        event = plan.event
+        assert isinstance(event, ComposedEvent)
+
+        def make(state: KeyedState) -> Transformer:
+            with seeded(run.seed, "ft-transformer"):
+                network = _Network(self, columns, run.classes)
+            self._descend(network, FeatureInputs(features), records.labels, plan, run, state)
+            return Transformer(network, columns, self, run.classes)
+
+        return Fitted(fit_or_load(run.folder, FILE, new_key=run.new_key, load=Transformer.load, fit=make), event)
+
+    def _descend(
+        self,
+        network: _Network,
+        inputs: FeatureInputs,
+        labels: Tensor,
+        plan: Plan,
+        run: Run,
+        state: KeyedState,
+    ) -> None:
+        event = plan.event
+        assert isinstance(event, ComposedEvent)
+        (counts,), sgd = event.releases, descent_of(event)
+        noisy = class_counts.with_noise(run.layout.counts(labels), std=counts.std, stream=state.stream)
+        settings = ClassWeightsConfig(noise_multiplier=counts.noise_multiplier, smallest_count=self.smallest_count)
+        parameters = list(network.parameters())
+        flat = nn.utils.parameters_to_vector(parameters).detach().clone()
+        nn.utils.vector_to_parameters(flat, parameters)  # which are views of it from here on
+        ends = torch.tensor([0, *(p.numel() for p in parameters)]).cumsum(0).tolist()
+        spans = {id(p): slice(*span) for p, span in zip(parameters, pairwise(ends), strict=True)}
+        clipper = PerRecordClipping(
+            network, spans, lambda output, label: nn.functional.cross_entropy(output[None], label[None])
+        )
+
+        def coefficients(segment: NoiseSegment, own: Tensor | None) -> Coefficients:
+            assert own is not None
+            return lambda norms: clip_factors(segment)(norms) * own
+
+        clipped_sum = SampledSum(
+            clipper,
+            inputs,
+            labels,
+            state.stream,
+            sgd.sampling_prob,
+            coefficients,
+            class_counts.class_weights(noisy, settings)[labels],
+            min(_BLOCK, clipper.most_records),
+        )
+        update = Optimised(flat, lambda theta: torch.optim.Adam([theta], lr=self.learning_rate))
+        remedy = f"lower learning_rate (now {self.learning_rate:g})"
+        epochs = min(self.epochs, sgd.steps)
+        descent = NoisyDescent(state, sgd, epochs=epochs, remedy=remedy, canaries=run.canaries, progress=run.progress)
+        descent.run(update, clipped_sum, divisor=sgd.sampling_prob * plan.records)

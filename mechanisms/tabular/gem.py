@@ -21,7 +21,7 @@ from itertools import combinations
 from typing import Literal
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from mechanisms.descent.keyed_state import KeyedState, fit_or_load
@@ -43,10 +43,9 @@ Marginal = tuple[int, ...]
 
 
 @registered
-class Gem(Synthetic, frozen=True):
+class Gem(Synthetic, frozen=True, title="GEM"):
     """Rounds, budget, network. Defaults are sizes that fit in seconds; the paper's are in its table 12."""
 
-    model_config = ConfigDict(title="GEM")
     kind: Literal["gem"] = "gem"
     rounds: int = Field(default=15, ge=1, le=1000, title="Rounds T")
     one_way_share: float = Field(default=0.1, gt=0, lt=1, title="Share of the one-way marginals", description="Of rho.")
@@ -60,11 +59,7 @@ class Gem(Synthetic, frozen=True):
     bins: int = Field(default=8, ge=2, le=100, title="Bins of a number")
 
     def plan(self, task: Task) -> Plan:
-        """Solves rho for the target, and settles the number of rounds.
-
-        Raises:
-            MechanismError: no target, one out of reach, or the number of columns is not known.
-        """
+        """Solves rho for the target, and settles the number of rounds."""
         plan = super().plan(task)
         return plan.model_copy(update={"mechanism": plan.mechanism.model_copy(update={"rounds": self._rounds(task)})})
 
@@ -75,11 +70,7 @@ class Gem(Synthetic, frozen=True):
         return replaced.rho_for(self.target_epsilon, delta=self.delta, records_per_unit=task.records_per_unit)
 
     def event(self, noise: float, task: Task) -> ReplacedComposedEvent:
-        """Returns measurements and choices that cost this rho.
-
-        Raises:
-            MechanismError: the number of columns is not known.
-        """
+        """Returns measurements and choices that cost this rho; refuses a task without a number of columns."""
         rho, columns, rounds = noise, _columns(task), self._rounds(task)
         each = rho * (1 - self.one_way_share) / rounds
         one_way = ReplacedGaussianEvent(
@@ -125,12 +116,11 @@ class Gem(Synthetic, frozen=True):
             def measure(at: Marginal, event: ReplacedGaussianEvent, purpose: str, step: int) -> None:
                 rows, cols = blocks.place(at)
                 own = exact[:, rows, cols]
-                std = event.noise_multiplier * event.l2_sensitivity
                 noise = state.stream.normal_(torch.empty(own.shape, dtype=own.dtype), purpose=purpose, step=step)
-                target[:, rows, cols] = (own + std * noise) / len(records)
-                weight[:, rows, cols] = (std_of_all / std) ** 2
+                target[:, rows, cols] = (own + event.std * noise) / len(records)
+                weight[:, rows, cols] = (smallest_std / event.std) ** 2
 
-            std_of_all = min(event.noise_multiplier * event.l2_sensitivity for event in (one_way, measured))
+            smallest_std = min(one_way.std, measured.std)
             for at in range(len(columns)):
                 measure((at,), one_way, "one-way marginals", at)
             mixture.fit(target.float(), weight.float(), self)

@@ -55,7 +55,7 @@ class UnitLinear:
 
 
 def minimise(x: Tensor, y: Tensor, weights: Tensor, *, regularisation: float, linear: Tensor) -> Tensor:
-    """The minimiser of (1/n) sum_i w_i ln(1 + e^{-y_i x_i beta}) + (1/n) b beta + (regularisation/2) |beta|^2.
+    """Returns the minimiser of (1/n) sum_i w_i ln(1 + e^{-y_i x_i beta}) + (1/n) b beta + (regularisation/2) |beta|^2.
 
     Newton in float64, steps halved until the gradient's norm falls: it tells two points apart where terms of the value
     cancel and its digits no longer do. x [n, d], y in {-1, 1} [n], weights [n], linear b [d].

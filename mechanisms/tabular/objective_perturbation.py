@@ -14,11 +14,10 @@ proof for true frequencies is of two classes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from mechanisms.descent.keyed_state import KeyedState, fit_or_load
@@ -28,7 +27,7 @@ from mechanisms.privacy import replaced
 from mechanisms.privacy.events import Event, LaplaceReleaseEvent, ObjectivePerturbationEvent, ReplacedComposedEvent
 from mechanisms.privacy.noise import SecretStream
 from mechanisms.tabular import linear
-from mechanisms.tabular.columns import Columns, features_of
+from mechanisms.tabular.columns import Columns, OfTables, TableModel, features_of
 from mechanisms.tabular.linear import UnitLinear
 
 SMALLEST_COUNT = 5.0
@@ -36,12 +35,10 @@ SMALLEST_COUNT = 5.0
 
 
 @registered
-class ObjectivePerturbation(Aimed, frozen=True):
+class ObjectivePerturbation(OfTables, Aimed, frozen=True, title="Objective perturbation"):
     """Weights, constants, regularisation."""
 
-    model_config = ConfigDict(title="Objective perturbation")
-    reads: ClassVar[frozenset[str]] = frozenset({"features"})
-    tables: ClassVar[bool] = True
+    leaves: ClassVar[type[TableModel]] = UnitLinear
 
     kind: Literal["objective-perturbation"] = "objective-perturbation"
     weights: Literal["none", "frequencies"] = Field(default="none", title="Class weights")
@@ -77,17 +74,20 @@ class ObjectivePerturbation(Aimed, frozen=True):
     def event(self, noise: float, task: Task) -> Event:
         """Returns the event that costs a record this epsilon, split between counts, problems, Jacobian and noise.
 
-        Raises:
-            MechanismError: the records are no table's.
+        It refuses records that are no table's.
         """
         epsilon = noise
+        if task.features is None:
+            raise MechanismError(
+                "this mechanism is for tables (data.ingest.kind `table`): its noise depends on their width"
+            )
         problems = 1 if task.classes == 2 else task.classes
         counted = self._counted(task)
         share = self.counts_share if counted else 0.0
         weights = "none" if self.weights == "none" else "fixed" if counted else "frequencies"
         how = {
             "records": task.records,
-            "features": features_planned(task) + 1,
+            "features": task.features + 1,
             "curvature": linear.CURVATURE,
             "weights": weights,
             "constants": self.constants,
@@ -115,11 +115,7 @@ class ObjectivePerturbation(Aimed, frozen=True):
         return {"noise_rate": event.noise_rate, "regularisation": event.regularisation}
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
-        """Draw b and minimise, for every problem.
-
-        Raises:
-            MechanismError: a minimiser was not reached.
-        """
+        """Draw b and minimise, for every problem; refuses a minimiser that was not reached."""
         assert plan.event is not None
         event, features = plan.event, features_of(records.inputs)
         columns = Columns.of(run.schema, features.shape[1], bins=1)
@@ -133,10 +129,6 @@ class ObjectivePerturbation(Aimed, frozen=True):
         norms = model.coefficients.norm(dim=1)
         return Fitted(model, event, {"largest_coefficient_norm": float(norms.max())})
 
-    def load(self, folder: Path, run: Run, *, purpose: str = "evaluate") -> UnitLinear:
-        """The coefficients."""
-        return UnitLinear.load(folder)
-
 
 def usual_regularisation(records: int, features: int, epsilon: float) -> float:
     """Returns lambda by a rule that reads no record: the one that balances noise and shrinkage, up to constants.
@@ -146,19 +138,6 @@ def usual_regularisation(records: int, features: int, epsilon: float) -> float:
     records have a norm of at most 1, so that scores of a few nats need coefficients of that size.
     """
     return min(features / (8 * records * epsilon), 1e3)
-
-
-def features_planned(task: Task) -> int:
-    """Features of a table.
-
-    Raises:
-        MechanismError: the task names none.
-    """
-    if task.features is None:
-        raise MechanismError(
-            "this mechanism is for tables (data.ingest.kind `table`): its noise depends on their width"
-        )
-    return task.features
 
 
 def perturbed(event: Event, x: Tensor, labels: Tensor, classes: int, stream: SecretStream) -> Tensor:

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from mechanisms.descent.keyed_state import KeyedState, fit_or_load
-from mechanisms.mechanism import Fitted, Mechanism, Plan, Records, Run, Task, registered
+from mechanisms.mechanism import Fitted, Plan, Records, Run, Task, registered
 from mechanisms.privacy.events import NonPrivateEvent
 from mechanisms.tabular import linear
-from mechanisms.tabular.columns import Columns, features_of
+from mechanisms.tabular.columns import Columns, OfTables, TableModel, features_of
 from mechanisms.tabular.linear import UnitLinear
 
 
 @registered
-class PlainLogistic(Mechanism, frozen=True):
+class PlainLogistic(OfTables, frozen=True, title="Logistic regression"):
     """The exact minimiser of the regularised loss; more than two classes: each against the rest."""
 
-    model_config = ConfigDict(title="Logistic regression")
-    reads: ClassVar[frozenset[str]] = frozenset({"features"})
-    tables: ClassVar[bool] = True
+    leaves: ClassVar[type[TableModel]] = UnitLinear
 
     kind: Literal["plain-logistic"] = "plain-logistic"
     balanced: bool = Field(default=False, title="Class weights", description="By the classes' inverse frequencies.")
     regularisation: float = Field(default=1e-4, gt=0, le=1e3, allow_inf_nan=False, title="Lambda")
-
-    def plan(self, task: Task) -> Plan:
-        """There is no noise."""
-        return Plan(mechanism=self, task=task)
 
     def event(self, noise: float, task: Task) -> NonPrivateEvent:
         """Returns one pass."""
@@ -57,7 +50,3 @@ class PlainLogistic(Mechanism, frozen=True):
             fit_or_load(run.folder, linear.FILE, new_key=run.new_key, load=UnitLinear.load, fit=make),
             NonPrivateEvent(epochs=1),
         )
-
-    def load(self, folder: Path, run: Run, *, purpose: str = "evaluate") -> UnitLinear:
-        """The coefficients."""
-        return UnitLinear.load(folder)

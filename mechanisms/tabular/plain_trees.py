@@ -6,38 +6,31 @@ the k nearest records of the same class. Distances are those of the features, on
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from mechanisms.descent.keyed_state import KeyedState, fit_or_load
-from mechanisms.mechanism import Fitted, Mechanism, Plan, Records, Run, Task, registered
+from mechanisms.mechanism import Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model.seeding import generator
 from mechanisms.privacy.events import NonPrivateEvent
 from mechanisms.tabular import trees
-from mechanisms.tabular.columns import features_of
+from mechanisms.tabular.columns import OfTables, TableModel, features_of
 from mechanisms.tabular.trees import Trees, TreeSettings
 
 
 @registered
-class PlainTrees(Mechanism, frozen=True):
+class PlainTrees(OfTables, frozen=True, title="XGBoost"):
     """Balance, and trees."""
 
-    model_config = ConfigDict(title="XGBoost")
-    reads: ClassVar[frozenset[str]] = frozenset({"features"})
-    tables: ClassVar[bool] = True
+    leaves: ClassVar[type[TableModel]] = Trees
 
     kind: Literal["plain-trees"] = "plain-trees"
     balance: Literal["none", "weights", "smote"] = Field(default="none", title="Balance")
     neighbours: int = Field(default=5, ge=1, le=100, title="Neighbours k", description="SMOTE only.")
     trees: TreeSettings = TreeSettings()
-
-    def plan(self, task: Task) -> Plan:
-        """There is no noise."""
-        return Plan(mechanism=self, task=task)
 
     def event(self, noise: float, task: Task) -> NonPrivateEvent:
         """Returns the rounds."""
@@ -60,10 +53,6 @@ class PlainTrees(Mechanism, frozen=True):
 
         event = NonPrivateEvent(epochs=self.trees.rounds)
         return Fitted(fit_or_load(run.folder, trees.FILE, new_key=run.new_key, load=Trees.load, fit=make), event)
-
-    def load(self, folder: Path, run: Run, *, purpose: str = "evaluate") -> Trees:
-        """The trees."""
-        return Trees.load(folder)
 
 
 def smote(features: Tensor, labels: Tensor, *, neighbours: int, draws: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from math import prod
 from typing import Literal
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from mechanisms.descent.keyed_state import KeyedState, fit_or_load
@@ -44,10 +44,9 @@ Node = tuple[int, tuple[int, ...]]
 
 
 @registered
-class PrivBayes(Synthetic, frozen=True):
+class PrivBayes(Synthetic, frozen=True, title="PrivBayes"):
     """Degree, bins, split of epsilon."""
 
-    model_config = ConfigDict(title="PrivBayes")
     kind: Literal["privbayes"] = "privbayes"
     degree: int = Field(default=2, ge=1, le=4, title="Most parents")
     structure_share: float = Field(default=0.5, gt=0, lt=1, title="Share of the structure", description="Of epsilon.")
@@ -60,11 +59,7 @@ class PrivBayes(Synthetic, frozen=True):
         return self.target_epsilon / task.records_per_unit * (1 - 1e-9)
 
     def event(self, noise: float, task: Task) -> ReplacedComposedEvent:
-        """Returns choices and tables that cost a record this epsilon.
-
-        Raises:
-            MechanismError: the number of columns is not known.
-        """
+        """Returns choices and tables that cost a record this epsilon; refuses a task without a number of columns."""
         if task.columns is None:
             raise MechanismError("`privbayes` is for tables (data.ingest.kind `table`): it chooses among their columns")
         n = task.records

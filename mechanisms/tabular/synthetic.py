@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -11,15 +10,14 @@ from torch import Tensor
 
 from mechanisms.mechanism import Aimed, Plan, Run, Task
 from mechanisms.tabular import trees
-from mechanisms.tabular.columns import Columns
+from mechanisms.tabular.columns import Columns, OfTables, TableModel
 from mechanisms.tabular.trees import Trees, TreeSettings
 
 
-class Synthetic(Aimed, frozen=True):
+class Synthetic(OfTables, Aimed, frozen=True):
     """A mechanism whose model is trees on synthetic records."""
 
-    reads: ClassVar[frozenset[str]] = frozenset({"features"})
-    tables: ClassVar[bool] = True
+    leaves: ClassVar[type[TableModel]] = Trees
 
     records: int | None = Field(
         default=None, ge=2, le=10_000_000, title="Synthetic records", description="Empty: as many as there are records."
@@ -27,11 +25,7 @@ class Synthetic(Aimed, frozen=True):
     trees: TreeSettings = TreeSettings()
 
     def plan(self, task: Task) -> Plan:
-        """Solves the noise, and settles the number of synthetic records.
-
-        Raises:
-            MechanismError: no target, one out of reach, or the number of columns is not known.
-        """
+        """Solves the noise, and settles the number of synthetic records."""
         plan = super().plan(task)
         settled = plan.mechanism.model_copy(update={"records": self.records or task.records})
         return plan.model_copy(update={"mechanism": settled})
@@ -45,7 +39,3 @@ class Synthetic(Aimed, frozen=True):
         """Grows trees on records of these codes; numbers are drawn within their bins."""
         features = columns.decode(codes, draws)
         return trees.grow(features, labels, classes=run.classes, seed=run.seed, settings=self.trees)
-
-    def load(self, folder: Path, run: Run, *, purpose: str = "evaluate") -> Trees:
-        """The trees."""
-        return Trees.load(folder)

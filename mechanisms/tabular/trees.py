@@ -29,11 +29,7 @@ class TreeSettings(BaseModel, frozen=True, extra="forbid", title="Trees"):
 
 
 def library() -> Any:
-    """XGBoost.
-
-    Raises:
-        MechanismError: it is not installed.
-    """
+    """Imports XGBoost; names the extra where it is not installed."""
     try:
         import xgboost
     except ImportError:

@@ -142,9 +142,8 @@ def test_steps_of_dp_sgd_agree(pair: tuple[Classifier, Classifier], records: tup
     start, ends = pair[0].flat.clone(), []
     for made, key in ((pair[0], 1), (pair[1], 1), (pair[1], 2)):
         made.flat.copy_(start)
-        dp_sgd.run_plan(
-            made, *records, config=config, event=event, num_labels=LABELS, new_key=lambda key=key: bytes([key]) * 32
-        )
+        run = Run(LABELS, 0, lambda made=made: made, key=bytes([key]) * 32)
+        dp_sgd.descend(config, event, Records(*records), run)
         ends.append(made.flat.cpu().clone())
     torch.testing.assert_close(ends[1], ends[0], rtol=1e-3, atol=1e-4)
     assert not torch.allclose(ends[2], ends[0], atol=1e-2)
@@ -170,8 +169,7 @@ MECHANISMS: tuple[Mechanism, ...] = (
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda one: one.kind)
 def test_a_fit_of_several_fields_agrees(mechanism: Mechanism, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every mechanism that trains on the device, with one key: what the head says is the same on both."""
-    for module in (dp_sgd, noise):
-        monkeypatch.setattr(module, "new_key", lambda: bytes(range(32)))
+    monkeypatch.setattr(noise, "new_key", lambda: bytes(range(32)))
     g = torch.Generator().manual_seed(0)
     features = torch.randn(N, WIDTH, generator=g)
     labels = torch.stack([torch.randint(-1, size, (N,), generator=g) for size in FIELDS.sizes], 1)

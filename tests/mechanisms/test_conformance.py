@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
-from small_heads import claim, head_of, scale_p_value
+from small_heads import claim, head_of, noisy_sums, scale_p_value
 from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
@@ -309,22 +309,6 @@ def killed_at(event: int, fit: Callable[[Path], Any], draws: Draws, parent: Path
     raise AssertionError("no fit was killed")
 
 
-def _spied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Tensor]]:
-    """(the sum before its noise, the noise that was added) of every step, in order."""
-    sums: list[tuple[Tensor, Tensor]] = []
-    add = SecretStream.add_normal_
-
-    def added(self: SecretStream, tensor: Tensor, *, std: float, purpose: str, step: int) -> Tensor:
-        before = tensor.clone()
-        result = add(self, tensor, std=std, purpose=purpose, step=step)
-        if purpose == "gradient noise":
-            sums.append((before, result - before))
-        return result
-
-    monkeypatch.setattr(SecretStream, "add_normal_", added)
-    return sums
-
-
 NOISY = [kind for kind in KINDS if descends(planned(kind).event)]
 """Those that take noisy steps; the noise of a release is asked for in its mechanism's own tests."""
 
@@ -335,13 +319,13 @@ def test_noise_of_the_steps_is_the_events(
     kind: str, factor: float, accepted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chi-square over every coordinate of every step: sigma C of the event passes at level 1e-6, 2/3 and 3/2 do not."""
-    sums = _spied(monkeypatch)
+    sums = noisy_sums(monkeypatch)["gradient noise"]
     plan = planned(kind)
     plan.fit(records(), run())
     segments = [s for s in descent_of(plan.event).segments for _ in range(s.steps)]
     assert len(sums) == len(segments), "one noisy sum a step, and no other"
     stds = [s.noise_multiplier * s.l2_clip_norm for s in segments]
-    noise = torch.cat([z / std for (_, z), std in zip(sums, stds, strict=True)])
+    noise = torch.cat([z / std for (_, z, _), std in zip(sums, stds, strict=True)])
     assert (scale_p_value(noise, std=factor) > 1e-6) == accepted
 
 
@@ -351,7 +335,7 @@ def test_a_record_moves_the_first_step_by_no_more_than_the_clip(kind: str, monke
     five records far from the others comes near it, so that the bound is one that binds."""
     if kind in ("formal-head", "prior-descent", "weighted-descent", "ft-transformer"):
         pytest.skip("its descent starts from a release that the neighbour moves too: it has a test file of its own")
-    sums = _spied(monkeypatch)
+    sums = noisy_sums(monkeypatch)["gradient noise"]
     sampled = {"sampling_prob": 1.0} if "sampling_prob" in kinds()[kind].model_fields else {}
     mechanism = kinds()[kind].model_validate({"kind": kind, **sampled}).with_defaults(SMALL)
     plan = mechanism.plan(TASK)

@@ -6,18 +6,14 @@ from __future__ import annotations
 import pytest
 import torch
 from scipy import stats
-from small_heads import claim, head_of
+from small_heads import KEY, claim, head_of
 from torch import Tensor, nn
 
 from mechanisms.dppl_public import DpplPublic, utilities
-from mechanisms.errors import MechanismError
 from mechanisms.mechanism import ClassifierModel, Plan, Records, Run, Task
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.privacy.noise import SecretStream
-
-KEY = bytes(range(32))
-"""Of the noise of all runs here, so that no test can fail by chance."""
 
 WIDTH, CLASSES = 8, 4
 CENTRE = torch.full((WIDTH,), 0.7)
@@ -62,7 +58,7 @@ def test_a_record_adds_between_nothing_and_one_to_one_row() -> None:
 def test_choices_have_the_exponential_mechanisms_probabilities(factor: float, accepted: bool) -> None:
     """20,000 choices among four: by chi-square at level 1e-6 they follow exp(scores), and not half or twice these."""
     scores = torch.tensor([0.0, 0.5, 1.0, 2.0], dtype=torch.float64)
-    noise = SecretStream(bytes(range(32))).gumbel(80_000, purpose="choices", step=0)
+    noise = SecretStream(KEY).gumbel(80_000, purpose="choices", step=0)
     drawn = (scores + noise.view(-1, 4)).argmax(1)
     expected = 20_000 * (factor * scores).softmax(0).numpy()
     found = torch.bincount(drawn, minlength=4).numpy()
@@ -108,12 +104,3 @@ def test_the_claim_is_the_target_and_of_a_unit() -> None:
     made, three = claim(event, delta=1e-5), claim(event, delta=1e-5, m=3)
     assert (made.guarantee_kind, made.epsilon, three.epsilon) == ("formal", 2.0, 6.0)
     assert (made.delta, made.delta_text) == (0.0, "0 by proof")
-
-
-def test_a_plan_of_more_fields_is_refused() -> None:
-    """It would state fewer choices than there are."""
-    features, labels = crossed(10)
-    plan = planned(2.0, 10)
-    other = plan.model_copy(update={"task": plan.task.model_copy(update={"fields": (1, 1)})})
-    with pytest.raises(MechanismError, match="plan again"):
-        other.fit(Records(FeatureInputs(features), labels), Run(CLASSES, 0, titled, key=KEY))

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
-from small_heads import MakeLinear, scale_p_value
+from small_heads import KEY, MakeLinear, scale_p_value
 from torch import Tensor
 
 from mechanisms import dp_sgd
 from mechanisms.dp_sgd import DpSgd
 from mechanisms.errors import MechanismError
-from mechanisms.mechanism import Task
+from mechanisms.mechanism import Records, Run, Task
 from mechanisms.model import checkpoint
 from mechanisms.model import classifier as classifiers
 from mechanisms.model.classifier import Classifier
@@ -24,10 +24,8 @@ from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs, Inputs
 from mechanisms.privacy.class_counts import ClassWeightsConfig
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, NoiseSegment, descent_of
-from mechanisms.privacy.noise import SecretStream, new_key
+from mechanisms.privacy.noise import SecretStream
 from mechanisms.privacy.schedules import SadSchedule
-
-KEY = bytes(range(32))
 
 
 def noisy(steps: int, noise: float, clip: float = 1.0) -> NoiseSegment:
@@ -43,10 +41,13 @@ def plan_of(config: DpSgd, *segments: NoiseSegment, records: int) -> Planned:
     return config, DpSgdEvent(sampling_prob=config.batch_size / records, segments=segments)
 
 
-def go(made: tuple[Classifier, Inputs, Tensor], plan: Planned, **options: Any) -> list[float]:
+def go(
+    made: tuple[Classifier, Inputs, Tensor], plan: Planned, *, classes: int = 4, size: int = 32, **options: Any
+) -> list[float]:
     (trained, inputs, labels), (config, event) = made, plan
-    options = {"new_key": lambda: KEY, "num_labels": 4} | options
-    return dp_sgd.run_plan(trained, inputs, labels, config=config, event=event, **options)
+    options.setdefault("key", KEY)
+    run = Run(classes, 0, lambda: trained, **options)
+    return dp_sgd.descend(config, event, Records(inputs, labels), run, physical_batch_size=size).figures["losses"]
 
 
 PLAIN_SGD = {"optimiser": "sgd", "learning_rate": 1.0, "epochs": 1}
@@ -91,7 +92,7 @@ def test_micro_batches_do_not_change_the_step(tiny_roberta: Path, narratives: Ca
     for size in (3, 100):
         made = classifiers.build(model, num_labels=4, seed=0)
         inputs = classifiers.tokenize(model, narratives(20))
-        go((made, inputs, labels), plan_of(config, noisy(1, 1e-9), records=20), physical_batch_size=size)
+        go((made, inputs, labels), plan_of(config, noisy(1, 1e-9), records=20), size=size)
         after.append(made.flat.clone())
     torch.testing.assert_close(after[0], after[1], rtol=1e-4, atol=1e-6)
 
@@ -109,7 +110,7 @@ def test_every_trainable_part_learns(trainable: Any, tiny_roberta: Path, narrati
     inputs = made.encode(tokens) if trainable == "head" else tokens
     config = DpSgd(batch_size=20, epochs=60, learning_rate=0.05 if trainable == "head" else 0.02)
     segment = noisy(120, 0.001)
-    losses = go((made, inputs, labels), plan_of(config, segment, records=40), num_labels=2)
+    losses = go((made, inputs, labels), plan_of(config, segment, records=40), classes=2)
     assert len(losses) == 60
     assert losses[-1] < 0.6 * math.log(2) < losses[0]
 
@@ -149,11 +150,11 @@ def test_resumed_equals_unbroken(linear: MakeLinear, tmp_path: Path, weights: Cl
     _, meta = checkpoint.load(tmp_path / "state.safetensors")
     assert meta["step"] == 8  # an epoch is four steps; the two after it are lost and drawn the same again
     resumed = linear(120)
-    assert go(resumed, plan, folder=tmp_path, new_key=lambda: bytes(32)) == expected, "the checkpoint's key goes on"
+    assert go(resumed, plan, folder=tmp_path, key=bytes(32)) == expected, "the checkpoint's key goes on"
     assert torch.equal(resumed[0].flat, unbroken[0].flat)
 
     other = linear(120)
-    go(other, plan, new_key=lambda: bytes(32))
+    go(other, plan, key=bytes(32))
     assert not torch.equal(other[0].flat, unbroken[0].flat)
 
 
@@ -162,7 +163,7 @@ def test_every_run_has_a_key_of_its_own(linear: MakeLinear) -> None:
     ends = []
     for _ in range(2):
         made = linear(12)
-        go(made, plan_of(DpSgd(batch_size=6, **PLAIN_SGD), noisy(1, 1.0), records=12), new_key=new_key)
+        go(made, plan_of(DpSgd(batch_size=6, **PLAIN_SGD), noisy(1, 1.0), records=12), key=None)
         ends.append(made[0].flat)
     assert not torch.any(ends[0] == ends[1])
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from joint_heads import FIELDS, WIDTH, N, problem, untrained
-from small_heads import claim, scale_p_value
+from small_heads import KEY, claim, scale_p_value
 from torch import Tensor
 
 from mechanisms import dp_sgd, dppl_public, formal_head
@@ -29,14 +29,12 @@ from mechanisms.model.ghost import GhostClipping
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.linear_head import from_flat
 from mechanisms.posterior.gibbs import LIPSCHITZ, SoftmaxPosterior
+from mechanisms.prior_descent import PriorDescent
 from mechanisms.privacy import class_counts, noise
 from mechanisms.privacy.class_counts import ClassWeightsConfig
 from mechanisms.privacy.events import ComposedEvent, GaussianReleaseEvent
 from mechanisms.privacy.noise import SecretStream
 from mechanisms.private_posterior import PrivatePosterior
-
-KEY = bytes(range(32))
-"""Of the noise of all runs here, so that no test can fail by chance."""
 
 TASK = Task(records=N, classes=FIELDS.classes, fields=FIELDS.sizes, target_epsilon=3.0, delta=1e-5)
 MECHANISMS: dict[str, Mechanism] = {
@@ -54,6 +52,7 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "formal-posterior": FormalPosterior(),
     "bounded-posterior": BoundedPosterior(prior_std=0.1),
+    "prior-descent": PriorDescent(steps=3),
 }
 
 

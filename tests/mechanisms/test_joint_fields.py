@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from joint_heads import FIELDS, WIDTH, N, problem, start, untrained
-from small_heads import claim, head_of
+from small_heads import KEY, head_of
 from torch import Tensor, nn
 
 from mechanisms import prior_descent
@@ -27,9 +27,6 @@ from mechanisms.prior_descent import PriorDescent
 from mechanisms.privacy import gaussian_cost, separately
 from mechanisms.privacy.events import ComposedEvent, NonPrivateEvent
 from mechanisms.privacy.noise import SecretStream
-
-KEY = bytes(range(32))
-"""Of the noise of all runs here, so that no test can fail by chance."""
 
 
 def planned(epsilon: float = 4.0, n: int = N, *, fields: Fields = FIELDS, **options: Any) -> Plan:
@@ -125,15 +122,6 @@ def test_noise_of_the_counts_follows_their_sensitivity(monkeypatch: pytest.Monke
     torch.testing.assert_close(seen[0], expected)
 
 
-def test_one_event_one_claim() -> None:
-    """The joint head claims the target once, whatever the number of fields."""
-    plan = planned(2.0)
-    fitted = fit(plan, *problem())
-    made = claim(fitted.event, delta=1e-5)
-    assert made.guarantee_kind == "formal"
-    assert made.epsilon == pytest.approx(2.0, rel=0.005)
-
-
 def test_a_joint_head_of_one_field_is_the_mechanism_as_it_was() -> None:
     """Labels as the one column of a table, or as they always were: the same event, and bit for bit the same head."""
     one = Fields((4,))
@@ -170,27 +158,6 @@ def test_every_field_is_learned() -> None:
         torch.testing.assert_close(scores[:, span].exp().sum(1), torch.ones(500, dtype=torch.float64))
     right = (FIELDS.predicted(scores) == truth).double().mean(0)
     assert (right > (FIELDS.predicted(before) == truth).double().mean(0) + 0.02).all()
-
-
-def test_a_joint_fit_resumes(tmp_path: Path) -> None:
-    """Killed between two steps, it goes on to the same head, with the noise that it had."""
-    plan, (features, labels) = planned(), problem()
-    whole = fit(plan, features, labels)
-
-    class Killed(Exception):
-        pass
-
-    def killer(step: int, _: int) -> None:
-        if step >= 25:
-            raise Killed
-
-    run = Run(FIELDS.classes, 0, untrained, fields=FIELDS, folder=tmp_path, progress=killer, key=KEY)
-    with pytest.raises(Killed):
-        plan.fit(Records(FeatureInputs(features), labels), run)
-    again = fit(plan, features, labels, folder=tmp_path)
-    assert isinstance(whole.model, ClassifierModel)
-    assert isinstance(again.model, ClassifierModel)
-    assert torch.equal(whole.model.classifier.flat, again.model.classifier.flat)
 
 
 def test_without_noise_the_joint_fit_is_that_of_each_field() -> None:
@@ -266,9 +233,3 @@ def test_others_refuse_several_fields(kind: str) -> None:
 
 def _bare(kind: str) -> Mechanism:
     return kinds()[kind].model_validate({})
-
-
-def test_a_task_of_several_fields_is_read_back() -> None:
-    """From its stored form."""
-    several = Task(records=1, classes=5, fields=(2, 3))
-    assert Task.model_validate_json(several.model_dump_json()) == several

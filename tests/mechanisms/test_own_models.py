@@ -9,7 +9,7 @@ import own_modules
 import pytest
 import torch
 from pydantic import ValidationError
-from small_heads import head_of, scale_p_value
+from small_heads import KEY, head_of, scale_p_value
 from torch import Tensor, nn
 
 from mechanisms import estimator, own_models
@@ -26,7 +26,6 @@ from mechanisms.privacy.events import Claim, DpSgdEvent, Event, SwagPpmEvent
 from mechanisms.swag_ppm import SwagPpm
 
 CE = nn.functional.cross_entropy
-KEY = bytes(range(32))
 QUICK: dict[str, Any] = {
     "fine_tune": OptimiserPhase(optimiser="adamw", learning_rate=0.01, epochs=2, batch_size=8),
     "collect": OptimiserPhase(optimiser="sgd", learning_rate=0.05, epochs=3, batch_size=8),
@@ -247,34 +246,22 @@ def test_a_checkpoint_goes_on(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("call", "how", "said"),
     [
-        ({"batch_size": 31}, "batch_size is 31, larger than the data"),
-        ({"target_epsilon": 1e-9}, "no noise multiplier"),
-        ({"delta": 1.0}, "delta"),
-        ({"learning_rate": -1.0}, "learning_rate"),
-        ({"momentum": 0.9}, "momentum goes with optimiser `sgd`"),
+        (dp_sgd, {"target_epsilon": 5.0, "batch_size": 31}, "batch_size is 31, larger than the data"),
+        (dp_sgd, {"target_epsilon": 1e-9}, "no noise multiplier"),
+        (dp_sgd, {"target_epsilon": 5.0, "delta": 1.0}, "delta"),
+        (dp_sgd, {"target_epsilon": 5.0, "learning_rate": -1.0}, "learning_rate"),
+        (dp_sgd, {"target_epsilon": 5.0, "momentum": 0.9}, "momentum goes with optimiser `sgd`"),
+        (swag_ppm, {"target_epsilon": 4.0}, "goes with round `censored` or `both`"),
+        (swag_ppm, {"round": "censored"}, "needs a target epsilon"),
+        (swag_ppm, {"draws": 0}, "risk_draws"),
     ],
 )
-def test_a_setting_is_refused_by_name(how: dict[str, Any], said: str) -> None:
-    module, x, y = own_modules.made("linear", 30)
-    call: Any = dp_sgd
-    with pytest.raises((MechanismError, ValidationError), match=said):
-        call(module, CE, (x, y), **({"target_epsilon": 5.0} | how))
-
-
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        ({"target_epsilon": 4.0}, "goes with round `censored` or `both`"),
-        ({"round": "censored"}, "needs a target epsilon"),
-        ({"draws": 0}, "risk_draws"),
-    ],
-)
-def test_a_draws_setting_is_refused_by_name(how: dict[str, Any], said: str) -> None:
+def test_a_setting_is_refused_by_name(call: Any, how: dict[str, Any], said: str) -> None:
     module, x, y = own_modules.made("linear", 30)
     with pytest.raises((MechanismError, ValidationError), match=said):
-        swag_ppm(module, CE, (x, y), **how)
+        call(module, CE, (x, y), **how)
 
 
 def test_batch_normalisation_is_refused_by_both() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 from scipy.optimize import brentq
-from small_heads import claim, head_of, scale_p_value
+from small_heads import KEY, claim, head_of, noisy_sums, scale_p_value
 from torch import Tensor, nn
 
 from mechanisms import exact_posterior
@@ -29,9 +29,6 @@ from mechanisms.privacy.claims import claim_of
 from mechanisms.privacy.noise import SecretStream
 from mechanisms.privacy.scaled import noise_scaled
 from tasks.auditing.bounds import event_to_test
-
-KEY = bytes(range(32))
-"""Of the noise of all runs here, so that no test can fail by chance."""
 
 WIDTH, CLASSES, N = 5, 3, 60
 TASK = Task(records=N, classes=CLASSES, target_epsilon=4.0, delta=1e-4)
@@ -114,17 +111,7 @@ class TestFormal:
     def test_the_release_before_the_draw(self, factor: float, accepted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         """A record far out moves mean and counts by no more than the event's sensitivity and nearly as much, and the
         noise has the event's scale (chi-square at level 1e-6; not 2/3 or 3/2 of it)."""
-        classes, sums = 400, list[tuple[Tensor, Tensor]]()
-        add = SecretStream.add_normal_
-
-        def spied(self: SecretStream, tensor: Tensor, *, std: float, purpose: str, step: int) -> Tensor:
-            before = tensor.clone()
-            result = add(self, tensor, std=std, purpose=purpose, step=step)
-            if purpose == "mean and counts":
-                sums.append((before, result - before))
-            return result
-
-        monkeypatch.setattr(SecretStream, "add_normal_", spied)
+        classes, seen = 400, noisy_sums(monkeypatch)
         given = records()
         features = given.inputs.features.clone()  # pyright: ignore[reportAttributeAccessIssue]
         features[0] *= 1000
@@ -133,10 +120,8 @@ class TestFormal:
         mechanism, release = plan.mechanism, plan.event.release
         assert isinstance(mechanism, FormalPosterior)
         for kept in (slice(0, None), slice(1, None)):
-            mechanism._release(
-                release, features[kept], given.labels[kept], Fields((classes,)), SecretStream(bytes(range(32)))
-            )
-        (whole, z), (without, _) = sums
+            mechanism._release(release, features[kept], given.labels[kept], Fields((classes,)), SecretStream(KEY))
+        (whole, z, _), (without, _, _) = seen["mean and counts"]
         assert 0.999 * release.l2_sensitivity < float((whole - without).norm()) <= release.l2_sensitivity * (1 + 1e-4)
         std = factor * release.noise_multiplier * release.l2_sensitivity
         assert (scale_p_value(z, std=std) > 1e-6) == accepted

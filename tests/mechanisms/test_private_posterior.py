@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -105,13 +104,6 @@ class TestPosterior:
         assert not math.isclose(float(slope.std()), std * math.sqrt(2), rel_tol=0.17)
         assert not math.isclose(float(slope.std()), std / math.sqrt(2), rel_tol=0.17)
 
-    def test_directions_without_data_are_prior_draws(self) -> None:
-        """A feature that is always 0: its weights are N(0, s^2), whatever time was bought (1,000 weights, 5 %)."""
-        made, labels = head_of(nn.Linear(500, 2)), torch.arange(20) % 2
-        inputs = FeatureInputs(features=torch.zeros(20, 500))
-        fit(plan_of(20), made, inputs, labels)
-        assert float(made.flat[:1000].std()) == pytest.approx(CONFIG.prior_std, rel=0.1)
-
 
 def test_a_neighbour_runs_with_the_noise_and_the_step_calibrated() -> None:
     """One record less, as an audit's reruns have it: the same event, and a start from the prior wherever the head was.
@@ -128,17 +120,7 @@ def test_a_neighbour_runs_with_the_noise_and_the_step_calibrated() -> None:
     assert abs(float(made.flat[:1000].mean())) < 0.1
 
 
-class TestRefusals:
-    def test_a_plan_of_other_steps(self, linear: MakeLinear) -> None:
-        """The rate follows from the plan's noise, so no plan has another temperature; other steps are paid for."""
-        longer = plan_of(12).model_copy(update={"mechanism": CONFIG.model_copy(update={"steps": 21})})
-        assert descent_of(fit(longer, *linear(12)).event).steps == 21
-
-    def test_resumes_with_the_same_noise(self, linear: MakeLinear, tmp_path: Path) -> None:
-        """A finished folder returns the same draw; the key is gone from it."""
-        made, inputs, labels = linear(12)
-        plan = plan_of(12)
-        fit(plan, made, inputs, labels, folder=tmp_path)
-        again, *_ = linear(12)
-        fit(plan, again, inputs, labels, folder=tmp_path)
-        assert torch.equal(again.flat, made.flat)
+def test_other_steps_are_paid_for(linear: MakeLinear) -> None:
+    """The rate follows from the plan's noise, so no plan has another temperature."""
+    longer = plan_of(12).model_copy(update={"mechanism": CONFIG.model_copy(update={"steps": 21})})
+    assert descent_of(fit(longer, *linear(12)).event).steps == 21

@@ -1,12 +1,14 @@
-"""What the tests of the mechanisms share: heads made of a given part, a test of scale, a claim for a record, a
-posterior of given snapshots."""
+"""What the tests of the mechanisms share: heads made of a given part, a test of scale, a spy on noisy sums, a claim
+for a record, a posterior of given snapshots."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
+import pytest
 import torch
 from scipy import stats
 from torch import Tensor, nn
@@ -17,9 +19,13 @@ from mechanisms.model.inputs import FeatureInputs, TokenInputs
 from mechanisms.posterior import swag
 from mechanisms.privacy.claims import claim_of
 from mechanisms.privacy.events import Claim, Event
+from mechanisms.privacy.noise import SecretStream
 
 MakeLinear: TypeAlias = Callable[..., tuple[Classifier, FeatureInputs, Tensor]]
 Fresh: TypeAlias = Callable[..., tuple[Classifier, FeatureInputs | TokenInputs, Tensor]]
+
+KEY = bytes(range(32))
+"""Of the noise of tests, so that none can fail by chance."""
 
 
 def head_of(part: nn.Module) -> Classifier:
@@ -32,6 +38,21 @@ def scale_p_value(values: Tensor, *, std: float) -> float:
     """Two-sided p-value of the chi-square test that independent normal values are N(0, std^2)."""
     below = float(stats.chi2.cdf(float((values.double() / std).square().sum()), values.numel()))
     return 2 * min(below, 1 - below)
+
+
+def noisy_sums(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[Tensor, Tensor, float]]]:
+    """What is released from now on, by purpose: (the sum before its noise, the noise, its standard deviation)."""
+    seen: dict[str, list[tuple[Tensor, Tensor, float]]] = defaultdict(list)
+    add = SecretStream.add_normal_
+
+    def added(self: SecretStream, tensor: Tensor, *, std: float, purpose: str, step: int) -> Tensor:
+        before = tensor.clone()
+        result = add(self, tensor, std=std, purpose=purpose, step=step)
+        seen[purpose].append((before, result - before, std))
+        return result
+
+    monkeypatch.setattr(SecretStream, "add_normal_", added)
+    return seen
 
 
 def claim(event: Event | None, *, delta: float | None = None, m: int = 1) -> Claim:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_heads import MakeLinear
+from small_heads import KEY, MakeLinear
 
 from mechanisms import dp_sgd
 from mechanisms.audit import gradient_canaries
@@ -18,9 +18,6 @@ from mechanisms.prior_descent import PriorDescent
 from mechanisms.privacy.events import NoiseSegment, descent_of
 from mechanisms.privacy.noise import SecretStream
 from mechanisms.private_posterior import PrivatePosterior
-
-KEY = bytes(range(32))
-"""Of the noise of all runs here, so that no test can fail by chance."""
 
 DELTA, ALPHA = 1e-4, 1e-3
 TASK = Task(records=60, classes=4, target_epsilon=4.0, delta=DELTA)
@@ -88,7 +85,7 @@ def test_coins_that_are_out_add_nothing(linear: MakeLinear) -> None:
     axes = torch.tensor([1, 4, 7])
     coins = GradientCanaries(axes, torch.tensor([True, False, True]))
     gradient = torch.zeros(10)
-    stream = SecretStream(bytes(range(32)))
+    stream = SecretStream(KEY)
     coins.insert(gradient, factors=lambda norms: 2.0 / norms, clip=2.0, sampling_prob=1.0, stream=stream, step=0)
     assert gradient.tolist() == [0, 2, 0, 0, 0, 0, 0, 2, 0, 0]
 
@@ -97,7 +94,7 @@ def test_in_a_shorter_gradient_the_first_canaries_lie_alone() -> None:
     """A phase of eight entries has room for two of three canaries; the third is neither added nor judged there."""
     coins = GradientCanaries(torch.tensor([1, 4, 17]), torch.tensor([True, False, True]))
     segment = NoiseSegment(steps=1, noise_multiplier=1.0, l2_clip_norm=2.0)
-    gradient, stream = torch.zeros(8), SecretStream(bytes(range(32)))
+    gradient, stream = torch.zeros(8), SecretStream(KEY)
     coins.insert(gradient, factors=lambda norms: 2.0 / norms, clip=2.0, sampling_prob=1.0, stream=stream, step=0)
     assert gradient.tolist() == [2, 0, 0, 0, 0, 0, 0, 0]
     coins.look(gradient, segment=segment, sampling_prob=1.0)

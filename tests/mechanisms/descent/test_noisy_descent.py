@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_heads import KEY
 from torch import Tensor
 
 from mechanisms.descent.keyed_state import FILE, KeyedState, fit_or_load
@@ -15,7 +16,6 @@ from mechanisms.model import checkpoint
 from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
 from mechanisms.privacy.noise import SecretStream
 
-KEY = bytes(range(32))
 SEGMENTS = (
     NoiseSegment(steps=2, noise_multiplier=3.0, l2_clip_norm=0.5),
     NoiseSegment(steps=4, noise_multiplier=2.0, l2_clip_norm=1.0),

@@ -93,9 +93,3 @@ def test_what_has_no_pixels_is_refused() -> None:
     with pytest.raises(ValueError, match="goes with pooling `none`"):
         ModelConfig(pooling="mean", trainable="head", layers="convolutional")
     assert Convolutional((8, 8), 2)(torch.zeros(1, 64)).shape == (1, 2)
-
-
-def test_a_configuration_with_layers_is_read_back() -> None:
-    """Its stored form names them."""
-    assert CONFIG.model_dump()["layers"] == "convolutional"
-    assert ModelConfig.model_validate(CONFIG.model_dump()) == CONFIG

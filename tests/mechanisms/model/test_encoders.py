@@ -68,15 +68,11 @@ def test_hub_names_without_a_network(tiny_roberta: Path, tmp_path: Path) -> None
     assert all("cannot load `nobody/no-such-encoder`" in e and "packaged-minilm" in e for e in told["errors"])
 
 
-def test_a_folder_that_is_not_there() -> None:
-    """Told apart from a hub name by its form."""
+def test_a_folder_that_is_not_there_or_holds_no_model(tmp_path: Path) -> None:
+    """Told apart from a hub name by its form; the text says what is missing."""
     for name in ("./none", "/no/such/folder", "~/no-such-folder", "a/b/c"):
         with pytest.raises(MechanismError, match="no folder"):
             encoder_files.resolve(name)
-
-
-def test_a_folder_without_a_model(tmp_path: Path) -> None:
-    """Says what is missing."""
     with pytest.raises(MechanismError, match=r"has no config\.json"):
         encoder_files.resolve(str(tmp_path))
 

@@ -82,7 +82,7 @@ def test_more_than_the_data_have_is_not_chased() -> None:
 
 def test_an_unreachable_target_says_how_near_it_came() -> None:
     """A fit that always answers 2: refused, with the smallest epsilon seen, here of a unit of three records."""
-    fits: Any = {"fit_weighted": lambda _: 2.0, "fit_reweighted": None, "max_fits": 3}
+    fits: Any = {"fit_weighted": lambda _: 2.0, "fit_reweighted": None}
     with pytest.raises(MechanismError, match=r"not met in \d fits; the smallest epsilon was 12"):
         search(epsilon=1.0, epsilon_at=lambda delta: 6 * delta, risk=RISK, **fits)
 

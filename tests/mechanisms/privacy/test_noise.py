@@ -7,11 +7,10 @@ import math
 import pytest
 import torch
 from scipy import stats
-from small_heads import scale_p_value
+from small_heads import KEY, scale_p_value
 
 from mechanisms.privacy.noise import SecretStream, new_key
 
-KEY = bytes(range(32))
 SAMPLES = 200_000
 LEVEL = 1e-6
 """False-alarm rate of each test below, had the key been fresh; it is fixed, so they pass or fail for ever."""

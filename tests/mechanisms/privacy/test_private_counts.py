@@ -7,16 +7,15 @@ import math
 import pytest
 import torch
 from pydantic import ValidationError
-from small_heads import scale_p_value
+from small_heads import KEY, scale_p_value
 
 from mechanisms.dp_sgd import DpSgd
 from mechanisms.mechanism import Task
+from mechanisms.model.fields import Fields
 from mechanisms.privacy import class_counts, gaussian_cost
 from mechanisms.privacy.class_counts import ClassWeightsConfig
 from mechanisms.privacy.events import ComposedEvent, descent_of
 from mechanisms.privacy.noise import SecretStream
-
-KEY = bytes(range(32))
 
 
 def test_weights_by_hand() -> None:
@@ -42,7 +41,7 @@ def test_weights_never_exceed_one() -> None:
 def test_noise_on_the_counts(factor: float, accepted: bool) -> None:
     """Chi-square test at level 1e-6 on 3,000 empty classes: the stated noise passes, 2/3 and 3/2 of it do not."""
     labels = torch.zeros(7, dtype=torch.int64)
-    noisy = class_counts.release_counts(labels, num_labels=3001, noise_multiplier=4.0, stream=SecretStream(KEY))
+    noisy = class_counts.with_noise(Fields((3001,)).counts(labels), std=4.0, stream=SecretStream(KEY))
     assert (scale_p_value(noisy[1:], std=4.0 * factor) > 1e-6) == accepted
 
 
@@ -50,9 +49,7 @@ def test_one_record_moves_the_histogram_by_the_sensitivity() -> None:
     """With the same noise, leaving a record out moves the released vector by l2 norm 1, the stated sensitivity."""
 
     def counts(labels: list[int]) -> torch.Tensor:
-        return class_counts.release_counts(
-            torch.tensor(labels), num_labels=5, noise_multiplier=2.0, stream=SecretStream(KEY)
-        )
+        return class_counts.with_noise(Fields((5,)).counts(torch.tensor(labels)), std=2.0, stream=SecretStream(KEY))
 
     moved = float((counts([0, 1, 1, 4]) - counts([0, 1, 4])).norm())
     assert moved == pytest.approx(class_counts.L2_SENSITIVITY, abs=1e-5)
