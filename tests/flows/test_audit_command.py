@@ -177,7 +177,7 @@ def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) ->
     planned = PlannedRelease.load(Path(site.plan))
     checked = check(planned, site.ledger)
     stands = approval.approval_status(Context(home=str(site.job.home)), checked)
-    plan = plan_page.markdown(plan_page.page_of(checked, stands, file=site.plan))
+    plan = plan_page.markdown(plan_page.page_of(checked, stands, file=site.plan, context=plan_page.PlanContext()))
     certificate = (tmp_path / "certificate" / "certificate.md").read_text()
     measured = said["line"].split("; overridden")[0]
     for told in (certificate, (bundle / PAGE).read_text(), plan):
