@@ -32,12 +32,14 @@ from real_workers import deployed, has_beaten, kill_with_worker, workers
 from flows.housekeeping import AT_WORK, housekeeping
 from flows.ledger_verify import ledger_verify
 from flows.release import release
+from flows.server import waiting_runs
 from flows.server.automations import apply_pools, apply_rules
 from flows.server.dead_runs import HEARTBEAT_STOPPED, declare_dead
 from flows.server.waiting_runs import answer, overview, waiting_releases
 from storage.errors import StorageError
 from storage.ledger import Ledger, Policy
 from storage.paths import Workspace
+from tasks.running import shard_runs
 from tasks.running.shard_runs import ShardRuns
 
 RULES = Path(__file__).resolve().parents[2] / "deployments" / "automations.yaml"
@@ -305,30 +307,36 @@ def test_crashes_between_question_and_answer_lose_neither(
     assert len(row.approvals) == 2
 
 
-def test_what_is_taken_back_is_cancelled_by_the_server(client: SyncPrefectClient) -> None:
+def test_what_is_taken_back_is_cancelled_by_the_server(
+    client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At once what has not begun, by its worker what runs; a run that nobody took back goes on; in several requests."""
+    monkeypatch.setattr(shard_runs, "_BATCH", 5)
     deployment = client.create_deployment(client.create_flow_from_name("shard"), "shard")
-    states = [Running(), *[None] * 60]
+    states = [Running(), *[None] * 12]
     made = [client.create_flow_run_from_deployment(deployment, state=state) for state in states]
     ids = [str(run.id) for run in made]
     runs = ShardRuns(client, deployment, {})
     runs.cancel(ids[:-1])
     seen = runs.states(ids)
-    expected = [StateType.CANCELLING, *[StateType.CANCELLED] * 59, StateType.SCHEDULED]
+    expected = [StateType.CANCELLING, *[StateType.CANCELLED] * 11, StateType.SCHEDULED]
     assert [seen[run][0] for run in ids] == expected
     for run in (made[0], made[-1]):
         client.delete_flow_run(run.id)  # what the server does about them later is not for others to count
 
 
-def test_every_run_is_counted_and_the_oldest_waits_first(client: SyncPrefectClient) -> None:
-    """More runs than the server gives at once."""
+def test_every_run_is_counted_and_the_oldest_waits_first(
+    client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More runs than one request asks for; as many as it asks for, the server gives."""
     waited, before = [run.id for run in waiting_releases()], overview()["runs"]
-    for _ in range(205):
+    monkeypatch.setattr(waiting_runs, "_PAGE", 20)
+    for _ in range(25):
         client.create_flow_run(release, state=Crashed())
     made = [str(client.create_flow_run(release, state=Suspended(timeout_seconds=3600)).id) for _ in range(8)]
     assert [run.id for run in waiting_releases()] == waited + made
     found = overview()
-    gained = {"Crashed": 205, "Suspended": 8}
+    gained = {"Crashed": 25, "Suspended": 8}
     assert found["runs"] == before | {state: before.get(state, 0) + number for state, number in gained.items()}
     assert [run["id"] for run in found["waiting"]] == waited + made
 
