@@ -191,6 +191,7 @@ def create_app(coder: Coder | JointCoder, settings: Settings) -> FastAPI:
     ) -> files.Answer:
         """Code a CSV; its lines come as they are coded, and `X-Rows` says how many they will be."""
         access.require_not_revoked()
+        body = await request.body()
         if len(coding) >= files.AT_ONCE or name in answering:
             raise HTTPException(503, "other files are being coded. Wait.", headers={"Retry-After": "10"})
         coding.add(name)
@@ -200,10 +201,15 @@ def create_app(coder: Coder | JointCoder, settings: Settings) -> FastAPI:
             coding.discard(name)
             answering.discard(name)
 
+        how: Any = {"column": column, "top_k": top_k, "threshold": threshold, "most_rows": most_rows}
+        reading = asyncio.ensure_future(asyncio.to_thread(files.read, body, coder, **how))
         try:
-            how: Any = {"column": column, "top_k": top_k, "threshold": threshold, "most_rows": most_rows}
-            upload = await asyncio.to_thread(files.read, await request.body(), coder, **how)
+            upload = await asyncio.shield(reading)
             access.count(name, len(upload.texts))
+        except asyncio.CancelledError:
+            # a thread cannot be stopped: it holds its place to its end, also where nobody waits for it
+            reading.add_done_callback(lambda _: done())
+            raise
         except InputError as error:
             done()
             raise HTTPException(422, str(error)) from None

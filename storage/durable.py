@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -18,14 +19,32 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def limit_rights(fresh: Path, path: Path, source: Path | None = None) -> None:
+    """Gives a file the rights of the one that it will replace; a new one opens to nobody to whom `source` is closed.
+
+    A file system without such rights leaves them.
+    """
+    with suppress(OSError):
+        if path.exists():
+            fresh.chmod(stat.S_IMODE(path.stat().st_mode) | 0o600)
+        elif source is not None:
+            fresh.chmod(stat.S_IMODE(fresh.stat().st_mode) & stat.S_IMODE(source.stat().st_mode) | 0o600)
+
+
 @contextmanager
-def replace_atomically(path: Path) -> Iterator[Path]:
+def replace_atomically(path: Path, *, source: Path | None = None) -> Iterator[Path]:
     """Yields a temporary name for a file that replaces `path` when the block ends, and is removed if it fails.
 
     Processes, threads and machines may do this at once: the last to end counts.
+
+    Args:
+        source: file of the records that it is made from, see `limit_rights`.
     """
     partial = path.with_name(f"{path.name}.{uuid4().hex}.partial")
     try:
+        if source is not None or path.exists():
+            partial.touch()  # closed before anything is in it
+            limit_rights(partial, path, source)
         yield partial
         sync(partial)
         partial.replace(path)
@@ -35,7 +54,11 @@ def replace_atomically(path: Path) -> Iterator[Path]:
     sync(path.parent)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replaces a small file, all or nothing."""
-    with replace_atomically(path) as partial:
+def write_atomically(path: Path, content: bytes, *, source: Path | None = None) -> None:
+    """Replaces a small file, all or nothing.
+
+    Args:
+        source: as in `replace_atomically`.
+    """
+    with replace_atomically(path, source=source) as partial:
         partial.write_bytes(content)

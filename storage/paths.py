@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from storage.errors import InputError
+
 
 @dataclass(frozen=True)
 class Workspace:
@@ -29,8 +31,15 @@ class Workspace:
 
     @property
     def ledger_url(self) -> str:
-        """Returns the default ledger: a SQLite file next to the folders, apart from Prefect's database."""
-        return f"sqlite:///{(self.home / 'ledger.db').resolve()}"
+        """Returns the default ledger: a SQLite file next to the folders, apart from Prefect's database.
+
+        Raises:
+            InputError: no URL can name it.
+        """
+        file = (self.home / "ledger.db").resolve()
+        if "?" in str(file):  # a URL ends its file there: two workspaces would share another one
+            raise InputError(f"--home {self.home}: a workspace's path cannot have a question mark. Name another folder")
+        return f"sqlite:///{file}"
 
     def create(self) -> Workspace:
         """Creates the folders, the private one closed to others."""

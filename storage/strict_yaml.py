@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
@@ -56,9 +57,10 @@ def _check_size(text: str) -> None:
 def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[str, Any]:
     mapping: dict[str, Any] = {}
     for key_node, value_node in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if isinstance(key, int) and not isinstance(key, bool) and str(key) == key_node.value:
-            key = str(key)  # a year, or a code: written as it is read
+        number = key_node.tag.endswith((":int", ":float"))
+        key = None if number else loader.construct_object(key_node, deep=True)
+        if key_node.tag.endswith(":int") and re.fullmatch("0|-?[1-9][0-9]*", key_node.value):
+            key = key_node.value  # a year, or a code: written as it is read
         if not isinstance(key, str):
             problem = f"key {str(key_node.value)[:40]!r} is not a string in YAML. Put it in quotes"
             raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
@@ -68,4 +70,15 @@ def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[str, Any]:
     return mapping
 
 
+def _number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
+    """Returns a number of decimal digits; YAML reads 1:30 as 90, 010 as 8 and 1_0 as 10, which nobody means."""
+    if re.search(r"[:_]|\A[-+]?0[0-9box]", node.value):
+        problem = f"number {node.value[:40]!r} is read otherwise in YAML. Write plain digits, or put it in quotes"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+    whole = node.tag.endswith(":int")
+    return loader.construct_yaml_int(node) if whole else loader.construct_yaml_float(node)
+
+
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _number)
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)

@@ -233,6 +233,7 @@ class ReleaseParameters(BundleParameters, frozen=True, title="Release"):
         description="Who requests the release; the ledger records it.",
         min_length=1,
         max_length=200,
+        pattern=r"^[^\x00-\x1f\x7f\u0085\u2028\u2029]*$",
     )
     deployment: str | None = Field(
         default=None,

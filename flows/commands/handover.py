@@ -108,26 +108,34 @@ def revoke(
     """
     from storage.bundle.registry import handovers, record_revocation, revoked_releases
     from storage.bundle.seal import signing_key
-    from storage.bundle.trust import incomplete, sign_newest, with_next_root, workspace_roots, write_roots
+    from storage.bundle.trust import (
+        incomplete,
+        one_at_a_time,
+        sign_newest,
+        with_next_root,
+        workspace_roots,
+        write_roots,
+    )
     from storage.ledger.heads import load_private_key
 
     signing = load_private_key(signing_key(key, place.workspace.private))
     ledger, file = place.open(), place.workspace.roots
-    known = workspace_roots(file, signing.public_key())
-    record_revocation(ledger, release, reason=reason, requester=requester)
-    roots = with_next_root(known, revoked=revoked_releases(ledger), days=days)
-    try:
-        roots = sign_newest(roots, signing)
-    except InputError as error:
-        say(f"note: {error}", err=True)
-    for option, written in (("", file), ("--out ", out)):
-        if not option and not written.parent.is_dir():
-            continue  # the first is for workers that may not read the ledger
+    with one_at_a_time(place.workspace):
+        known = workspace_roots(file, signing.public_key())
+        record_revocation(ledger, release, reason=reason, requester=requester)
+        roots = with_next_root(known, revoked=revoked_releases(ledger), days=days)
         try:
-            write_roots(written, roots)
-        except OSError as error:
-            why = f"{option}{written}: {error.strerror}"
-            raise InputError(f"{why}. The release is revoked; run the command again for the file.") from None
+            roots = sign_newest(roots, signing)
+        except InputError as error:
+            say(f"note: {error}", err=True)
+        for option, written in (("", file), ("--out ", out)):
+            if not option and not written.parent.is_dir():
+                continue  # the first is for workers that may not read the ledger
+            try:
+                write_roots(written, roots)
+            except OSError as error:
+                why = f"{option}{written}: {error.strerror}"
+                raise InputError(f"{why}. The release is revoked; run the command again for the file.") from None
     lacks, newest = incomplete(roots), roots[-1]
     partners = sorted({entry.partner for entry in handovers(ledger) if entry.release_id == release})
     if as_json:

@@ -54,30 +54,38 @@ def root(
     """
     from storage.bundle.registry import earlier_bundles, revoked_releases
     from storage.bundle.seal import signing_public_key
-    from storage.bundle.trust import incomplete, sign_newest, with_next_root, workspace_roots, write_roots
+    from storage.bundle.trust import (
+        incomplete,
+        one_at_a_time,
+        sign_newest,
+        with_next_root,
+        workspace_roots,
+        write_roots,
+    )
     from storage.ledger.heads import load_private_key, load_public_key, public_pem
 
     ledger, file = place.open(), place.workspace.roots
-    first = None if file.exists() else signing_public_key(place.workspace.private)
-    known = workspace_roots(file, first)
     root_keys, sealing = (
         [load_public_key(path.expanduser()) for path in paths or ()] for paths in (root_key, release_key)
     )
-    lasting = {public_pem(one).decode() for one in sealing} or set(known[-1].release_keys)
-    replaced = {pem for one in known for pem in one.release_keys} - lasting
-    roots = with_next_root(
-        known,
-        keys=root_keys,
-        threshold=threshold,
-        release_keys=sealing,
-        earlier=earlier_bundles(ledger, place.workspace.bundles, replaced),
-        revoked=revoked_releases(ledger),
-        days=days,
-    )
-    for path in key or ():
-        roots = sign_newest(roots, load_private_key(path.expanduser()))
-    for written in dict.fromkeys((file, out.expanduser())):
-        write_roots(written, roots)
+    with one_at_a_time(place.workspace):
+        first = None if file.exists() else signing_public_key(place.workspace.private)
+        known = workspace_roots(file, first)
+        lasting = {public_pem(one).decode() for one in sealing} or set(known[-1].release_keys)
+        replaced = {pem for one in known for pem in one.release_keys} - lasting
+        roots = with_next_root(
+            known,
+            keys=root_keys,
+            threshold=threshold,
+            release_keys=sealing,
+            earlier=earlier_bundles(ledger, place.workspace.bundles, replaced),
+            revoked=revoked_releases(ledger),
+            days=days,
+        )
+        for path in key or ():
+            roots = sign_newest(roots, load_private_key(path.expanduser()))
+        for written in dict.fromkeys((file, out.expanduser())):
+            write_roots(written, roots)
     lacks = incomplete(roots)
     say(f"root {roots[-1].version} in {out}, valid until {roots[-1].expires_on}: {_state(lacks)}")
     if lacks:
@@ -92,14 +100,14 @@ def sign(
     home: options.Home = None,
 ) -> None:
     """Add a signature to the newest root of a file; a complete one becomes the workspace's (--home), too."""
-    from storage.bundle.trust import incomplete, read_roots, sign_newest, write_roots
+    from storage.bundle.trust import incomplete, read_roots, replace_roots, sign_newest, write_roots
     from storage.ledger.heads import load_private_key
 
     signed = sign_newest(read_roots(roots.expanduser()), load_private_key(key.expanduser()))
     write_roots(roots.expanduser(), signed)
     lacks = incomplete(signed)
     if home is not None and not lacks:
-        write_roots(Workspace(options.home_of(home)).roots, signed)
+        replace_roots(Workspace(options.home_of(home)), signed)
     say(_state(lacks))
 
 

@@ -167,6 +167,7 @@ def budget(
 
 
 def _plot(place: options.LedgerOptions, file: Path) -> None:
+    from storage.durable import write_atomically
     from storage.ledger.certificate import spend_plot
 
     ledger = place.open()
@@ -176,7 +177,7 @@ def _plot(place: options.LedgerOptions, file: Path) -> None:
         raise InputError("--plot: nothing is spent yet, so there is nothing to draw")
     image = spend_plot({name: ledger.spend_history(one.population, one.guarantee_kind) for name, one in groups.items()})
     try:
-        file.write_bytes(image)
+        write_atomically(file, image)
     except OSError as error:
         raise InputError(f"{file}: {error.strerror}") from error
 
@@ -270,8 +271,14 @@ def migrate(
 
 
 def _write(path: Path, text: str) -> None:
+    """Writes a file whole or not at all, so that an earlier export outlives a full disk."""
+    from storage.durable import write_atomically
+
     try:
-        path.write_text(text, encoding="utf-8", newline="")
+        if path.exists() and not path.is_file():  # a pipe or a terminal is not replaced
+            path.write_text(text, encoding="utf-8", newline="")
+        else:
+            write_atomically(path, text.encode())
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
 

@@ -240,7 +240,7 @@ def home_of_plan(plan: Path, home: Path | None) -> Path:
         json.loads(plan.expanduser().read_bytes())
     except OSError as error:
         raise InputError(f"plan {plan}: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InputError(f"plan {plan} is not a release plan: file: Invalid JSON") from None
     return home_of(home) if home else workspace_of(plan)
 
@@ -316,11 +316,21 @@ def require_figure(file: Path) -> None:
 
 
 def require_writable(option: str, file: Path) -> None:
-    """Refuse before work starts an output that could not be written: a folder, or in a folder that does not exist."""
+    """Check before work starts that the file of an option can be written.
+
+    Raises:
+        InputError: its folder does not exist or is closed to this user, it is a folder itself, or no UTF-8.
+    """
     if not file.parent.is_dir():
         raise InputError(f"{option}: the folder {file.parent} does not exist")
+    if not os.access(file.parent, os.W_OK | os.X_OK):
+        raise InputError(f"{option}: the folder {file.parent} cannot be written to. Name another.")
     if file.is_dir():
         raise InputError(f"{option}: {file} is a folder. Name a file.")
+    try:
+        str(file).encode()
+    except UnicodeEncodeError:  # the libraries that write tables take no such path
+        raise InputError(f"{option}: {file} is not UTF-8. Name another file.") from None
 
 
 def expand_groups(command: Callable[..., None]) -> Callable[..., None]:

@@ -11,9 +11,11 @@ The partner stores the newest accepted version, so that an older chain is refuse
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -27,6 +29,7 @@ from storage.bundle.folder import STATEMENT, UnsoundBundle, read_regular
 from storage.durable import write_atomically
 from storage.errors import InputError
 from storage.ledger.heads import is_signed, key_id, parse_public_key, public_pem, signature_of
+from storage.paths import Workspace
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
@@ -267,6 +270,37 @@ def sign_newest(roots: Sequence[Root], key: EllipticCurvePrivateKey) -> tuple[Ro
     if len(roots) < 2 or pem not in {*roots[-1].keys, *roots[-2].keys}:
         raise InputError(f"key {key_id(key.public_key())[:16]}… is not a root key of the newest roots.")
     return (*roots[:-1], roots[-1].signed_by(key))
+
+
+@contextmanager
+def one_at_a_time(workspace: Workspace) -> Iterator[None]:
+    """Locks a workspace's roots: two commands that make a next root of one at a time would fork the chain.
+
+    A partner who took one of two roots of a version believes no root that follows the other.
+    """
+    if not workspace.private.is_dir():
+        yield
+        return
+    file = workspace.private / "locks" / "roots.lock"
+    file.parent.mkdir(exist_ok=True)
+    with file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def replace_roots(workspace: Workspace, roots: Sequence[Root]) -> None:
+    """Puts complete roots into a workspace, unless it has newer ones.
+
+    Raises:
+        InputError: it has; with older ones its workers would forget a revocation.
+    """
+    file = workspace.roots
+    with one_at_a_time(workspace):
+        known = read_roots(file) if file.exists() else ()
+        complete = known[:-1] if known and incomplete(known) else known
+        if [one.digest for one in roots[: len(complete)]] != [one.digest for one in complete]:
+            raise InputError(f"{file}: it has newer roots, or others. Sign those.")
+        write_roots(file, roots)
 
 
 def workspace_roots(path: Path, key: EllipticCurvePublicKey | None) -> tuple[Root, ...]:

@@ -29,8 +29,10 @@ def published_name(codes: Sequence[Code]) -> str | None:
     """Returns the name of the published list with all these entries in this order; None without such a list.
 
     They may be a part of it: `label_space: observed` uses the codes that records have. The statement then lists the
-    choice among what is not protected.
+    choice among what is not protected. No list is known with descriptions, whose words leave in a lexicon too.
     """
+    if any(one.description for one in codes):
+        return None
     digests = [entry_digest(entry) for entry in codes]
     for name, places in _places().items():
         at = [places.get(one, -1) for one in digests]
@@ -49,6 +51,8 @@ def reviewed_encoder(sha256: str) -> str | None:
 
 def advice(codes: Sequence[Code]) -> str:
     """Advises on a list that is not published. It names entries by their number, since a title may be anything."""
+    if any(one.description for one in codes):
+        return "Leave out its column of descriptions, whose words would leave as well"
     nearly = _nearly(codes)
     if nearly is None:
         return f"If it is published, register it ({_SCRIPT})"

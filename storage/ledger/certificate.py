@@ -10,6 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from storage.durable import write_atomically
 from storage.errors import InputError
 from storage.ledger.amounts import short
 from storage.ledger.ledger import Ledger
@@ -48,9 +49,9 @@ def write_certificate(ledger: Ledger, release_id: str, folder: Path) -> Path:
     history = ledger.spend_history(row.population or "", row.guarantee_kind)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / PLOT_NAME).write_bytes(spend_plot({f"{row.population}, {row.guarantee_kind}": history}))
+        write_atomically(folder / PLOT_NAME, spend_plot({f"{row.population}, {row.guarantee_kind}": history}))
         path = folder / CERTIFICATE_NAME
-        path.write_text(text, encoding="utf-8")
+        write_atomically(path, text.encode())
     except OSError as error:
         raise InputError(f"{folder}: {error.strerror}") from error
     return path

@@ -84,8 +84,7 @@ class _Reading:
     def take(self, line: bytes) -> None:
         """Adds a line; one that does not go on from the lines before is a ValueError."""
         self.lines += 1
-        torn = (line.startswith(_START) or _START.startswith(line)) and not line.endswith(b"}")
-        if torn:  # left by a power cut; an empty one too
+        if _torn(line):
             return
         content = _parse(line)
         # guard: a line of the witness names the line before it
@@ -238,12 +237,14 @@ class Journal:
                 self.file.parent.mkdir(mode=0o700, parents=True)
             new = not self.file.exists()
             descriptor = os.open(self.file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-            with os.fdopen(descriptor, "r+b", buffering=0) as file:
+            # buffered: a raw write may write less than it is given, on a disk that is nearly full, and say nothing
+            with os.fdopen(descriptor, "ab") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 size = os.fstat(descriptor).st_size
                 if size > 0 and os.pread(descriptor, 1, size - 1) != b"\n":  # torn by a power cut
                     file.write(b"\n")
                 file.write(self._chained(lines))
+                file.flush()
                 os.fsync(descriptor)
             if new:
                 sync(self.file.parent)
@@ -302,6 +303,20 @@ def journals_of(workspace: Workspace) -> tuple[Journal, ...]:
 
 def _line(content: dict[str, Any]) -> bytes:
     return json.dumps(content, ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
+
+
+def _torn(line: bytes) -> bool:
+    """Checks whether a line was begun alone, by a power cut or on a full disk; an empty one is such a line too.
+
+    The next line does not go on from it, so a whole line that was damaged since is still a refusal.
+    """
+    if not (line.startswith(_START) or _START.startswith(line)):
+        return False
+    try:
+        json.loads(line)
+    except ValueError:
+        return True
+    return False
 
 
 def _parse(line: bytes) -> dict[str, Any]:

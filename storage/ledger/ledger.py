@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Sequence
+from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
@@ -173,6 +174,7 @@ class Ledger(LedgerReader):
             "details": details,
         }
         row = chain.append(connection, content)
+        approvers(decisions, policy.approvals, matter, at=_moment(row))  # one may have gone stale meanwhile
         if stored is not None:
             register(connection, row.sequence, stored)
         return row
@@ -193,7 +195,9 @@ class Ledger(LedgerReader):
         released = chain.newest(connection, _T.kind == "release", _T.idempotency_key == plan.idempotency_key)
         if released is not None:
             raise InputError(f"refusal: too late, the plan is release {released.release_id} ({released.state})")
-        return chain.append(connection, refusal_content(content, decision, name=name))
+        row = chain.append(connection, refusal_content(content, decision, name=name))
+        signer(decision, policy.approvals, matter, at=_moment(row))
+        return row
 
     def mark_drawn(
         self,
@@ -349,15 +353,23 @@ class Ledger(LedgerReader):
             before = None if row is None else Policy.parse(row.details["policy"])
             if row is not None and row.policy_digest == policy.digest:
                 return row
-            approved: tuple[str, ...] = ()
-            if row is not None and before is not None:
+
+            def approved(at: datetime | None = None) -> tuple[str, ...]:
+                if row is None or before is None:
+                    return ()
                 terms = policy_terms(policy.name, self._mark_of(connection, row), requester=requester, reason=reason)
-                approved = approvers(decisions, before.approvals, Matter("policy", policy.digest, terms, requester))
-                _require_persons(before, approved)
+                matter = Matter("policy", policy.digest, terms, requester)
+                return approvers(decisions, before.approvals, matter, at=at)
+
+            names = approved()
+            if before is not None:
+                _require_persons(before, names)
             content = policy_content(
-                policy, before, requester=requester, reason=reason, approvals=approved, decisions=decisions
+                policy, before, requester=requester, reason=reason, approvals=names, decisions=decisions
             )
-            return chain.append(connection, content)
+            made = chain.append(connection, content)
+            approved(_moment(made))
+            return made
 
         return self.database.transact(work)
 
@@ -398,6 +410,14 @@ def require_plan(row: Row, plan_digest: str | None) -> None:
             f"release {row.release_id} was reserved for {shown}, this is {given}. Release the reserved plan, or plan "
             "again under another release.label, which spends again"
         )
+
+
+def _moment(row: Row) -> datetime:
+    """Returns the time at which verification holds a row's signatures against their age limit.
+
+    A clock runs on between the check and the row, or is set back: the row could then never be verified.
+    """
+    return datetime.fromisoformat(row.recorded_at)
 
 
 def _require_persons(policy: Policy, approved: Sequence[str]) -> None:

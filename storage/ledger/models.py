@@ -32,7 +32,13 @@ def _printable(value: str) -> str:
     return value
 
 
-Name = Annotated[str, Field(min_length=1, max_length=300), AfterValidator(_printable)]
+def _one_line(value: str) -> str:
+    if _printable(value).splitlines() != [value]:
+        raise ValueError("line ends are not allowed")
+    return value
+
+
+Name = Annotated[str, Field(min_length=1, max_length=300), AfterValidator(_one_line)]
 Prose = Annotated[str, Field(max_length=4000), AfterValidator(_printable)]
 Amount = Annotated[Decimal, PlainSerializer(amounts.text, when_used="json")]
 

@@ -15,6 +15,7 @@ from storage.errors import InputError
 from storage.ledger.amounts import short
 from storage.ledger.budget import BudgetLine
 from storage.ledger.models import Row
+from storage.tables.formulas import escape_formula
 
 
 def to_json(rows: Iterable[Row]) -> str:
@@ -39,9 +40,7 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, (list, dict)):
         return json.dumps(value, ensure_ascii=False, sort_keys=True)
-    text = str(value)
-    # A spreadsheet would run a text that begins so as a formula.
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+    return escape_formula(str(value))
 
 
 def read_export(path: Path) -> Sequence[Row]:

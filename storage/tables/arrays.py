@@ -54,7 +54,7 @@ def open_arrays(path: Path, columns: Sequence[str], pixels: str) -> Arrays:
                 fault = f"array {name!r} has Python objects or is damaged. Write it as numbers or texts"
                 arrays[name] = file[name]
         fault = ""
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError):
+    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error, NotImplementedError):
         pass
     if fault:
         raise InputError(f"data: {path}: {fault}")
@@ -73,7 +73,19 @@ def open_arrays(path: Path, columns: Sequence[str], pixels: str) -> Arrays:
                 f"data: {path}: array {name!r} is {array.dtype} {list(array.shape)}. Give a whole number or a text "
                 f"for each of the {len(images):,} images"
             )
+        if array.dtype.kind == "U" and not _encodes(array):
+            raise InputError(f"data: {path}: array {name!r} has characters that Unicode does not have. Correct them")
     return Arrays(source, len(images), file_digest(path), arrays)
+
+
+def _encodes(array: NDArray[Any]) -> bool:
+    """Checks whether every text is Unicode: an array holds halves of pairs and numbers beyond it, too."""
+    try:
+        for start in range(0, len(array), _ROWS):
+            "".join(array[start : start + _ROWS].tolist()).encode()
+    except (ValueError, SystemError):  # the latter: a number that no character can have
+        return False
+    return True
 
 
 def inspect_arrays(path: Path, required: Sequence[str], pixels: str) -> tuple[Source, tuple[int, ...]]:

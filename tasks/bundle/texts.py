@@ -19,10 +19,14 @@ from storage.egress.words import vocabulary
 from tasks.bundle import licence
 from tasks.pages.render import TEMPLATES
 
-_NUMBER = re.compile(r"\d{1,8}(?:\.\d{1,4})?")
+_NUMBER = re.compile(r"\d{1,8}(?:\.\d{1,4})?", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,15}")
 _ENCODER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
-_SPECIAL = re.compile(r"\[(?:PAD|UNK|CLS|SEP|MASK|unused\d{1,3})\]|</?s>|<(?:pad|unk|mask)>|<\|endoftext\|>")
+_SPECIAL = re.compile(r"\[(?:PAD|UNK|CLS|SEP|MASK|unused\d{1,3})\]|</?s>|<(?:pad|unk|mask)>|<\|endoftext\|>", re.ASCII)
+_UNSEEN = re.compile(
+    r"(?<= ) |[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+"""Characters that a reader does not see although Unicode calls them printable: fillers, selectors, further blanks."""
 _PUBLIC_NAME = 12
 """Letters and digits of a classification's name and version from which on they are listed."""
 
@@ -52,13 +56,20 @@ def own_texts(spaces: Mapping[str, Sequence[Code]], facts: Mapping[str, Any], en
         texts.append(f"encoder: {name_of(encoder)}")
     if reviewed_encoder(encoder_digest(encoder)) is None:
         texts += _texts_of_encoder(encoder)
-    return tuple(texts)
+    return tuple(map(_visible, texts))
+
+
+def _visible(text: str) -> str:
+    """Writes out every character that a reader would not see, so that who signs a text has read all of it."""
+    seen = _UNSEEN.sub(lambda unseen: f"\\u{ord(unseen[0]):04x}", text.replace("\\", "\\\\"))
+    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in seen)
 
 
 def code_texts(field: str, codes: Sequence[Code]) -> list[str]:
-    """Lists the entries of a code list that is not published; a number without a title is none."""
-    listed = (one for one in codes if one.title or not _NUMBER.fullmatch(one.code))
-    return [f"code list{f' of {field}' if field else ''}: {one.code} {one.title}".rstrip() for one in listed]
+    """Lists the entries of a code list that is not published; a number without words is none."""
+    listed = (one for one in codes if one.title or one.description or not _NUMBER.fullmatch(one.code))
+    of = f" of {field}" if field else ""
+    return [f"code list{of}: {' '.join(filter(None, (one.code, one.title, one.description)))}" for one in listed]
 
 
 def value_texts(name: str, values: Sequence[Code]) -> list[str]:

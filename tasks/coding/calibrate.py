@@ -61,7 +61,7 @@ def calibrate(
         sets=sets,
     )
     fitted |= {"release": of_field.release, "bundle_digest": of_field.digest}
-    write_atomically(out, json.dumps(fitted, indent=2).encode() + b"\n")
+    write_atomically(out, json.dumps(fitted, indent=2).encode() + b"\n", source=data)
     return fitted
 
 

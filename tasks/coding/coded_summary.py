@@ -103,7 +103,7 @@ def write_summary(coded: Path, *, columns: Sequence[str] = ()) -> Path:
         fields=summaries,
         commands=_commands(coded, columns),
     )
-    write_atomically(page, shown.encode())
+    write_atomically(page, shown.encode(), source=coded)
     return page
 
 

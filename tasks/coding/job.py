@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.artifacts import digest, file_digest
-from storage.durable import replace_atomically, sync, write_atomically
+from storage.durable import limit_rights, replace_atomically, sync, write_atomically
 from storage.errors import InputError, StorageError
 from storage.tables.formulas import escape_formula
 from storage.tables.narratives import Narratives
@@ -183,7 +183,9 @@ def _merge(
                 write([row + next(answers) + origin for row in piece])
     if file_digest(job.table.source.path) != job.table.sha256:
         raise StorageError(f"{job.table.source.name} changed during coding. Run again.")
+    limit_rights(fresh, job.out, job.table.source.path)
     sync(fresh)
+    _check_output(job, coder)  # another may have appeared meanwhile
     mark = {"key": job.key(coder), "sha256": file_digest(fresh), "blank": coded.blank, "review": coded.review}
     write_atomically(job.mark, json.dumps(mark).encode())
     fresh.replace(job.out)

@@ -77,9 +77,16 @@ def human_column(field: str) -> str:
 
 
 def text_column(coded: Path) -> str:
-    """Returns the column of a coded table that the narratives seem to be in: the longest texts left of the answers."""
+    """Returns the column of a coded table that the narratives seem to be in: the longest texts left of the answers.
+
+    Raises:
+        InputError: it is no coded table, or has the answers alone.
+    """
     table = survey(coded, text_columns=[])
-    given = table.columns[: table.columns.index(code_column(fields_of(table)[0]))]
+    code = code_column(fields_of(table)[0])
+    if code not in table.columns:
+        raise InputError(f"CODED: {coded} has no column {code!r}. Give a table that `autocoder code` wrote.")
+    given = table.columns[: table.columns.index(code)]
     if not given:
         raise InputError("--column: the table has no column but the answers. Name that of the narratives.")
     rows = list(islice(table.text_rows(given), _SEEN))
@@ -148,7 +155,7 @@ def draw(
     picked: Iterator[Row] = (
         (at + 1, *row, round(weight[at], 6), *blank) for at, row in enumerate(table.text_rows(columns)) if at in weight
     )
-    with replace_atomically(out) as fresh, open_writer(fresh, kind, schema) as write:
+    with replace_atomically(out, source=coded) as fresh, open_writer(fresh, kind, schema) as write:
         for piece in pieces(picked, columns=len(schema)):
             write(piece)
     return Sample(rows=table.rows, sampled=len(weight), sensitive=len(always))

@@ -124,7 +124,7 @@ def revise_table(
         _require_version(table, version[0], correspondence)
     rows: Counter[str] = Counter()
     with (
-        replace_atomically(out) as fresh,
+        replace_atomically(out, source=coded) as fresh,
         open_writer(fresh, kind, schema) as write,
         closing(table.read()) as read,
         closing(table.text_rows(names)) as texts,

@@ -13,31 +13,37 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from flows.commands import options
 from mechanisms.errors import MechanismError
 from mechanisms.model import encoders
 from storage import strict_yaml
 from storage.errors import InputError
+from storage.ledger import policy as ledger_policy
 from storage.tables import reader, source
+from storage.tables.arrays import open_arrays
 from storage.tables.reader import survey
-from tasks.coding.quality import Policy, draw
+from tasks.coding.quality import Policy, draw, text_column
 
 DECLARES = (
     (
         "a file is read whole or refused, in bounded memory",
         "open quotes that swallow 1 to 11 rows in six forms of CSV; cells, lines and records of many lines"
         ", of gigabytes, in CSV, ZIP and JSON; lists, objects and keys by the million; Parquet of many "
-        "rows, or of large cells, lists and dictionaries; a sample with its columns twice",
+        "rows, or of large cells, lists and dictionaries; arrays that say they are larger, or of texts that are none; "
+        "a sample with its columns twice, or of a table that was never coded",
         "one column alone, where an open quote looks like a text of several lines; two rows without a "
         "number, date or code",
     ),
     (
         "settings are what is written",
-        "aliases that unfold, depth, size, tags, merges; 30 keys that YAML reads as another type",
+        "aliases that unfold, depth, size, tags, merges; 30 keys that YAML reads as another type, and 13 numbers that "
+        "it reads as others",
         "a `.md` card's head, which the gate reads by its own rules",
     ),
     (
@@ -332,6 +338,28 @@ def test_a_key_that_yaml_reads_otherwise(key: str) -> None:
         strict_yaml.load(f"populations:\n  {key.replace(chr(10), chr(10) + '  ')}: {{epsilon: 0.1}}\n")
 
 
+NUMBERS = [
+    *("1:30", "1:5", "-1:00", "1:30.5", "010", "-07", "0x10", "0b11", "1_0", "1_000", "1_0.5", "00.5", "007"),
+]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_number_that_yaml_reads_otherwise(number: str, tmp_path: Path) -> None:
+    """A cap of 1:5, mistyped for 1.5, was one of 65, and 010 one of 8: a policy and a setting refuse them by line."""
+    with pytest.raises(yaml.YAMLError):
+        strict_yaml.load(f"epsilon: {number}")
+    file = tmp_path / "policy.yaml"
+    file.write_text(f"name: p\ndefault:\n  formal: {{epsilon: {number}, delta: 0.00001}}\n")
+    with pytest.raises(InputError, match=r"policy.yaml, line 3: number .* is read otherwise"):
+        ledger_policy.Policy.load(file)
+
+
+def test_numbers_that_are_read_as_written() -> None:
+    """The control: whole, negative, decimal and with an exponent; in quotes, a text."""
+    text = "[0, 7, -3, +5, 0.5, -0.25, .5, 1.0e-5, 100, 20260101, '1:30', 2026-01-01]"
+    assert strict_yaml.load(text)[:-1] == [0, 7, -3, 5, 0.5, -0.25, 0.5, 1e-5, 100, 20260101, "1:30"]
+
+
 def test_aliases_and_years_are_read() -> None:
     """The control: an alias is its value, a year a key."""
     assert strict_yaml.load("a: &a [1, 2]\n2026: *a\n'no': 5") == {"a": [1, 2], "2026": [1, 2], "no": 5}
@@ -389,3 +417,46 @@ def test_an_archive_whose_directory_lies(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "in.zip").write_bytes(packed.getvalue().replace(size, (2000).to_bytes(4, "little")))
     with pytest.raises(InputError):
         survey(tmp_path / "in.zip", text_columns=["Text"])
+
+
+@pytest.mark.parametrize("code", [0xD800, 0xDFFF, 0x110000, 0x7FFFFFFF], ids=hex)
+def test_arrays_of_texts_that_are_no_unicode(tmp_path: Path, code: int) -> None:
+    """Halves of pairs, and numbers beyond it: the array is refused by its name, and not as an unforeseen failure."""
+    labels = np.frombuffer(np.array([97, 98, code], dtype="<u4").tobytes(), dtype="<U1")
+    np.savez(tmp_path / "in.npz", images=np.zeros((3, 2, 2), dtype=np.uint8), labels=labels)
+    with pytest.raises(InputError, match=r"array 'labels' .*Unicode"):
+        open_arrays(tmp_path / "in.npz", ("labels",), "images")
+
+
+def test_an_array_that_says_it_has_a_petabyte(tmp_path: Path) -> None:
+    """Its header alone is read before the memory is asked for."""
+    header = io.BytesIO()
+    described = {"descr": "|u1", "fortran_order": False, "shape": (1 << 50, 4, 4)}
+    np.lib.format.write_array_header_1_0(header, described)
+    with zipfile.ZipFile(tmp_path / "in.npz", "w") as archive:
+        archive.writestr("images.npy", header.getvalue() + bytes(64))
+        archive.writestr("labels.npy", _bytes_of(np.arange(4)))
+    with pytest.raises(InputError, match="array 'images' has Python objects or is damaged"):
+        open_arrays(tmp_path / "in.npz", ("labels",), "images")
+
+
+def _bytes_of(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def test_a_plan_of_brackets(tmp_path: Path) -> None:
+    """Nested a hundred thousand times: it is no plan."""
+    plan = tmp_path / "plan.json"
+    plan.write_text("[" * 100_000)
+    with pytest.raises(InputError, match="is not a release plan"):
+        options.home_of_plan(plan, None)
+
+
+def test_a_sample_of_a_table_that_was_never_coded(tmp_path: Path) -> None:
+    """The table is named, and what it should be."""
+    table = tmp_path / "in.csv"
+    table.write_text("Text\na fall\n")
+    with pytest.raises(InputError, match="no column 'code'"):
+        text_column(table)

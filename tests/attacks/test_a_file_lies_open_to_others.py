@@ -7,7 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +16,20 @@ from storage.errors import InputError, StorageError
 from storage.ledger import Ledger
 from storage.paths import Workspace
 from storage.shared_store import SharedStore
+from storage.tables.narratives import Narratives
+from storage.tables.reader import survey
+from tasks.coding.coded_summary import write_summary
+from tasks.coding.coder import Coder
+from tasks.coding.columns import answer_columns
+from tasks.coding.job import CodingJob, run
+from tasks.coding.quality import Policy, draw
 
 DECLARES = (
     (
         "no file lies open",
         "ledgers behind links that lead nowhere, in a circle, over two; shared storage with seven modes, "
-        "by links and URLs; Prefect's folder; core dumps, to files and to programs",
+        "by links and URLs; Prefect's folder; core dumps, to files and to programs; coded copies, summaries and "
+        "samples of closed files, and files that replace closed ones",
         "what was open before, and access lists; S3's rights; swap",
     ),
 )
@@ -128,3 +136,32 @@ def test_a_process_that_dies_with_narratives_in_memory(
     assert died.returncode == -signal.SIGABRT, died.stderr
     assert int(died.stdout) == min(allowed if allowed != resource.RLIM_INFINITY else 1, 1)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("closed", [0o600, 0o640, 0o400])
+def test_a_copy_of_a_closed_file(
+    coder: Coder, tmp_path: Path, narratives: Callable[..., list[str]], closed: int
+) -> None:
+    """Coded, sampled, summed up or revised, narratives are as closed as they were, also in the place of an older file
+    that somebody closed.
+    """
+    source, out, sample = tmp_path / "in.csv", tmp_path / "out.csv", tmp_path / "sample.csv"
+    source.write_text("\n".join(["Text", *narratives(30)]))
+    source.chmod(closed)
+
+    def code(**options: bool) -> None:
+        table = survey(source, text_columns=["Text"])
+        answers = answer_columns(coder, top_k=1, threshold=None)
+        run(coder, CodingJob(table, out, Narratives(("Text",)), answers, **options))
+
+    code()
+    page = write_summary(out)
+    draw(out, sample, columns=["Text"], policy=Policy(share=0.5), seed=1)
+    for file in (out, page, sample):
+        assert file.stat().st_mode & 0o777 == closed | 0o600, file.name
+    source.chmod(0o644)
+    for mode in (0o600, 0o664):
+        out.chmod(mode)
+        code(overwrite=True)
+        assert out.stat().st_mode & 0o777 == mode
+    assert not list(tmp_path.glob(".out*"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from releases import make_plan
 from test_a_refuted_claim_is_released import audit, plan
 
 from storage.errors import InputError
-from storage.ledger import BudgetRefused, Ledger, Policy
+from storage.ledger import BudgetRefused, Ledger, Policy, chain
 from storage.ledger.content import policy_terms, release_terms
 from storage.ledger.decisions import Decision, sign
 from storage.ledger.heads import public_pem
@@ -26,7 +27,7 @@ DECLARES = (
         "one signature is one person's, for one plan, while they may sign",
         "one key under two names, spelt otherwise; the same decision twice, with another reason, under "
         "another's key id; of another plan, an override, a refusal; overrides of an approver since "
-        "dropped, unsigned rows",
+        "dropped, unsigned rows; one that goes stale between its check and its row",
         "an officer's stolen key, until the policy drops it",
     ),
 )
@@ -184,3 +185,32 @@ def test_a_policy_that_is_too_deep_or_too_long(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(InputError, match="policy file"):
             Policy.load(file)
+
+
+@pytest.mark.parametrize("moved", [timedelta(days=15), -timedelta(days=1)], ids=["goes stale", "a clock set back"])
+def test_a_signature_that_goes_stale_before_its_row(
+    sqlite_site: Site, monkeypatch: pytest.MonkeyPatch, moved: timedelta
+) -> None:
+    """Good as it is checked, and not at the time that the row has: the row was recorded, and no verification of the
+    ledger could ever pass again.
+    """
+    rule = {"minimum": 1, "approvers": {"Anna": pem(ANNA)}, "valid_days": 14}
+    caps = {"default": {"asymptotic-local": {"epsilon": 20}}}
+    ledger = sqlite_site.open(Policy.parse({"name": "p", "approvals": rule} | caps))
+    ledger.put_in_force(requester="lead")
+    asked, other = make_plan("a"), Policy.parse({"name": "q", "approvals": rule} | caps)
+    refusal = sign(ANNA, subject="release", decision="refuse", digest=DIGEST, terms=release_terms(asked), reason="no")
+    terms = policy_terms("q", ledger.policy_mark(), requester="lead", reason="more")
+    change = sign(ANNA, subject="policy", decision="approve", digest=other.digest, terms=terms)
+    good = approved(ANNA, asked)
+    with monkeypatch.context() as late:
+        late.setattr(chain, "now", lambda: (datetime.now(UTC) + moved).isoformat(timespec="microseconds"))
+        for attempt in (
+            lambda: ledger.reserve(asked, plan_digest=DIGEST, decisions=[good]),
+            lambda: ledger.refuse(asked, refusal),
+            lambda: ledger.change_policy(other, requester="lead", reason="more", decisions=[change]),
+        ):
+            with pytest.raises(InputError, match=r"stale|signed in the future"):
+                attempt()
+    assert ledger.reserve(asked, plan_digest=DIGEST, decisions=[good]).state == "reserved"
+    assert ledger.verify().ok

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +20,28 @@ from storage.bundle.folder import PROOF, SIGNATURE, UnsoundBundle, content_files
 from storage.bundle.proof import proof_of
 from storage.bundle.registry import earlier_bundles, record_revocation, revoked_releases
 from storage.bundle.signing import Signer
-from storage.bundle.trust import Root, Trust, incomplete, read_roots, sign_newest, with_next_root, write_roots
+from storage.bundle.trust import (
+    Root,
+    Trust,
+    incomplete,
+    one_at_a_time,
+    read_roots,
+    replace_roots,
+    sign_newest,
+    with_next_root,
+    write_roots,
+)
 from storage.errors import InputError
 from storage.ledger import Ledger
 from storage.ledger.heads import key_id, load_private_key, new_keys
+from storage.paths import Workspace
 
 DECLARES = (
     (
         "a key that was replaced, or a release that was revoked, is believed by nobody who has the newest roots",
         "a stolen release key that seals or signs a root; a thief's root, one signature of two, the same "
-        "one twice; a root edited, left out, expired, older or of another chain; pipes, devices and "
-        "sparse files in the place of any file",
+        "one twice; a root edited, left out, expired, older or of another chain; two next roots at one time, older "
+        "ones put back into the workspace; pipes, devices and sparse files in the place of any file",
         "what a stolen key seals before a root replaces it; a partner who gets no newer roots until theirs expire",
     ),
 )
@@ -345,3 +357,37 @@ def test_by_the_machines_own_key(agency: Agency, monkeypatch: pytest.MonkeyPatch
     assert signing_key(None, private) == agency.files["release"]
     assert signing_key(agency.files["anna"], private) == agency.files["anna"]
     assert signing_public_key(private) == agency.key("release").public_key()
+
+
+def test_two_next_roots_at_one_time(agency: Agency) -> None:
+    """Two commands read the same newest root: without a lock each made a next one, and a partner who took one of them
+    believed no root that followed the other.
+    """
+    workspace, waited = Workspace(agency.home), threading.Event()
+
+    def other() -> None:
+        with one_at_a_time(workspace):
+            waited.set()
+
+    with one_at_a_time(workspace):
+        thread = threading.Thread(target=other)
+        thread.start()
+        assert not waited.wait(0.2)
+    thread.join(10)
+    assert waited.is_set()
+
+
+def test_older_roots_in_the_place_of_newer_ones(agency: Agency) -> None:
+    """`keys sign --home` of a file that lay about: the workspace would forget a revocation, and its workers with it."""
+    workspace = Workspace(agency.home)
+    older = agency.roots
+    record_revocation(agency.ledger, agency.sealed.folder.name, reason="an error", requester="lead")
+    assert agency.root("anna", "ben") == 0
+    write_roots(workspace.roots, agency.roots)
+    for others in (older, older[:1], with_next_root(older, days=9)):
+        with pytest.raises(InputError, match="newer roots"):
+            replace_roots(workspace, others)
+    assert read_roots(workspace.roots) == agency.roots
+    assert agency.root("anna", "ben") == 0
+    replace_roots(workspace, agency.roots)
+    assert read_roots(workspace.roots) == agency.roots

@@ -12,17 +12,20 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
+from releases import make_plan
 from rich.table import Table
 
 from flows.commands import console as progress
 from flows.commands.terminal import Console, escape_text, say
+from tasks.parameters import ReleaseParameters
 
 DECLARES = (
     (
         "a text does nothing to a terminal",
         "escape sequences, control characters, turning marks, markup, halves of characters in codes, "
-        "titles, figures, tables, paths and mistaken arguments; a path that holds a verdict in a line of "
-        "its own",
+        "titles, figures, tables, paths and mistaken arguments; a path, or a name in a plan, that holds a verdict "
+        "in a line of its own",
         "look-alike letters; what a pager or editor does with the files",
     ),
 )
@@ -178,3 +181,15 @@ def test_a_name_that_holds_a_verdict(tmp_path: Path, arguments: tuple[str, ...])
     )
     assert done.returncode != 0
     assert not any(line.startswith("sound") for line in (done.stdout + done.stderr).splitlines())
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\x0b", "\x85", "\u2028", "\u2029"], ids=ascii)
+@pytest.mark.parametrize("name", ["requester", "population", "release_label"])
+def test_a_name_in_a_plan_that_begins_a_line(name: str, end: str) -> None:
+    """The officer's page shows who asks: `lead`, a line end and a line that looks like a verdict."""
+    for value in (f"lead{end}fine  What does it measurably leak? Nothing.", f"lead{end}"):
+        with pytest.raises(ValidationError):
+            make_plan(**{name: value})
+        if name == "requester":
+            with pytest.raises(ValidationError):
+                ReleaseParameters(requester=value)

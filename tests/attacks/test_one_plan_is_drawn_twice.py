@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from ledger_sites import Site
 from releases import make_plan
 
 from storage.artifacts import digest
-from storage.errors import InputError
+from storage.errors import InputError, StorageError
 from storage.ledger import BudgetRefused, Ledger, Policy, ReleasePlan, Row, chain, rollback
 from storage.ledger.content import recovery_content, recovery_terms
 from storage.ledger.decisions import Decision, sign
@@ -34,7 +35,8 @@ DECLARES = (
         "gone on with; recoveries signed by nobody, a stranger, the requester, for another state; SIGKILL"
         " around the journal's line; lines appended to the witness of a restored workspace: older, "
         "repeated, further than the restored ledger, of another one, unknown, recoveries that nobody "
-        "signed, were signed for another state, or were used before; a journal's line left out or moved",
+        "signed, were signed for another state, or were used before; a journal's line left out or moved, "
+        "torn at any brace, or cut short by a full disk",
         "database and workspace restored together without a witness; whoever reads the posterior draws by hand",
     ),
 )
@@ -408,6 +410,55 @@ def test_a_journal_that_is_written_again(house: Workspace) -> None:
         file.write_bytes(b"".join(changed))
         with pytest.raises(ForeignLedger, match="line"):
             opened(house)
+
+
+@pytest.mark.parametrize("end", ["every brace", "the last letter"])
+def test_a_line_that_is_torn_behind_a_brace(house: Workspace, end: str) -> None:
+    """A power cut may leave any beginning of a line, also one that ends as a whole line does: the ledger goes on."""
+    ledger = ensure_genesis_row(house)
+    released(ledger, planned(ledger))
+    file = own_journal(house).file
+    whole = file.read_bytes()
+    before, line = whole[: whole.rindex(b"\n", 0, -1) + 1], whole[whole.rindex(b"\n", 0, -1) + 1 : -1]
+    cuts = [at + 1 for at, letter in enumerate(line[:-1]) if letter == ord("}")] if end == "every brace" else [-1]
+    assert cuts
+    for number, cut in enumerate(cuts):
+        for after in (b"", b"\n"):
+            file.write_bytes(before + line[:cut] + after)
+            opened(house)
+            row = opened(house).record(
+                Evaluation(label=f"{number}{after!r}", population="p", data_fingerprint="none", requester="lead")
+            )
+            kept = own_journal(house).last()
+            assert kept is not None
+            assert (kept.sequence, kept.hash) == (row.sequence, row.hash)
+
+
+def test_a_disk_that_takes_half_a_line(house: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that a full disk shortens is reported by no system call: without the whole line nothing is reserved that
+    could be drawn, and with more room the same request is.
+    """
+    ledger = ensure_genesis_row(house)
+    plan = planned(ledger)
+    append, size = Journal.append, own_journal(house).file.stat().st_size
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def on_a_full_disk(journal: Journal, lines: bytes) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 40, usual[1]))
+        try:
+            append(journal, lines)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+
+    with monkeypatch.context() as full:
+        full.setattr(Journal, "append", on_a_full_disk)
+        with pytest.raises(StorageError, match="not kept next to it"):
+            ledger.reserve(plan, plan_digest="d" * 64, decisions=[approved(plan)])
+    again = opened(house).reserve(plan, plan_digest="d" * 64, decisions=[approved(plan)])
+    opened(house).mark_drawn(str(again.release_id), draw_digest="d" * 64, plan_digest="d" * 64)
+    kept = own_journal(house).last()
+    assert kept is not None
+    assert (kept.sequence, kept.hash) == opened(house).head()
 
 
 KILLED = """

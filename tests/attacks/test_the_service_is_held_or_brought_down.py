@@ -31,8 +31,9 @@ DECLARES = (
     (
         "the service is not held by those behind the proxy",
         "handshakes, headers, bodies, chunks, trailers and answers without an end, 20 states; forty "
-        "handshakes; files whose answer nobody reads; bodies without a key, of no stated length, too many"
-        " of one client; requests that nobody waits for; forged addresses; 12 forged hosts at four paths",
+        "handshakes; files whose answer nobody reads, or whose client left while they were read; bodies "
+        "without a key, of no stated length, too many of one client; requests that nobody waits for; "
+        "forged addresses; 12 forged hosts at four paths",
         "without `deployments/serve.Caddyfile`: whoever reaches the port; how many connections an address"
         " opens, which a firewall limits; half of these attacks run only where Caddy is installed",
     ),
@@ -408,3 +409,60 @@ def test_a_file_whose_answer_nobody_reads(coder: Coder, narratives: Callable[...
 
     asyncio.run(asyncio.wait_for(attack(), 60))
     assert files.AT_ONCE == 2
+
+
+def test_a_file_whose_client_left(coder: Coder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sent and left, again and again: a thread reads on, so that the next one waits for it. As many were read at a time
+    as a client sent, each in memory, and the answer to a revocation waited behind them.
+    """
+    free, begun = threading.Event(), threading.Semaphore(0)
+    at_once: list[int] = [0, 0]
+    read = files.read
+
+    def slowly(*arguments: Any, **options: Any) -> Any:
+        at_once[0] += 1
+        at_once[1] = max(at_once)
+        begun.release()
+        free.wait(30)
+        at_once[0] -= 1
+        return read(*arguments, **options)
+
+    monkeypatch.setattr(files, "read", slowly)
+
+    async def attack() -> None:
+        app = create_app(coder, Settings(state=State(Clients.of(KEYS))))
+        content = b"Text\na fall\n"
+
+        async def send_file(*, leaves: bool) -> int | None:
+            scope: Any = {"type": "http", "method": "POST", "path": "/file", "raw_path": b"/file", "scheme": "http"}
+            scope |= {"query_string": b"column=Text", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80)}
+            scope |= {"headers": [(b"x-api-key", KEYS["anna"].encode()), (b"content-length", b"12")]}
+            sent: list[Any] = []
+            asked = iter([{"type": "http.request", "body": content, "more_body": False}])
+
+            async def receive() -> Any:
+                if (message := next(asked, None)) is not None:
+                    return message
+                if leaves:
+                    await asyncio.to_thread(begun.acquire, timeout=1)
+                    return {"type": "http.disconnect"}
+                return await asyncio.Event().wait()
+
+            async def send(message: Any) -> None:
+                sent.append(message)
+
+            await app(scope, receive, send)
+            return sent[0]["status"] if sent else None
+
+        async with app.router.lifespan_context(app):
+            assert await send_file(leaves=True) is None
+            for _ in range(3):
+                assert await send_file(leaves=True) in (None, 503)
+            assert await send_file(leaves=False) == 503
+            free.set()
+            while await send_file(leaves=False) == 503:
+                await asyncio.sleep(0.01)
+            assert await send_file(leaves=False) == 200
+
+    asyncio.run(asyncio.wait_for(attack(), 60))
+    assert at_once[1] == 1

@@ -1,0 +1,110 @@
+"""Would win: half a file in the place of a whole one, another's work written over, hours of coding for nothing."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.commands import ledger as ledger_command
+from flows.commands import options
+from storage.errors import InputError
+from storage.ledger import Evaluation, Ledger
+from storage.ledger.report import to_csv
+from storage.paths import Workspace
+from storage.tables.narratives import Narratives
+from storage.tables.reader import survey
+from tasks.coding.coder import Coder
+from tasks.coding.columns import answer_columns
+from tasks.coding.job import CodingJob, run
+
+DECLARES = (
+    (
+        "what was written is whole, and takes nobody else's place",
+        "a ledger's export, head and record on a disk that becomes full; an output that appears while a table is "
+        "coded; outputs whose name is no UTF-8, or whose folder is closed; a workspace whose path ends a URL",
+        "a file that appears in the moment of the rename itself",
+    ),
+)
+"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """No file may grow beyond so many bytes: what fits is written, as on a disk that becomes full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_an_export_on_a_full_disk(tmp_path: Path) -> None:
+    """The earlier one stays as it was, which `ledger verify --against` needs, and no piece of another lies near."""
+    out = tmp_path / "kept"
+    out.write_text(earlier := "an earlier export\n" * 100)
+    with pytest.raises(InputError, match="kept: File too large"), full_disk(100):
+        ledger_command._write(out, "a later one\n" * 100)
+    assert out.read_text() == earlier
+    assert list(tmp_path.iterdir()) == [out]
+    ledger_command._write(out, "a later one\r\n")
+    assert out.read_bytes() == b"a later one\r\n"
+
+
+def job(coder: Coder, texts: list[str], out: Path, **changes: Any) -> CodingJob:
+    """A table next to its output."""
+    source = out.with_name("in.csv")
+    source.write_text("\n".join(["Text", *texts]))
+    answers = answer_columns(coder, top_k=1, threshold=None)
+    return CodingJob(survey(source, text_columns=["Text"]), out, Narratives(("Text",)), answers, **changes)
+
+
+def test_an_output_that_appears_while_a_table_is_coded(
+    coder: Coder, tmp_path: Path, narratives: Callable[..., list[str]]
+) -> None:
+    """It was not there when the work began: it is not written over without --overwrite, which then takes no time."""
+    out = tmp_path / "out.csv"
+
+    def appears() -> None:
+        out.write_text("another's work\n")
+
+    with pytest.raises(InputError, match="--overwrite"):
+        run(coder, job(coder, narratives(6), out), spread=appears)
+    assert out.read_text() == "another's work\n"
+    again = run(coder, job(coder, narratives(6), out, overwrite=True))
+    assert again.resumed == again.rows == 6
+
+
+def test_an_output_whose_name_is_no_text(tmp_path: Path) -> None:
+    """A name in cp1252, as old shares have them: refused before the work, which would fail at its first piece."""
+    with pytest.raises(InputError, match=r"--out: .* is not UTF-8"):
+        options.require_writable("--out", Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.csv")))
+
+
+def test_a_folder_that_is_closed_is_told_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Before a table and a model are read."""
+    monkeypatch.setattr(os, "access", lambda path, mode: mode & os.W_OK == 0)
+    with pytest.raises(InputError, match=r"--out: the folder .* cannot be written to"):
+        options.require_writable("--out", tmp_path / "out.csv")
+
+
+def test_a_workspace_whose_path_ends_a_url(tmp_path: Path) -> None:
+    """`a?1` and `a?2` had one ledger, at `a`, outside of both."""
+    for name in ("a?1", "a?x=1"):
+        with pytest.raises(InputError, match="question mark"):
+            _ = Workspace(tmp_path / name).create().ledger_url
+    assert Workspace(tmp_path / "a #%41&").create().ledger_url.endswith("/a #%41&/ledger.db")
+
+
+@pytest.mark.parametrize("text", ["=1+1", " =1+1", "\uff1d1+1", "\n@x", "-cmd|' /C calc'!A0", "+1+1"])
+def test_a_formula_in_the_ledgers_table(tmp_path: Path, text: str) -> None:
+    """A label of an evaluation, by the rule for every other table; a number stays one."""
+    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}")
+    ledger.record(Evaluation(label=text, population="p", data_fingerprint="none", requester="lead"))
+    assert f"'{text}" in to_csv(ledger.rows())
