@@ -98,10 +98,10 @@ def test_another_method_or_label_is_another_plan(trained: Trained) -> None:
         planned = PlannedRelease.of_posterior(
             context,
             changed,
-            dataset=made.dataset,  # type: ignore[arg-type]
-            prepared=made.prepared,  # type: ignore[arg-type]
-            posterior=made.posteriors["reweighted"],  # type: ignore[arg-type]
-            measured=made.measured["reweighted"],  # type: ignore[arg-type]
+            dataset=made.dataset,
+            prepared=made.prepared,
+            posterior=made.posteriors["reweighted"],
+            measured=made.measured["reweighted"],
             prefect_run_id=None,
         )
         return planned.plan.idempotency_key
