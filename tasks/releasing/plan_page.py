@@ -114,12 +114,14 @@ class PlanPage:
         return "nothing speaks against it" + (f"; {open_} of {len(verdicts)} answers need review" if open_ else "")
 
 
-def page_of(plan: CheckedPlan, status: ApprovalStatus, *, file: str, context: PlanContext) -> PlanPage:
+def page_of(plan: CheckedPlan, status: ApprovalStatus, *, file: str, context: PlanContext | None = None) -> PlanPage:
     """Answers all questions that an officer would ask about a plan, the measured leakage first.
 
     Args:
         file: path that the officer gives to `autocoder approve`.
+        context: the plan's context in its workspace; None: the records are not available.
     """
+    context = context or PlanContext()
     records, planned, ledger = context.records, plan.planned, plan.ledger
     claim = planned.plan.claim
     statements = sentences_of(

@@ -159,7 +159,7 @@ def test_a_record_touches_one_choice_a_field(monkeypatch: pytest.MonkeyPatch) ->
         assert more.shape == (size, size)
         moved = (more - less).abs()
         touched = [int(labels[0, field])] if labels[0, field] >= 0 else []
-        assert float(moved.max()) <= 1
+        assert float(moved.max()) <= 1 + 1e-12, "a sum's last digit apart"
         assert set(moved.sum(1).nonzero().flatten().tolist()) <= set(touched)
     assert any(float((more - less).abs().max()) > 0 for more, less in zip(whole, without, strict=True))
 
