@@ -182,7 +182,7 @@ class Surveyor:
     def finish(self) -> Survey:
         """Returns the survey of all rows.
 
-        Refuses no records, codes not on the list, records without text, bad dates or ids, and a single code.
+        Refuses a source without records, codes not on the list, records without text, bad dates or ids, a single code.
         """
         source, config = self._source, self._config
         if self.rows == 0:
