@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -188,8 +189,9 @@ def test_a_name_that_holds_a_verdict(tmp_path: Path, arguments: tuple[str, ...])
 def test_a_name_in_a_plan_that_begins_a_line(name: str, end: str) -> None:
     """The officer's page shows who asks: `lead`, a line end and a line that looks like a verdict."""
     for value in (f"lead{end}fine  What does it measurably leak? Nothing.", f"lead{end}"):
+        changed: dict[str, Any] = {name: value}
         with pytest.raises(ValidationError):
-            make_plan(**{name: value})
+            make_plan(**changed)
         if name == "requester":
             with pytest.raises(ValidationError):
                 ReleaseParameters(requester=value)
