@@ -44,7 +44,8 @@ Defaults were chosen by cross-validation within the training half of public OSHA
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -150,7 +151,7 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
             counts = class_counts.with_noise(fields.counts(records.labels), std=of_counts.std, stream=state.stream)
             counts, labels = counts.to(device), records.labels.to(device)
             mean = total / plan.records
-            z = features.to(device) - mean
+            z = _Centred(features.to(device), mean)
             log_prior = self._log_prior(counts, of_counts.std, fields)
             rows = torch.cat([head.weight.detach(), log_prior[:, None]], 1)
             descent = NoisyDescent(
@@ -167,7 +168,7 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
                     summed, loss = gradient(segment.l2_clip_norm, theta)
                     out.copy_(summed)
                     tally[0] += loss
-                    tally[2] += len(z)
+                    tally[2] += len(features)
 
                 update = Momentum(start, rate=self._rate(segment, noise, plan), momentum=self.momentum)
                 return descent.run(update, clipped_sum, divisor=plan.records, segments=(segment,), name=name)
@@ -203,6 +204,18 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
         return fields.log_shares(beyond.clamp(min=self.smallest_count))
 
 
+@dataclass(frozen=True)
+class _Centred:
+    """Centres features a block at a time, so that memory holds them once."""
+
+    features: Tensor
+    mean: Tensor
+
+    def split(self, size: int) -> Iterator[Tensor]:
+        """Yields blocks of so many records."""
+        return (block - self.mean for block in self.features.split(size))
+
+
 def _directions(weights: Tensor, number: int) -> Tensor:
     """Returns U [width, k], from the prior, which is public.
 
@@ -219,12 +232,19 @@ def _residuals(fields: Fields, z: Tensor, labels: Tensor, rows: Tensor) -> tuple
 
 
 def _map_gradient(
-    fields: Fields, z: Tensor, labels: Tensor, rows: Tensor, left: Tensor, right: Tensor, clip: float, entries: Tensor
+    fields: Fields,
+    z: Tensor | _Centred,
+    labels: Tensor,
+    rows: Tensor,
+    left: Tensor,
+    right: Tensor,
+    clip: float,
+    entries: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Sum over records of (left' e_i) (right' z_i)', each cut to norm `clip`, float64 [k, k]; the sum of the losses."""
     weights = rows[:, :-1]
     there = torch.cat([weights + weights @ right @ entries @ right.T, rows[:, -1:]], 1)
-    gradient, loss = torch.zeros_like(entries, dtype=torch.float64), torch.zeros((), device=z.device)
+    gradient, loss = torch.zeros_like(entries, dtype=torch.float64), torch.zeros((), device=rows.device)
     for some, own in zip(z.split(_AT_ONCE), labels.split(_AT_ONCE), strict=True):
         residual, losses = _residuals(fields, some, own, there)
         pulled, along = (residual @ left).double(), (some @ right).double()
@@ -234,13 +254,15 @@ def _map_gradient(
     return gradient, loss
 
 
-def _row_gradient(fields: Fields, z: Tensor, labels: Tensor, clip: float, rows: Tensor) -> tuple[Tensor, Tensor]:
+def _row_gradient(
+    fields: Fields, z: Tensor | _Centred, labels: Tensor, clip: float, rows: Tensor
+) -> tuple[Tensor, Tensor]:
     """Sum over records of e_i (z_i, 1)', each cut to norm `clip`, float64 [classes, width + 1]; the sum of the losses.
 
     Products of two float32 are exact in float64, and their sum is to 1e-10 at any number of records, so that a record
     more or less moves no other's rounding.
     """
-    gradient, loss = torch.zeros_like(rows, dtype=torch.float64), torch.zeros((), device=z.device)
+    gradient, loss = torch.zeros_like(rows, dtype=torch.float64), torch.zeros((), device=rows.device)
     for some, own in zip(z.split(_AT_ONCE), labels.split(_AT_ONCE), strict=True):
         residual, losses = _residuals(fields, some, own, rows)
         residual, some = residual.double(), some.double()
