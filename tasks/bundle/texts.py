@@ -61,8 +61,13 @@ def own_texts(spaces: Mapping[str, Sequence[Code]], facts: Mapping[str, Any], en
 
 def _visible(text: str) -> str:
     """Writes out every character that a reader would not see, so that who signs a text has read all of it."""
-    seen = _UNSEEN.sub(lambda unseen: f"\\u{ord(unseen[0]):04x}", text.replace("\\", "\\\\"))
-    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in seen)
+    seen = _UNSEEN.sub(lambda unseen: _escape(unseen[0]), text.replace("\\", "\\\\"))
+    return "".join(c if c.isprintable() else _escape(c) for c in seen)
+
+
+def _escape(character: str) -> str:
+    """Returns a character's number as Python writes it."""
+    return f"\\u{ord(character):04x}" if character <= "\uffff" else f"\\U{ord(character):08x}"
 
 
 def code_texts(field: str, codes: Sequence[Code]) -> list[str]:
