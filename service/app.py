@@ -201,6 +201,11 @@ def create_app(coder: Coder | JointCoder, settings: Settings) -> FastAPI:
             coding.discard(name)
             answering.discard(name)
 
+        def end(read: asyncio.Future[Any]) -> None:
+            done()
+            if not read.cancelled():
+                read.exception()  # taken, or the loop would log a message that names a column of the file
+
         how: Any = {"column": column, "top_k": top_k, "threshold": threshold, "most_rows": most_rows}
         reading = asyncio.ensure_future(asyncio.to_thread(files.read, body, coder, **how))
         try:
@@ -208,7 +213,7 @@ def create_app(coder: Coder | JointCoder, settings: Settings) -> FastAPI:
             access.count(name, len(upload.texts))
         except asyncio.CancelledError:
             # a thread cannot be stopped: it holds its place to its end, also where nobody waits for it
-            reading.add_done_callback(lambda _: done())
+            reading.add_done_callback(end)
             raise
         except InputError as error:
             done()

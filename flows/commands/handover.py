@@ -110,7 +110,7 @@ def revoke(
     from storage.bundle.seal import signing_key
     from storage.bundle.trust import (
         incomplete,
-        one_at_a_time,
+        lock_roots,
         sign_newest,
         with_next_root,
         workspace_roots,
@@ -120,7 +120,7 @@ def revoke(
 
     signing = load_private_key(signing_key(key, place.workspace.private))
     ledger, file = place.open(), place.workspace.roots
-    with one_at_a_time(place.workspace):
+    with lock_roots(place.workspace):
         known = workspace_roots(file, signing.public_key())
         record_revocation(ledger, release, reason=reason, requester=requester)
         roots = with_next_root(known, revoked=revoked_releases(ledger), days=days)

@@ -56,7 +56,7 @@ def root(
     from storage.bundle.seal import signing_public_key
     from storage.bundle.trust import (
         incomplete,
-        one_at_a_time,
+        lock_roots,
         sign_newest,
         with_next_root,
         workspace_roots,
@@ -68,7 +68,7 @@ def root(
     root_keys, sealing = (
         [load_public_key(path.expanduser()) for path in paths or ()] for paths in (root_key, release_key)
     )
-    with one_at_a_time(place.workspace):
+    with lock_roots(place.workspace):
         first = None if file.exists() else signing_public_key(place.workspace.private)
         known = workspace_roots(file, first)
         lasting = {public_pem(one).decode() for one in sealing} or set(known[-1].release_keys)

@@ -273,8 +273,8 @@ def sign_newest(roots: Sequence[Root], key: EllipticCurvePrivateKey) -> tuple[Ro
 
 
 @contextmanager
-def one_at_a_time(workspace: Workspace) -> Iterator[None]:
-    """Locks a workspace's roots: two commands that make a next root of one at a time would fork the chain.
+def lock_roots(workspace: Workspace) -> Iterator[None]:
+    """Locks a workspace's roots. Two commands at one moment would each make a next root, and fork the chain.
 
     A partner who took one of two roots of a version believes no root that follows the other.
     """
@@ -295,7 +295,7 @@ def replace_roots(workspace: Workspace, roots: Sequence[Root]) -> None:
         InputError: it has; with older ones its workers would forget a revocation.
     """
     file = workspace.roots
-    with one_at_a_time(workspace):
+    with lock_roots(workspace):
         known = read_roots(file) if file.exists() else ()
         complete = known[:-1] if known and incomplete(known) else known
         if [one.digest for one in roots[: len(complete)]] != [one.digest for one in complete]:

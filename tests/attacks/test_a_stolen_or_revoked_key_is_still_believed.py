@@ -24,7 +24,7 @@ from storage.bundle.trust import (
     Root,
     Trust,
     incomplete,
-    one_at_a_time,
+    lock_roots,
     read_roots,
     replace_roots,
     sign_newest,
@@ -366,10 +366,10 @@ def test_two_next_roots_at_one_time(agency: Agency) -> None:
     workspace, waited = Workspace(agency.home), threading.Event()
 
     def other() -> None:
-        with one_at_a_time(workspace):
+        with lock_roots(workspace):
             waited.set()
 
-    with one_at_a_time(workspace):
+    with lock_roots(workspace):
         thread = threading.Thread(target=other)
         thread.start()
         assert not waited.wait(0.2)

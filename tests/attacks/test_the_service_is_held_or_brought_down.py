@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import shutil
 import socket
@@ -25,6 +26,7 @@ from service import files
 from service.app import Settings, create_app
 from service.clients import Clients, State
 from service.guard import Guard
+from storage.errors import InputError
 from tasks.coding.coder import Coder
 
 DECLARES = (
@@ -411,12 +413,16 @@ def test_a_file_whose_answer_nobody_reads(coder: Coder, narratives: Callable[...
     assert files.AT_ONCE == 2
 
 
-def test_a_file_whose_client_left(coder: Coder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_whose_client_left(
+    coder: Coder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Sent and left, again and again: a thread reads on, so that the next one waits for it. As many were read at a time
-    as a client sent, each in memory, and the answer to a revocation waited behind them.
+    as a client sent, each in memory, and the answer to a revocation waited behind them. The first one is refused when
+    nobody waits: the log does not get what the client would have read.
     """
     free, begun = threading.Event(), threading.Semaphore(0)
     at_once: list[int] = [0, 0]
+    refused: list[InputError] = []
     read = files.read
 
     def slowly(*arguments: Any, **options: Any) -> Any:
@@ -425,6 +431,9 @@ def test_a_file_whose_client_left(coder: Coder, monkeypatch: pytest.MonkeyPatch)
         begun.release()
         free.wait(30)
         at_once[0] -= 1
+        if not refused:
+            refused.append(InputError("file: no column named like Employee fell"))
+            raise refused[0]
         return read(*arguments, **options)
 
     monkeypatch.setattr(files, "read", slowly)
@@ -466,3 +475,6 @@ def test_a_file_whose_client_left(coder: Coder, monkeypatch: pytest.MonkeyPatch)
 
     asyncio.run(asyncio.wait_for(attack(), 60))
     assert at_once[1] == 1
+    gc.collect()  # an exception that nobody took is logged when its task goes
+    assert refused
+    assert "Employee fell" not in caplog.text
