@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from uuid import UUID
 
 import httpx
 import pytest
 from in_process import CommandRunner
 from jobs import Job
+from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.commands.deploy import POOLS
@@ -47,9 +49,12 @@ def test_the_run_that_the_calendar_starts_is_the_one_that_was_typed(registered: 
     assert (schedule["schedule"]["cron"], schedule["schedule"]["timezone"], schedule["active"]) == (CRON, "UTC", True)
     assert (content["work_pool_name"], content["work_queue_name"]) == ("cpu", "default")
     assert content["enforce_parameter_schema"] is True
-    run = httpx.post(f"{server}/deployments/{content['id']}/create_flow_run", json={}, timeout=60)
-    assert run.status_code == 201, run.text
-    form = retrain.validate_parameters(run.json()["parameters"])["parameters"]
+    with (
+        temporary_settings({PREFECT_API_URL: server}),
+        get_client(sync_client=True) as client,
+    ):  # it repeats after a 503
+        run = client.create_flow_run_from_deployment(UUID(content["id"]))
+    form = retrain.validate_parameters(run.parameters)["parameters"]
     expected = parameters(
         "demo-formal", ["formal.target_epsilon=5.0"], data=job.data.resolve(), codelist=job.codelist.resolve()
     )
