@@ -148,7 +148,7 @@ def _cosine(model: export.Released, texts: list[str]) -> float | None:
     with torch.inference_mode():
         for index in token_budget_batches(tokens, budget=1024):
             exact = mean_pool(model.model.encoder, **tokens.batch(index, _CPU))
-            ours = packed.features(tokens, index, pooling="mean")
+            ours = packed.features(packed.batch(tokens, index), pooling="mean")
             smallest = min(smallest, float(torch.cosine_similarity(exact, ours).min()))
     return round(smallest, 6)
 

@@ -171,7 +171,11 @@ class Classifier:
 
         Of a joint head the sum over the fields that a record has; labels are then [b, fields].
         """
-        logits = self.logits(batch).float()
+        return self.log_likelihood_of(self.logits(batch), labels)
+
+    def log_likelihood_of(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The same from logits [b, classes]."""
+        logits = logits.float()
         if self.fields is not None:
             return self.fields.log_likelihood(self.fields.log_softmax(logits), labels)
         return logits.log_softmax(-1).gather(1, labels[:, None])[:, 0]
@@ -200,7 +204,7 @@ class Classifier:
         def pooled(index: Tensor) -> tuple[Tensor, Tensor]:
             if packed is not None:
                 with torch.no_grad():
-                    return index, packed.features(tokens, index, pooling=self.config.pooling)
+                    return index, packed.features(packed.batch(tokens, index), pooling=self.config.pooling).cpu()
             with torch.no_grad(), computing(self.precision, self.device):
                 return index, pool(tokens.batch(index, self.device)).float().cpu()
 
@@ -213,9 +217,7 @@ class Classifier:
 
     @cached_property
     def _packed(self) -> PackedEncoder | None:
-        """Packs the frozen encoder for passes on a CPU, where its layout is known."""
-        if self.device.type != "cpu":
-            return None
+        """Packs the frozen encoder, where its layout is known."""
         whole = self.whole
         encoder = whole.encoder if isinstance(whole, MeanPooled) else encoders.base(whole)
         return PackedEncoder.of(encoder, self.precision)

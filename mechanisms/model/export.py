@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -33,9 +33,10 @@ from mechanisms.model import encoder_files, encoders
 from mechanisms.model.classifier import Classifier, MeanPooled
 from mechanisms.model.config import Precision
 from mechanisms.model.fields import Fields
-from mechanisms.model.inputs import TokenInputs, token_budget_batches
+from mechanisms.model.inputs import token_budget_batches
 from mechanisms.model.lexicon import MOST_CHARACTERS, Lexicon
-from mechanisms.model.packed import BATCH_TOKENS, PackedEncoder
+from mechanisms.model.packed import BATCH_TOKENS
+from mechanisms.model.packed_model import PackedModel
 from mechanisms.model.precision import computing
 from mechanisms.model.threads import forward_passes
 
@@ -292,7 +293,7 @@ class Released:
             block = {} if words is None else {"words": words[index]}
             with torch.inference_mode():
                 if packed is not None:
-                    return index, packed(tokens, index, **block)
+                    return index, packed.logits(packed.batch(tokens, index), **block)
                 with computing(precision, _CPU):
                     answer = self.model(**tokens.batch(index, _CPU), **block)
                 return index, (answer if isinstance(answer, Tensor) else answer.logits).float()
@@ -303,28 +304,13 @@ class Released:
         return out
 
     @cached_property
-    def _packings(self) -> dict[Precision, Callable[..., Tensor] | None]:
+    def _packings(self) -> dict[Precision, PackedModel | None]:
         return {}
 
-    def _packed(self, precision: Precision) -> Callable[..., Tensor] | None:
-        """Scores the records at an index through the packed encoder; the head, a small product, is float32."""
+    def _packed(self, precision: Precision) -> PackedModel | None:
         if precision not in self._packings:
-            self._packings[precision] = self._pack(precision)
+            self._packings[precision] = PackedModel.of(self.model, precision)
         return self._packings[precision]
-
-    def _pack(self, precision: Precision) -> Callable[..., Tensor] | None:
-        model = self.model
-        encoder = PackedEncoder.of(model.encoder if isinstance(model, MeanPooled) else encoders.base(model), precision)
-        if encoder is None:
-            return None
-        if isinstance(model, MeanPooled):
-
-            def pooled(tokens: TokenInputs, index: Tensor, words: Tensor | None = None) -> Tensor:
-                return model.scores(encoder.features(tokens, index, pooling="mean"), words)
-
-            return pooled
-        head = encoders.standard_head(model)
-        return lambda tokens, index: head(encoder.features(tokens, index, pooling="first"))
 
 
 _CPU = torch.device("cpu")

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ from mechanisms.model.threads import Map, forward_batch_size, forward_passes
 from mechanisms.model.training import Progress
 from mechanisms.posterior import swag
 from mechanisms.posterior.config import PseudoPosteriorConfig
+from mechanisms.posterior.passes import Bfloat16, Float32
 from mechanisms.posterior.rounds import TABLE, RoundName
 
 
@@ -89,21 +90,21 @@ def risk_pass(
     so_far = so_far or RiskPass(risk=torch.zeros(n), draw_maxima=torch.zeros(0))
     risk, maxima, done = so_far.risk.to(device, copy=True), torch.zeros(len(draws)), len(so_far.draw_maxima)
     maxima[:done] = so_far.draw_maxima
-    size = batch_size or forward_batch_size(inputs, device)
-    batches = _on(device, inputs, length_sorted_batches(inputs, batch_size=size))
     original = classifier.flat.clone()
-    half = precision == "bfloat16"
-
+    half = Bfloat16(classifier, inputs) if precision == "bfloat16" else None
+    passes = half or Float32(classifier, inputs)
+    batches = [(index.to(device), passes.batch(index)) for index in passes.batches(batch_size)]
     loaded = _Draws(classifier, posterior, seed, purpose, draws)
 
-    def losses(index_and_batch: tuple[Tensor, Batch]) -> tuple[Tensor, Tensor]:
+    def losses(index_and_batch: tuple[Tensor, Any]) -> tuple[Tensor, Tensor]:
         index, batch = index_and_batch
-        with torch.inference_mode(), fast_linear(device), torch.autocast(device.type, torch.bfloat16, enabled=half):
-            return index, classifier.log_likelihood(batch, labels[index]).neg_()
+        with torch.inference_mode():
+            return index, passes.log_likelihood(batch, labels[index]).neg_()
 
     try:
         with forward_passes(inputs, device) as over:
             for position in loaded.load(range(done, len(draws))):
+                passes.reload()
                 worst = torch.zeros((), device=device)
                 for index, loss in over(losses, batches):
                     risk[index] = torch.maximum(risk[index], loss)
@@ -119,8 +120,9 @@ def risk_pass(
                     on_draw(position + 1, state)
                 if progress is not None:
                     progress(position + 1, len(draws))
-            if half:
-                _again_in_float32(classifier, over, inputs, size, labels, alpha, loaded, risk, maxima)
+            if half is not None:
+                size = batch_size or forward_batch_size(inputs, device)
+                _again_in_float32(half, over, size, labels, alpha, loaded, risk, maxima)
     finally:
         classifier.flat.copy_(original)
     return RiskPass(risk=risk.cpu(), draw_maxima=maxima)
@@ -137,17 +139,13 @@ _AHEAD = 4 << 30
 """Bytes of normals that may wait in memory for their draw."""
 
 
-def _on(device: torch.device, inputs: Inputs, batches: Iterable[Tensor]) -> list[tuple[Tensor, Batch]]:
-    """Returns the indices and the records of each batch, on the device."""
-    return [(index.to(device), inputs.batch(index, device)) for index in batches]
-
-
 @dataclass(frozen=True)
 class _Draws:
     """Puts the repeatable draws of a pass into the classifier, one after the other.
 
     A card computes a pass in less time than a core needs for the normals of one draw. So the posterior lies on the
-    card where there is room, and the normals of the next draws are made meanwhile, each draw's by a core of its own.
+    card where there is room. The normals of the next draws are made and copied meanwhile, each draw's by a core of its
+    own.
     """
 
     classifier: Classifier
@@ -172,22 +170,36 @@ class _Draws:
                 drawn = waiting.popleft().result()
                 waiting.extend(pool.submit(self._noise, p) for p in positions[number + ahead : number + ahead + 1])
                 with torch.no_grad():
-                    swag.place(near, *drawn, out=self.classifier.flat)
+                    near.draw(*drawn, out=self.classifier.flat)
                 yield position
 
     def _noise(self, position: int) -> tuple[Tensor, Tensor]:
         normal = swag.seeded_normal(generator(self.seed, self.purpose, "draw", self.draws[position]))
-        return swag.noise(self.posterior, normal=normal, pinned=self.classifier.device.type == "cuda")
+        copying = self._copying
+        z2, z1 = swag.noise(self.posterior, normal=normal, pinned=copying is not None)
+        if copying is None:
+            return z2, z1
+        with torch.cuda.stream(copying):
+            there = z1.to(self.classifier.device, non_blocking=True)
+        copying.synchronize()
+        there.record_stream(torch.cuda.default_stream(self.classifier.device))
+        return z2, there
 
     @cached_property
-    def _near(self) -> swag.Posterior | None:
+    def _copying(self) -> torch.cuda.Stream | None:
+        """Returns a stream for copies to a CUDA card, which go on while it computes."""
+        device = self.classifier.device
+        return torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    @cached_property
+    def _near(self) -> swag.PosteriorOnCard | None:
         """Returns the posterior on the card; None without a card, or if half of its free memory does not hold it."""
         device, post = self.classifier.device, self.posterior
         if device.type == "cpu":
             return None
         if device.type == "cuda" and 8 * post.mean.numel() * (post.rank + 2) > torch.cuda.mem_get_info(device)[0]:
             return None
-        return post.on(device)
+        return swag.PosteriorOnCard(post, device)
 
 
 _NEAR = 0.05
@@ -197,9 +209,8 @@ _BLOCK = 16
 
 
 def _again_in_float32(
-    classifier: Classifier,
+    rough: Bfloat16,
     over: Map,
-    inputs: Inputs,
     size: int,
     labels: Tensor,
     alpha: Tensor,
@@ -215,12 +226,13 @@ def _again_in_float32(
     a risk that is off by at most e / alpha.
     """
 
-    def losses(index_and_batch: tuple[Tensor, Batch]) -> tuple[Tensor, Tensor, Tensor]:
-        index, batch = index_and_batch
-        with torch.inference_mode(), fast_linear(risk.device):
-            loss = classifier.log_likelihood(batch, labels[index]).neg_()
-            with torch.autocast(risk.device.type, torch.bfloat16):
-                return index, loss, classifier.log_likelihood(batch, labels[index]).neg_()
+    exactly, inputs = Float32(rough.classifier, rough.inputs), rough.inputs
+
+    def losses(index_and_batches: tuple[Tensor, Batch, Any]) -> tuple[Tensor, Tensor, Tensor]:
+        index, batch, rough_batch = index_and_batches
+        with torch.inference_mode():
+            loss = exactly.log_likelihood(batch, labels[index]).neg_()
+            return index, loss, rough.log_likelihood(rough_batch, labels[index]).neg_()
 
     rough_risk, rough_maxima = risk.clone(), maxima.clone()
     top, block = float(rough_maxima.max()), size if risk.device.type == "cpu" else _BLOCK
@@ -230,9 +242,11 @@ def _again_in_float32(
         hit = rough_risk * alpha >= threshold
         near = hit.cpu()
         chosen = [some for some in length_sorted_batches(inputs, batch_size=block) if bool(near[some].any())]
-        batches = _on(risk.device, inputs, torch.cat(chosen).split(size)) if chosen else []
+        parts = torch.cat(chosen).split(size) if chosen else ()
+        batches = [(index.to(risk.device), exactly.batch(index), rough.batch(index)) for index in parts]
         exact, error = torch.zeros_like(risk), torch.zeros((), device=risk.device)
         for position in loaded.load(torch.nonzero(rough_maxima >= threshold)[:, 0].tolist()):
+            rough.reload()
             worst = torch.zeros((), device=risk.device)
             for index, loss, half in over(losses, batches):
                 exact[index] = torch.maximum(exact[index], loss)

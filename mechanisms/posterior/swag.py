@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -126,10 +126,14 @@ class Posterior:
         """K, the number of deviations really held."""
         return len(self.deviations)
 
-    def on(self, device: torch.device) -> Posterior:
-        """Returns the same Gaussian with its vectors on a device."""
-        mean, diag_std, *deviations = (v.to(device) for v in (self.mean, self.diag_std, *self.deviations))
-        return replace(self, mean=mean, diag_std=diag_std, deviations=tuple(deviations))
+    @property
+    def diag_scale(self) -> float:
+        """Returns the factor on `diag_std` in a draw."""
+        return self.std_scale / math.sqrt(2)
+
+    def coefficients(self, z2: Tensor) -> Tensor:
+        """Returns the factors on the deviations in the draw of these normals."""
+        return z2 * (self.std_scale / math.sqrt(2 * (self.rank - 1)))
 
 
 def posterior(mean: Tensor, m2: Tensor, deviations: tuple[Tensor, ...], *, count: int, std_scale: float) -> Posterior:
@@ -192,10 +196,21 @@ def noise(post: Posterior, *, normal: Normal, pinned: bool = False) -> tuple[Ten
     return z2, z1
 
 
-def place(post: Posterior, z2: Tensor, z1: Tensor, *, out: Tensor) -> None:
-    """Writes the draw of this noise into `out`, on the posterior's device. It is `sample`'s, but for rounding."""
-    out.copy_(z1, non_blocking=True)
-    _add_up(post, out, slice(None), z2, at_once=out.numel())
+class PosteriorOnCard:
+    """Holds a posterior's vectors on a card."""
+
+    def __init__(self, posterior: Posterior, device: torch.device) -> None:
+        self.posterior = posterior
+        self.mean, self.diag_std = posterior.mean.to(device), posterior.diag_std.to(device)
+        self.deviations = torch.empty(posterior.rank, posterior.mean.numel(), device=device)
+        for row, deviation in zip(self.deviations, posterior.deviations, strict=True):
+            row.copy_(deviation)
+
+    def draw(self, z2: Tensor, z1: Tensor, *, out: Tensor) -> None:
+        """Writes the draw of this noise into `out`. It is `sample`'s, but for rounding."""
+        device = self.mean.device
+        torch.addcmul(self.mean, z1.to(device), self.diag_std, value=self.posterior.diag_scale, out=out)
+        out.addmv_(self.deviations.t(), self.posterior.coefficients(z2).to(device))
 
 
 def _blocks(post: Posterior) -> list[slice]:
@@ -203,13 +218,12 @@ def _blocks(post: Posterior) -> list[slice]:
     return [slice(start, min(start + _AHEAD, size)) for start in range(0, size, _AHEAD)]
 
 
-def _add_up(post: Posterior, target: Tensor, block: slice, z2: Tensor, *, at_once: int = _CACHED) -> None:
+def _add_up(post: Posterior, target: Tensor, block: slice, z2: Tensor) -> None:
     """Turn z1, which lies in `target[block]`, into the draw there."""
-    diag_scale = post.std_scale / math.sqrt(2)
-    coefficients = (z2 * (post.std_scale / math.sqrt(2 * (post.rank - 1)))).tolist()
-    columns = [vector[block].split(at_once) for vector in (target, post.mean, post.diag_std, *post.deviations)]
+    coefficients = post.coefficients(z2).tolist()
+    columns = [vector[block].split(_CACHED) for vector in (target, post.mean, post.diag_std, *post.deviations)]
     for piece, mean, diag_std, *deviations in zip(*columns, strict=True):
-        torch.addcmul(mean, piece, diag_std, value=diag_scale, out=piece)
+        torch.addcmul(mean, piece, diag_std, value=post.diag_scale, out=piece)
         for deviation, coefficient in zip(deviations, coefficients, strict=True):
             piece.add_(deviation, alpha=coefficient)
 

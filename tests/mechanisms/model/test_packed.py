@@ -56,7 +56,7 @@ def test_features_are_transformers(
     batch = inputs.batch(index, CPU)
     with torch.inference_mode():
         whole = mean_pool(encoder, **batch) if pooling == "mean" else encoder(**batch).last_hidden_state[:, 0]
-        ours = made.features(inputs, index, pooling=pooling)
+        ours = made.features(made.batch(inputs, index), pooling=pooling)
     assert ours.dtype == torch.float32
     cosine, close = (0.999, 0.05) if precision == "bfloat16" else (0.999999, 1e-5)
     assert float(torch.cosine_similarity(ours, whole).min()) > cosine
@@ -68,8 +68,8 @@ def test_a_record_has_the_same_features_in_any_company(tiny_bert: Path) -> None:
     made = PackedEncoder.of(encoders.load_encoder(str(tiny_bert)).eval(), "bfloat16")
     assert made is not None
     inputs = tokens([7, 40, 12, 30])
-    together = made.features(inputs, torch.arange(4), pooling="mean")
-    alone = torch.cat([made.features(inputs, torch.tensor([at]), pooling="mean") for at in range(4)])
+    together = made.features(made.batch(inputs, torch.arange(4)), pooling="mean")
+    alone = torch.cat([made.features(made.batch(inputs, torch.tensor([at])), pooling="mean") for at in range(4)])
     torch.testing.assert_close(together, alone, rtol=0.02, atol=0.02)
 
 
