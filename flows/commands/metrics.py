@@ -69,7 +69,7 @@ def _collector(workspace: Path, ledger_url: str | None) -> Collector:
         """Collects stages from the workspace, and the rest from ledger and server, at each scrape."""
 
         def collect(self) -> Iterator[Metric]:
-            yield from worker_metrics.Families(worker_metrics.read(context.workspace.private)).collect()
+            yield from worker_metrics.families(worker_metrics.read(context.workspace.private))
             up = GaugeMetricFamily("autocoder_up", "1 where it answers", labels=["part"])
             try:
                 yield from _ledger(ledger_overview(context, settings))

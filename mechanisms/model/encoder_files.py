@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,7 @@ def longest(name: str) -> int:
 _POSITIONS_AFTER_PADDING = {"roberta", "xlm-roberta", "camembert", "mpnet", "longformer"}
 
 
+@lru_cache(maxsize=8)
 def shape(name: str) -> tuple[int, int]:
     """Returns the parameters and width of an encoder, from its configuration alone."""
     import torch

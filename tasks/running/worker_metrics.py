@@ -1,8 +1,8 @@
 """Measures workers for Prometheus: duration of stages, records per second, GPU memory.
 
 A run may end before it is scraped, so it serves nothing itself. It writes its figures into the private workspace, one
-text file per host in Prometheus' format, counters added under a lock; `autocoder metrics` serves them
-(flows/commands/metrics.py). A figure that cannot be written never fails a run.
+JSON file per host, counters added under a lock; `autocoder metrics` serves them (flows/commands/metrics.py). A figure
+that cannot be written never fails a run.
 
 No count of records is stored: the rate is rounded to two digits, so that rate and time do not give one.
 """
@@ -10,6 +10,7 @@ No count of records is stored: the rate is rounded to two digits, so that rate a
 from __future__ import annotations
 
 import fcntl
+import json
 import socket
 import sys
 import time
@@ -17,16 +18,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector
+from typing import TYPE_CHECKING, Any
 
 from storage.durable import write_atomically
 from tasks.running.progress import Listener
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
 COUNTERS = {
     "autocoder_stage_runs": "stages that ended, by result: computed, reused, failed",
@@ -55,30 +53,26 @@ def folder(private: Path) -> Path:
     return private / "metrics"
 
 
-class Families(Collector):
-    """Exposes the samples of all hosts as Prometheus families, one per name."""
+def families(samples: Mapping[Key, float]) -> Iterator[Metric]:
+    """Yields the samples of all hosts as Prometheus families, one per name."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    def __init__(self, samples: Mapping[Key, float]) -> None:
-        self._samples = samples
-
-    def collect(self) -> Iterator[Metric]:
-        """Yields the families, each with its samples."""
-        for names, kind in ((COUNTERS, CounterMetricFamily), (GAUGES, GaugeMetricFamily)):
-            for name, text in names.items():
-                family = kind(name, text)
-                for (series, labels), value in self._samples.items():
-                    if series == name:
-                        suffix = "_total" if kind is CounterMetricFamily else ""
-                        family.add_sample(name + suffix, dict(labels), value)
-                if family.samples:
-                    yield family
+    for names, kind in ((COUNTERS, CounterMetricFamily), (GAUGES, GaugeMetricFamily)):
+        for name, text in names.items():
+            family = kind(name, text)
+            for (series, labels), value in samples.items():
+                if series == name:
+                    suffix = "_total" if kind is CounterMetricFamily else ""
+                    family.add_sample(name + suffix, dict(labels), value)
+            if family.samples:
+                yield family
 
 
 def read(private: Path) -> dict[Key, float]:
     """Reads the samples of all hosts; skips damaged files and those past retention."""
     samples: dict[Key, float] = {}
-    for file in sorted(folder(private).glob("*.prom")):
-        with suppress(OSError, ValueError):
+    for file in sorted(folder(private).glob("*.json")):
+        with suppress(OSError, ValueError, TypeError):
             if time.time() - file.stat().st_mtime < _RETENTION_DAYS * 86_400:
                 samples |= _parse(file.read_text(encoding="utf-8"))
     return samples
@@ -86,10 +80,9 @@ def read(private: Path) -> dict[Key, float]:
 
 def _parse(text: str) -> dict[Key, float]:
     return {
-        (family.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if family.name in COUNTERS or family.name in GAUGES
+        (str(name), tuple((str(label), str(of)) for label, of in labels)): float(value)
+        for name, labels, value in json.loads(text)
+        if name in COUNTERS or name in GAUGES
     }
 
 
@@ -133,16 +126,15 @@ def _update(private: Path, host: str) -> Iterator[dict[Key, float]]:
     """Yields this host's samples for update; writes them when the block ends, one process at a time."""
     metrics = folder(private)
     metrics.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file = metrics / f"{host}.prom"
+    file = metrics / f"{host}.json"
     with (metrics / f"{host}.lock").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         samples: dict[Key, float] = {}
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, TypeError):
             samples = _parse(file.read_text(encoding="utf-8"))
         yield samples
-        registry = CollectorRegistry()
-        registry.register(Families(_newest(samples)))
-        write_atomically(file, generate_latest(registry))
+        rows = [(name, labels, value) for (name, labels), value in _newest(samples).items()]
+        write_atomically(file, json.dumps(rows).encode())
 
 
 def _newest(samples: Mapping[Key, float]) -> dict[Key, float]:

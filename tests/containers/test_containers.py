@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import yaml
 from houses import IMAGE, PAGE, House
-from prometheus_client.parser import text_string_to_metric_families
 from runs import ended, in_state, release_run, small, start, with_settings
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3000)]
@@ -301,14 +300,11 @@ def stages_by_result(house: House) -> dict[str, float]:
     out, are no stage of the store.
     """
     found: dict[str, float] = {}
-    for file in (house.private() / "metrics").glob("*.prom"):
-        for family in text_string_to_metric_families(file.read_text()):
-            if family.name == "autocoder_stage_runs":
-                for sample in family.samples:
-                    if sample.labels["stage"].startswith("claim"):
-                        continue
-                    result = sample.labels["result"]
-                    found[result] = found.get(result, 0) + sample.value
+    for file in (house.private() / "metrics").glob("*.json"):
+        for name, pairs, count in json.loads(file.read_text()):
+            labels = dict(pairs)
+            if name == "autocoder_stage_runs" and not labels["stage"].startswith("claim"):
+                found[labels["result"]] = found.get(labels["result"], 0) + count
     return found
 
 

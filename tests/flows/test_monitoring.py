@@ -35,7 +35,7 @@ class Everything(Collector):
         known = (*worker_metrics.COUNTERS, *worker_metrics.GAUGES)
         samples: dict[worker_metrics.Key, float] = {(name, labels): 0.5 for name in known}
         samples["autocoder_stage_runs", (*labels[:2], ("result", "failed"), labels[2])] = 1.0
-        yield from worker_metrics.Families(samples).collect()
+        yield from worker_metrics.families(samples)
         account = {"population": "p", "cohort": "2015", "guarantee_kind": "k", "epsilon_cap": "4", "epsilon_left": "1"}
         yield from _ledger({"budget": [account], "open_releases": [], "plans": []})
         yield from _server({"runs": {"FAILED": 1, "CRASHED": 0}, "workers": {"cpu": 1}})

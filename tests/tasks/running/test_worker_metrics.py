@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from storage.artifacts import Store
 from storage.errors import StorageError
@@ -69,7 +73,7 @@ def test_a_stage_leaves_its_figures_and_no_count_of_records(tmp_path: Path, cloc
     seconds = value(private, "autocoder_stage_seconds")
     assert seconds is not None
     assert seconds == value(private, "autocoder_stage_last_seconds")
-    text = (worker_metrics.folder(private) / "h.prom").read_text()
+    text = (worker_metrics.folder(private) / "h.json").read_text()
     assert str(RECORDS) not in text
     assert worker_metrics.folder(private).stat().st_mode & 0o077 == 0
 
@@ -94,18 +98,32 @@ def test_processes_at_once_lose_no_count(tmp_path: Path) -> None:
     assert value(tmp_path, "autocoder_stage_runs", result="computed", host="other") == 20
 
 
+@dataclass(frozen=True)
+class Read(Collector):
+    """What `autocoder metrics` serves of a workspace's stages."""
+
+    private: Path
+
+    def collect(self) -> Iterator[Metric]:
+        """At each scrape."""
+        return worker_metrics.families(worker_metrics.read(self.private))
+
+
 def test_two_hosts_are_one_family_for_prometheus(tmp_path: Path) -> None:
     """A name is told once, or Prometheus refuses the whole page."""
     _run(tmp_path, "h")
     _run(tmp_path, "other")
     registry = CollectorRegistry()
-    registry.register(worker_metrics.Families(worker_metrics.read(tmp_path)))
+    registry.register(Read(tmp_path))
     text = generate_latest(registry).decode()
     assert text.count("# TYPE autocoder_stage_runs_total") == 1
     assert text.count("autocoder_stage_runs_total{") == 2
 
 
-def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "torn", ['[["autocoder_stage_runs", [["flow", "f"', "3", "[3]", '[["autocoder_stage_runs", 3, 4]]']
+)
+def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path, torn: str) -> None:
     """A file where the folder should be; and a torn file of an earlier run is begun anew."""
     (tmp_path / "private").mkdir()
     (tmp_path / "private" / "metrics").write_text("")
@@ -116,7 +134,7 @@ def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
 
     other = tmp_path / "other"
     worker_metrics.folder(other).mkdir(parents=True)
-    (worker_metrics.folder(other) / "h.prom").write_text("autocoder_stage_runs_total{flow=")
+    (worker_metrics.folder(other) / "h.json").write_text(torn)
     _run(other, "h")
     assert value(other, "autocoder_stage_runs", result="computed") == 20
 
