@@ -37,9 +37,9 @@ docs: $(STAMP)  ## the documentation as a site in site/, to be read from the dis
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "docs: open site/index.html"
 
-PYTEST = $(BIN)/pytest -n "$(or $(TEST_WORKERS),3)" --no-loadscope-reorder
+PYTEST = $(BIN)/pytest -n "$(or $(TEST_WORKERS),2)" --no-loadscope-reorder
 
-test: $(STAMP)  ## the tests, three files at a time; TEST_WORKERS=0 for one
+test: $(STAMP)  ## the tests, two files at a time; TEST_WORKERS=0 for one
 	$(PYTEST) -m "not stack and not long and not containers" $(PYTEST_ARGS)
 
 test-stack: $(STAMP)  ## the tests that start what `make stack` starts

@@ -34,11 +34,6 @@ def shared_data() -> Path:
     return folder
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The file whose first test makes what all commands' files share goes first: others need it later, and wait."""
-    items.sort(key=lambda item: item.path.name != "test_approval_command.py")
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of single tests; here, since only the uppermost conftest may add some."""
     parser.addoption("--faults-repeat", type=int, default=0, help="each fault in a run of its own, so many times")
