@@ -61,7 +61,8 @@ class TestFormal:
         a = 1 / (2 * noise)
 
         def over(epsilon: float) -> float:
-            return norm.cdf(a - epsilon / (2 * a)) - math.exp(epsilon) * norm.cdf(-a - epsilon / (2 * a)) - delta
+            inside, outside = norm.cdf([a - epsilon / (2 * a), -a - epsilon / (2 * a)]).tolist()
+            return inside - math.exp(epsilon) * outside - delta
 
         exact: float = brentq(over, 0, 100, xtol=1e-13)  # pyright: ignore[reportAssignmentType]
         claimed = gaussian_cost.pld_epsilon(release(noise), delta=delta)
