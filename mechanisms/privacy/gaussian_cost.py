@@ -246,8 +246,6 @@ def _pld(event: Event, records_per_unit: int, interval: float, relation: Relatio
     mixture = records_per_unit > 1 and any(prob < 1 for _, prob, _ in runs)  # whose losses are inverted one by one
     if len(runs) > _FEW_RUNS or mixture:
         interval = max(interval, _COARSE)
-    elif len(runs) == 1 and runs[0][1] == 1:  # not composed, so that only chords between the grid's points err: < 1e-6
-        interval = max(interval, min(_COARSE, _COARSE / smallest))
     # Privacy losses grow like 1/noise^2, and the grid with them: keep its length, give up resolution where the
     # epsilon is enormous anyway.
     accountant = PLDAccountant(NeighboringRelation[relation], interval * max(1.0, (0.3 / smallest) ** 2))
