@@ -174,7 +174,7 @@ class Classifier:
         return self.log_likelihood_of(self.logits(batch), labels)
 
     def log_likelihood_of(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The same from logits [b, classes]."""
+        """Returns the same from logits [b, classes]."""
         logits = logits.float()
         if self.fields is not None:
             return self.fields.log_likelihood(self.fields.log_softmax(logits), labels)

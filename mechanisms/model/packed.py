@@ -4,7 +4,7 @@ The tokens of a batch lie end to end, so that matrix products, norms and activat
 value are one product, and weights are laid out once as the processor's tiles want them. Attention alone sees each
 narrative in a row of its own. torch's fused attention takes lengths that are multiples of 16 twice as fast as others:
 rows are as long as the next one, and what is beyond a narrative's end is masked. In bfloat16 on a GPU, attention takes
-narratives end to end as well, and no row is made.
+narratives end to end as well, no row is made, and GELU is its approximation by tanh.
 
 Weights are copied when an encoder is packed. Pack it again after they change.
 """
@@ -32,7 +32,7 @@ _ROW = 16
 BATCH_TOKENS: dict[Precision, int] = {"float32": 1024, "bfloat16": 2048}
 """float32's activations so stay in a core's cache; in bfloat16 longer products win more."""
 _CARD_TOKENS = 3 << 14
-"""A card's kernels take time to start."""
+"""Of a batch on a card, whose kernels take time to start."""
 
 
 class _Linear:
@@ -79,7 +79,7 @@ class _Norm:
 
     @classmethod
     def of(cls, norm: nn.LayerNorm, dtype: torch.dtype = torch.float32) -> _Norm:
-        """With weights of this type on a card; a processor takes float32 next to any."""
+        """Takes a norm's weights, in this type on a card. A processor takes float32 next to any type."""
         weight, bias = norm.weight.detach(), norm.bias.detach()
         if weight.device.type != "cpu":
             weight, bias = weight.to(dtype), bias.to(dtype)

@@ -45,6 +45,9 @@ _RETENTION_DAYS = 7
 _MAX_SERIES = 500
 """Series per name: labels hold branch names and seeds, whose number must stay bounded."""
 
+_DAMAGED = (OSError, ValueError, TypeError, RecursionError)
+"""Errors of a file that cannot be read, or holds something else."""
+
 Key = tuple[str, tuple[tuple[str, str], ...]]
 
 
@@ -72,7 +75,7 @@ def read(private: Path) -> dict[Key, float]:
     """Reads the samples of all hosts; skips damaged files and those past retention."""
     samples: dict[Key, float] = {}
     for file in sorted(folder(private).glob("*.json")):
-        with suppress(OSError, ValueError, TypeError):
+        with suppress(*_DAMAGED):
             if time.time() - file.stat().st_mtime < _RETENTION_DAYS * 86_400:
                 samples |= _parse(file.read_text(encoding="utf-8"))
     return samples
@@ -81,7 +84,9 @@ def read(private: Path) -> dict[Key, float]:
 def _parse(text: str) -> dict[Key, float]:
     return {
         (str(name), tuple((str(label), str(of)) for label, of in labels)): float(value)
-        for name, labels, value in json.loads(text)
+        for name, labels, value in json.loads(
+            text, parse_int=float
+        )  # a whole number past float is infinite, and no error
         if name in COUNTERS or name in GAUGES
     }
 
@@ -130,7 +135,7 @@ def _update(private: Path, host: str) -> Iterator[dict[Key, float]]:
     with (metrics / f"{host}.lock").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         samples: dict[Key, float] = {}
-        with suppress(OSError, ValueError, TypeError):
+        with suppress(*_DAMAGED):
             samples = _parse(file.read_text(encoding="utf-8"))
         yield samples
         rows = [(name, labels, value) for (name, labels), value in _newest(samples).items()]

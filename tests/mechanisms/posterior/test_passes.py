@@ -20,7 +20,7 @@ N, LABELS = 24, 5
 
 
 def likelihoods(passes: Float32, size: int | None) -> Tensor:
-    """Of every record, in the records' order."""
+    """Returns those of every record, in the records' order."""
     out, labels = torch.full((N,), torch.nan), torch.arange(N) % LABELS
     with torch.inference_mode():
         for index in passes.batches(size):

@@ -100,12 +100,12 @@ def test_processes_at_once_lose_no_count(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Read(Collector):
-    """What `autocoder metrics` serves of a workspace's stages."""
+    """Serves a workspace's stages as `autocoder metrics` does."""
 
     private: Path
 
     def collect(self) -> Iterator[Metric]:
-        """At each scrape."""
+        """Reads anew at each scrape."""
         return worker_metrics.families(worker_metrics.read(self.private))
 
 
@@ -121,7 +121,15 @@ def test_two_hosts_are_one_family_for_prometheus(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "torn", ['[["autocoder_stage_runs", [["flow", "f"', "3", "[3]", '[["autocoder_stage_runs", 3, 4]]']
+    "torn",
+    [
+        '[["autocoder_stage_runs", [["flow", "f"',
+        '[["autocoder_stage_runs", 3, 4]]',
+        f'[["autocoder_stage_runs", [["flow", "f"]], 1{"0" * 400}]]',
+        "[" * 100_000,
+        "[3]",
+    ],
+    ids=["torn", "no labels", "past float", "deep", "no row"],
 )
 def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path, torn: str) -> None:
     """A file where the folder should be; and a torn file of an earlier run is begun anew."""
