@@ -115,21 +115,24 @@ def settings(name: str) -> set[str]:
 
 def architectures(name: str) -> set[str]:
     """Returns the classes of transformers that a saved model of an encoder may name, with a classifier or without."""
-    from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, MODEL_MAPPING, AutoConfig
+    from transformers import AutoConfig
+    from transformers.models.auto import modeling_auto
 
-    kind = type(load(AutoConfig, name))
-    mappings: tuple[Any, ...] = (MODEL_MAPPING, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING)
-    return {mapping[kind].__name__ for mapping in mappings if kind in mapping}
+    family = load(AutoConfig, name).model_type
+    mappings = (modeling_auto.MODEL_MAPPING_NAMES, modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
+    return {mapping[family] for mapping in mappings if isinstance(mapping.get(family), str)}
+
+
+_ACTIVATIONS = {"gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh"}
 
 
 def is_usual(setting: str) -> bool:
     """Checks whether transformers itself knows a text of a configuration: a class, a family, an activation."""
     import transformers
-    from transformers.activations import ACT2FN
 
-    families = transformers.CONFIG_MAPPING
-    return bool(setting in families or setting in ACT2FN or re.fullmatch(r"LABEL_\d+|[\d.]+", setting)) or (
-        setting.isidentifier() and setting[0].isupper() and hasattr(transformers, setting)
+    known = setting in transformers.CONFIG_MAPPING or setting in _ACTIVATIONS
+    return bool(known or re.fullmatch(r"LABEL_\d+|[\d.]+", setting)) or (
+        setting.isidentifier() and setting[0].isupper() and setting in dir(transformers)
     )
 
 
@@ -149,11 +152,18 @@ _POSITIONS_AFTER_PADDING = {"roberta", "xlm-roberta", "camembert", "mpnet", "lon
 def shape(name: str) -> tuple[int, int]:
     """Returns the parameters and width of an encoder, from its configuration alone."""
     import torch
-    from transformers import AutoConfig, AutoModel
+    from transformers import AutoConfig
+
+    from mechanisms.model import bert
 
     config = load(AutoConfig, name)
-    with torch.device("meta"):
-        model = AutoModel.from_config(config)
+    if bert.fits(config):
+        model: torch.nn.Module = bert.empty(config)
+    else:
+        from transformers import AutoModel
+
+        with torch.device("meta"):
+            model = AutoModel.from_config(config)
     return sum(p.numel() for p in model.parameters()), int(config.hidden_size)
 
 

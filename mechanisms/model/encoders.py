@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
-from mechanisms.model.encoder_files import load
+from mechanisms.model import bert
+from mechanisms.model.encoder_files import load, resolve
 from mechanisms.model.inputs import TokenInputs
 
 _WEIGHTS: dict[str, Any] = {"dtype": "float32", "use_safetensors": True}
@@ -31,6 +33,14 @@ def load_encoder(name: str) -> nn.Module:
 
     with quiet():
         return cast(nn.Module, load(AutoModel, name, **_WEIGHTS))
+
+
+def load_frozen(name: str) -> nn.Module:
+    """Loads an encoder of which nothing trains: of BERT's layout, from a folder, without transformers' module."""
+    from transformers import AutoConfig
+
+    own = bert.read(Path(resolve(name)), load(AutoConfig, name))
+    return load_encoder(name) if own is None else own
 
 
 def load_with_standard_head(name: str, *, num_labels: int) -> nn.Module:

@@ -351,7 +351,7 @@ def load(folder: Path) -> Released:
     codes = tuple(code for own in spaces.values() for code in own)
     tokenizer = encoder_files.load_tokenizer(str(encoder_folder))
     if (folder / "modules.json").is_file():
-        encoder = encoders.load_encoder(str(encoder_folder))
+        encoder = encoders.load_frozen(str(encoder_folder))
         model: nn.Module = MeanPooled(encoder, encoders.width(encoder), len(codes), Lexicon.load(folder))
         places = [folder / name / DENSE / "model.safetensors" for name in spaces]
         loaded = [load_file(place) for place in places]

@@ -18,12 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mechanisms.model import linear
+from mechanisms.model import bert, linear
 from mechanisms.model.config import Precision
 from mechanisms.model.inputs import TokenInputs
 
-_FAMILIES = {"bert": 0, "roberta": 1, "xlm-roberta": 1}
-"""Those of BERT's layout; with the 1, positions count from the padding id on."""
 _KNOWN = (nn.Linear, nn.LayerNorm, nn.Embedding)
 _ROW = 16
 """Lengths that torch's attention takes whole."""
@@ -191,7 +189,7 @@ class PackedEncoder:
         config, embeddings = encoder.config, encoder.embeddings
         self._words = embeddings.word_embeddings.weight.detach()
         kind = embeddings.token_type_embeddings.weight.detach()[0]
-        first = (int(config.pad_token_id) + 1) * _FAMILIES[config.model_type]
+        first = bert.first_position(config)
         self._places = embeddings.position_embeddings.weight.detach()[first:] + kind
         self._norm = _Norm.of(embeddings.LayerNorm)
         self._layers = [_Layer(layer, int(config.num_attention_heads), self._dtype) for layer in encoder.encoder.layer]
@@ -201,15 +199,8 @@ class PackedEncoder:
     @classmethod
     def of(cls, encoder: nn.Module, precision: Precision) -> PackedEncoder | None:
         """Pack an encoder; None where its layout is another than BERT's."""
-        config = getattr(encoder, "config", None)
-        fits = (
-            getattr(config, "model_type", None) in _FAMILIES
-            and getattr(config, "hidden_act", None) == "gelu"
-            and getattr(config, "position_embedding_type", "absolute") == "absolute"
-            and not getattr(config, "is_decoder", False)
-            and all(type(part) in _KNOWN for part in encoder.modules() if hasattr(part, "weight"))  # no adapters
-        )
-        return cls(encoder, precision) if fits else None
+        no_adapters = all(type(part) in _KNOWN for part in encoder.modules() if hasattr(part, "weight"))
+        return cls(encoder, precision) if no_adapters and bert.fits(getattr(encoder, "config", None)) else None
 
     def batch(self, tokens: TokenInputs, index: Tensor) -> PackedTokens:
         """Packs the records at `index`, int64 [b]."""

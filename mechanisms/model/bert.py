@@ -1,0 +1,147 @@
+"""Reads an encoder of BERT's layout from its files into plain torch.
+
+transformers' own module of such an encoder takes longer to import than torch. Where no weight of the encoder trains,
+this one stands in its place: it reads and writes the same files, weight for weight.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+FAMILIES = {"bert": 0, "roberta": 1, "xlm-roberta": 1}
+"""Those of BERT's layout; with the 1, positions count from the padding id on."""
+_CLASSES = {"bert": "BertModel", "roberta": "RobertaModel", "xlm-roberta": "XLMRobertaModel"}
+_WEIGHTS = "model.safetensors"
+
+
+class States(NamedTuple):
+    """Holds what an encoder answers."""
+
+    last_hidden_state: Tensor
+    """float32 [b, tokens, width]."""
+
+
+def fits(config: Any) -> bool:
+    """Checks whether a configuration of transformers is of BERT's layout."""
+    return (
+        getattr(config, "model_type", None) in FAMILIES
+        and getattr(config, "hidden_act", None) == "gelu"
+        and getattr(config, "position_embedding_type", "absolute") == "absolute"
+        and not getattr(config, "is_decoder", False)
+    )
+
+
+def first_position(config: Any) -> int:
+    """Returns the row of the position embeddings of a narrative's first token."""
+    return (int(config.pad_token_id) + 1) * FAMILIES[config.model_type]
+
+
+class Bert(nn.Module):
+    """An encoder whose weights have the names that transformers gives them. It answers without dropout."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+        width = config.hidden_size
+        rows = {
+            "word_embeddings": config.vocab_size,
+            "position_embeddings": config.max_position_embeddings,
+            "token_type_embeddings": config.type_vocab_size,
+        }
+        # A table made from an empty one draws no weights: torch would import its compiler for that.
+        tables = {name: nn.Embedding.from_pretrained(torch.empty(size, width)) for name, size in rows.items()}
+        self.embeddings = nn.ModuleDict({**tables, "LayerNorm": _norm(config)})
+        self.encoder = nn.ModuleDict({"layer": nn.ModuleList(_layer(config) for _ in range(config.num_hidden_layers))})
+        self.pooler = nn.ModuleDict({"dense": nn.Linear(width, width)})  # reads nothing here; it is in the files
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Returns the table of the tokens' embeddings."""
+        return self.embeddings["word_embeddings"]
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> States:
+        """Returns the states of tokens, of int64 ids [b, tokens] padded on the right."""
+        place = torch.arange(input_ids.shape[1], device=input_ids.device) + first_position(self.config)
+        tables = self.embeddings
+        x = self.get_input_embeddings()(input_ids) + tables["token_type_embeddings"](torch.zeros_like(input_ids))
+        x = tables["LayerNorm"](x + tables["position_embeddings"](place))
+        there = attention_mask[:, None, None, :].bool()
+        for layer in cast(nn.ModuleList, self.encoder["layer"]):
+            x = _run(layer, x, there, int(self.config.num_attention_heads))
+        return States(x)
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Writes `config.json` and `model.safetensors` as transformers does."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.config.architectures, self.config.dtype = [_CLASSES[self.config.model_type]], "float32"
+        self.config.save_pretrained(folder)
+        weights = {name: weight.detach().cpu().contiguous() for name, weight in self.state_dict().items()}
+        save_file(weights, folder / _WEIGHTS, metadata={"format": "pt"})
+
+
+def empty(config: Any) -> Bert:
+    """Returns an encoder of this configuration whose weights have shapes and no values."""
+    with torch.device("meta"):
+        return Bert(config)
+
+
+def read(folder: Path, config: Any) -> Bert | None:
+    """Reads an encoder; None where transformers has to: another layout, more than one file, other names or shapes.
+
+    A pooler that the file lacks is zero, where transformers' would be random.
+    """
+    if not fits(config) or getattr(config, "quantization_config", None) or not (folder / _WEIGHTS).is_file():
+        return None
+    try:
+        stored = load_file(folder / _WEIGHTS)
+    except (OSError, ValueError, SafetensorError):
+        return None  # transformers says what is wrong
+    prefix = f"{config.model_type.replace('-', '_')}."
+    if any(name.startswith(prefix) for name in stored):  # saved with a head, which stays behind
+        stored = {name.removeprefix(prefix): weight for name, weight in stored.items() if name.startswith(prefix)}
+    weights = {name: weight for name, weight in stored.items() if not name.endswith("position_ids")}
+    model = empty(config)
+    expected = {name: weight.shape for name, weight in model.state_dict().items()}
+    unread = {name: torch.zeros(shape) for name, shape in expected.items() if name.startswith("pooler.")}
+    weights = unread | weights
+    if {name: weight.shape for name, weight in weights.items()} != expected:
+        return None
+    copies = {name: weight.to(torch.float32, copy=True) for name, weight in weights.items()}  # not the mapped file
+    model.load_state_dict(copies, assign=True)
+    return model.eval()
+
+
+def _norm(config: Any) -> nn.LayerNorm:
+    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+
+def _layer(config: Any) -> nn.ModuleDict:
+    width, wide = config.hidden_size, config.intermediate_size
+    attention = {name: nn.Linear(width, width) for name in ("query", "key", "value")}
+    after = nn.ModuleDict({"dense": nn.Linear(width, width), "LayerNorm": _norm(config)})
+    return nn.ModuleDict(
+        {
+            "attention": nn.ModuleDict({"self": nn.ModuleDict(attention), "output": after}),
+            "intermediate": nn.ModuleDict({"dense": nn.Linear(width, wide)}),
+            "output": nn.ModuleDict({"dense": nn.Linear(wide, width), "LayerNorm": _norm(config)}),
+        }
+    )
+
+
+def _run(layer: Any, x: Tensor, there: Tensor, heads: int) -> Tensor:
+    """Returns the states above a layer, [b, tokens, width]; `there` is true where a token is."""
+
+    def by_head(name: str) -> Tensor:
+        return getattr(layer.attention.self, name)(x).unflatten(-1, (heads, -1)).transpose(1, 2)
+
+    query, key, value = map(by_head, ("query", "key", "value"))
+    seen = functional.scaled_dot_product_attention(query, key, value, attn_mask=there)
+    x = layer.attention.output.LayerNorm(x + layer.attention.output.dense(seen.transpose(1, 2).flatten(2)))
+    wide = functional.gelu(layer.intermediate.dense(x))
+    return layer.output.LayerNorm(x + layer.output.dense(wide))

@@ -1,0 +1,173 @@
+"""An encoder of BERT's layout in plain torch: the states and files of transformers, which takes what does not fit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+
+from mechanisms.errors import MechanismError
+from mechanisms.model import bert, encoder_files, encoders
+
+FAMILIES = ["tiny_bert", "tiny_roberta"]
+
+
+@pytest.fixture(params=FAMILIES)
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A copy of a small encoder, which a test may spoil."""
+    return Path(shutil.copytree(request.getfixturevalue(request.param), tmp_path / "encoder"))
+
+
+def own(folder: Path) -> bert.Bert | None:
+    """Reads an encoder as `load_frozen` does, without what it does where this fails."""
+    return bert.read(folder, encoder_files.load(AutoConfig, str(folder)))
+
+
+def test_states_are_those_of_transformers(folder: Path) -> None:
+    """Rows that are full and padded, by weights that all differ; within float32's rounding."""
+    theirs = encoders.load_encoder(str(folder)).eval()
+    with torch.no_grad():
+        g = torch.Generator().manual_seed(1)
+        for weight in theirs.parameters():
+            weight.add_(0.1 * torch.randn(weight.shape, generator=g))
+    theirs.save_pretrained(folder)  # type: ignore[operator]
+    ours = own(folder)
+    assert ours is not None
+    batch = {"input_ids": torch.randint(5, 100, (3, 12), generator=g), "attention_mask": torch.ones(3, 12).long()}
+    for row, end in enumerate((12, 7, 1)):
+        batch["attention_mask"][row, end:] = 0
+        batch["input_ids"][row, end:] = int(ours.config.pad_token_id)
+    there = batch["attention_mask"].bool()
+    with torch.no_grad():
+        expected, found = (model(**batch).last_hidden_state[there] for model in (theirs, ours))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(found[0], found[1])
+
+
+def test_files_are_those_that_transformers_writes(folder: Path, tmp_path: Path) -> None:
+    """Byte for byte, whatever head the weights were saved with."""
+    theirs = encoders.load_encoder(str(folder))
+    theirs.save_pretrained(tmp_path / "theirs")  # type: ignore[operator]
+    ours = own(tmp_path / "theirs")
+    assert ours is not None
+    ours.save_pretrained(tmp_path / "ours")
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes(), name
+
+
+def test_a_head_stays_behind(tiny_roberta: Path) -> None:
+    """A language model's encoder is read without its head; the pooler that it never had is zero."""
+    assert any(name.startswith("lm_head.") for name in load_file(tiny_roberta / "model.safetensors"))
+    ours, theirs = own(tiny_roberta), encoders.load_encoder(str(tiny_roberta)).state_dict()
+    assert ours is not None
+    weights = ours.state_dict()
+    assert set(theirs) == set(weights)
+    for name, weight in weights.items():
+        assert torch.equal(weight, torch.zeros_like(weight) if name.startswith("pooler.") else theirs[name]), name
+
+
+def test_weights_are_no_view_of_the_file(folder: Path) -> None:
+    """The file may be written anew while the encoder is in use."""
+    ours = own(folder)
+    assert ours is not None
+    before = {name: weight.clone() for name, weight in ours.state_dict().items()}
+    file = folder / "model.safetensors"
+    with file.open("r+b") as opened:
+        opened.write(bytes(file.stat().st_size))
+    assert all(torch.equal(weight, before[name]) for name, weight in ours.state_dict().items())
+
+
+def test_halved_weights_are_read_in_float32(folder: Path) -> None:
+    """As a bundle's are, which may be stored in bfloat16."""
+    file = folder / "model.safetensors"
+    save_file({name: weight.bfloat16() for name, weight in load_file(file).items()}, file)
+    ours = own(folder)
+    assert ours is not None
+    assert {weight.dtype for weight in ours.parameters()} == {torch.float32}
+
+
+def configure(**values: Any) -> Callable[[Path], None]:
+    """Returns a function that writes values into an encoder's configuration."""
+
+    def spoil(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+    return spoil
+
+
+def drop_a_weight(folder: Path) -> None:
+    """Leaves one weight out."""
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    weights.pop(next(name for name in weights if name.endswith("layer.0.attention.self.query.bias")))
+    save_file(weights, file)
+
+
+def tear(folder: Path) -> None:
+    """Cuts the weights off in the middle."""
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        configure(hidden_act="relu"),
+        configure(is_decoder=True),
+        configure(model_type="electra"),
+        configure(intermediate_size=64),
+        configure(num_hidden_layers=3),
+        configure(quantization_config={"quant_method": "fp8"}),
+        drop_a_weight,
+        tear,
+        lambda folder: (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors"),
+    ],
+    ids=["activation", "decoder", "family", "width", "layers", "quantised", "missing", "torn", "shards"],
+)
+def test_what_does_not_fit_is_left_to_transformers(folder: Path, spoil: Callable[[Path], None]) -> None:
+    """None is returned, never an encoder whose weights were guessed."""
+    spoil(folder)
+    assert own(folder) is None
+
+
+def test_a_torn_file_is_refused(folder: Path) -> None:
+    """In the words for any encoder that cannot be loaded."""
+    tear(folder)
+    with pytest.raises(MechanismError, match="cannot load"):
+        encoders.load_frozen(str(folder))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_empty_one_counts_the_weights_of_transformers(family: str, request: pytest.FixtureRequest) -> None:
+    """`shape` says how much memory an encoder takes, from its configuration alone."""
+    name = str(request.getfixturevalue(family))
+    theirs = sum(weight.numel() for weight in encoders.load_encoder(name).parameters())
+    assert encoder_files.shape(name) == (theirs, 16)
+
+
+def test_neither_transformers_models_nor_a_compiler_is_imported(tiny_bert: Path) -> None:
+    """They take longer than torch: loading, saving and what a release asks of an encoder do without."""
+    program = """
+import sys
+from pathlib import Path
+from mechanisms.model import encoder_files, encoders
+name = sys.argv[1]
+encoders.load_frozen(name).save_pretrained(Path(sys.argv[2]))
+encoder_files.load_tokenizer(name), encoder_files.shape(name), encoder_files.longest(name)
+assert not {x for x in encoder_files.settings(name) | encoder_files.architectures(name) if x.startswith("Bert")
+            and not encoder_files.is_usual(x)}
+print({"transformers.modeling_utils", "torch._dynamo"} & set(sys.modules))
+"""
+    words = [sys.executable, "-c", program, str(tiny_bert), str(tiny_bert.parent / "saved")]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
