@@ -96,7 +96,7 @@ def _claim(event: FormalPosteriorEvent, *, delta: float | None, unit: dict[str, 
         delta=delta,
         unit=unit,
         gaussians=event.gaussian,
-        accountant=f"w L tau-GDP (Gopi, Lee and Liu 2022), by {gaussian_cost.ACCOUNTANT}",
+        accountant=f"w L tau-GDP (Gopi, Lee and Liu 2022), by {gaussian_cost.accountant(event.gaussian)}",
         remedy="lower prior_std",
         group="a unit's {m} records move the log-likelihood by {m} times as much",
         assumptions=(

@@ -435,7 +435,7 @@ def registered(mechanism: M) -> M:
     return mechanism
 
 
-_CALLERS = ("estimator", "own_models")
+_CALLERS = ("comparison", "estimator", "own_models")
 """Modules that register no mechanism, and take a second with scikit-learn."""
 
 

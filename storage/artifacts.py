@@ -22,6 +22,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,13 @@ def file_digest(path: Path) -> str:
 
 
 def files_digest(paths: list[Path]) -> str:
-    """Returns one digest of several files' names and contents, whatever their folder."""
-    return digest({path.name: file_digest(path) for path in paths})
+    """Returns one digest of several files' names and contents, whatever their folder. Unchanged files are read once."""
+    return _files_digest(tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in paths))
+
+
+@lru_cache(maxsize=4)
+def _files_digest(files: tuple[tuple[Path, int, int], ...]) -> str:
+    return digest({path.name: file_digest(path) for path, _, _ in files})
 
 
 @dataclass

@@ -30,7 +30,6 @@ from scipy.stats import beta, binom
 from mechanisms.errors import MechanismError
 from mechanisms.privacy import gaussian_cost
 from mechanisms.privacy.events import Event
-from mechanisms.privacy.numerics import safe_root
 from mechanisms.privacy.scaled import noise_scaled
 
 _SCALES = tuple(2 ** (power / 2) for power in range(8, -5, -1))
@@ -60,14 +59,8 @@ class Gaussian:
         return ndtr(ndtri(np.minimum(high, 1.0)) - self.mu)
 
     def epsilon(self, delta: float) -> float:
-        """The epsilon at which delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) is delta."""
-
-        def excess(epsilon: float) -> float:
-            tail = math.exp(min(epsilon + math.log(max(ndtr(-self.mu / 2 - epsilon / self.mu), 1e-300)), 700))
-            return float(ndtr(self.mu / 2 - epsilon / self.mu)) - tail - delta
-
-        high = self.mu**2 / 2 + self.mu * 40
-        return safe_root(excess, high, 0.0, xtol=1e-9) if self.mu > 0 and excess(0.0) > 0 else 0.0
+        """Returns the least epsilon at this delta."""
+        return gaussian_cost.epsilon_of_rate(self.mu, delta)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ this one stands in its place: it reads and writes the same files, weight for wei
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -91,30 +92,45 @@ def empty(config: Any) -> Bert:
         return Bert(config)
 
 
-def read(folder: Path, config: Any) -> Bert | None:
+def read(folder: Path, config: Any, *, once: bool = False) -> Bert | None:
     """Reads an encoder; None where transformers has to: another layout, more than one file, other names or shapes.
 
     A pooler that the file lacks is zero, where transformers' would be random.
+
+    Args:
+        once: share the weights with all that this process reads so from the same file; nobody may change them.
     """
-    if not fits(config) or getattr(config, "quantization_config", None) or not (folder / _WEIGHTS).is_file():
+    file = folder / _WEIGHTS
+    if not fits(config) or getattr(config, "quantization_config", None) or not file.is_file():
         return None
+    prefix = f"{config.model_type.replace('-', '_')}."
     try:
-        stored = load_file(folder / _WEIGHTS)
+        of_file = (file, file.stat().st_mtime_ns, file.stat().st_size)
+        weights = dict(_weights_once(prefix, *of_file) if once else _weights(prefix, file))
     except (OSError, ValueError, SafetensorError):
         return None  # transformers says what is wrong
-    prefix = f"{config.model_type.replace('-', '_')}."
-    if any(name.startswith(prefix) for name in stored):  # saved with a head, which stays behind
-        stored = {name.removeprefix(prefix): weight for name, weight in stored.items() if name.startswith(prefix)}
-    weights = {name: weight for name, weight in stored.items() if not name.endswith("position_ids")}
     model = empty(config)
     expected = {name: weight.shape for name, weight in model.state_dict().items()}
-    unread = {name: torch.zeros(shape) for name, shape in expected.items() if name.startswith("pooler.")}
-    weights = unread | weights
+    for name in ("pooler.dense.weight", "pooler.dense.bias"):
+        weights.setdefault(name, torch.zeros(expected[name]))
     if {name: weight.shape for name, weight in weights.items()} != expected:
         return None
-    copies = {name: weight.to(torch.float32, copy=True) for name, weight in weights.items()}  # not the mapped file
-    model.load_state_dict(copies, assign=True)
-    return model.eval()
+    model.load_state_dict(weights, assign=True)
+    return model.eval().requires_grad_(False)
+
+
+def _weights(prefix: str, file: Path) -> dict[str, Tensor]:
+    """Reads the weights of an encoder, float32 in memory of their own, and of nothing that was saved on top of it."""
+    stored = load_file(file)
+    if any(name.startswith(prefix) for name in stored):
+        stored = {name.removeprefix(prefix): weight for name, weight in stored.items() if name.startswith(prefix)}
+    own = {name: weight for name, weight in stored.items() if not name.endswith("position_ids")}
+    return {name: weight.to(torch.float32, copy=True) for name, weight in own.items()}
+
+
+@lru_cache(maxsize=1)
+def _weights_once(prefix: str, file: Path, changed: int, size: int) -> dict[str, Tensor]:
+    return _weights(prefix, file)
 
 
 def _norm(config: Any) -> nn.LayerNorm:

@@ -291,8 +291,10 @@ def build(
             head = nn.Linear(width, num_labels) if linear else Convolutional(shape or (), num_labels)
             return Classifier(config=config, whole=head, part=head, pool=None, device=device)
         if config.pooling == "mean":
-            load = encoders.load_frozen if config.trainable == "head" else encoders.load_encoder
-            encoder = load(config.encoder)
+            frozen = config.trainable == "head"
+            encoder = (
+                encoders.load_frozen(config.encoder, once=True) if frozen else encoders.load_encoder(config.encoder)
+            )
             width = encoders.width(encoder)
             upper = None if config.lora_layers is None else encoders.last_layers(encoder, config.lora_layers)
             if config.trainable == "lora":

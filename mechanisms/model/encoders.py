@@ -35,11 +35,15 @@ def load_encoder(name: str) -> nn.Module:
         return cast(nn.Module, load(AutoModel, name, **_WEIGHTS))
 
 
-def load_frozen(name: str) -> nn.Module:
-    """Loads an encoder of which nothing trains: of BERT's layout, from a folder, without transformers' module."""
+def load_frozen(name: str, *, once: bool = False) -> nn.Module:
+    """Loads an encoder of which nothing trains: of BERT's layout, from a folder, without transformers' module.
+
+    Args:
+        once: share the weights with all that this process loads so by this name; nobody may change them.
+    """
     from transformers import AutoConfig
 
-    own = bert.read(Path(resolve(name)), load(AutoConfig, name))
+    own = bert.read(Path(resolve(name)), load(AutoConfig, name), once=once)
     return load_encoder(name) if own is None else own
 
 

@@ -291,7 +291,7 @@ def gaussian(
     delta: float | None,
     unit: dict[str, Any],
     gaussians: Event | None = None,
-    accountant: str = gaussian_cost.ACCOUNTANT,
+    accountant: str | None = None,
     remedy: str = "raise the noise",
     group: str = "group privacy of up to {m} records a unit, by mixtures of Gaussians",
     assumptions: tuple[str, ...] = (),
@@ -300,6 +300,7 @@ def gaussian(
 
     Args:
         gaussians: no harder to distinguish than the event, where it has other noise.
+        accountant: None: what `gaussian_cost` computes the epsilon by.
         group: what holds for units of {m} records, where replacing one has no closed form.
 
     Raises:
@@ -323,7 +324,7 @@ def gaussian(
         delta=delta,
         epsilon_add_remove=figures.epsilon,
         neighbouring_relation="add-remove",
-        accountant=accountant,
+        accountant=accountant or gaussian_cost.accountant(gaussians or event),
         assumptions=(
             f"neighbours differ by one unit added or removed; {replaced}",
             *(assumptions or (*_how_read(event), TUNED, f"{_SAMPLED_NOISE}: {_UNCOVERED}")),

@@ -1,8 +1,9 @@
 """Accounts for Gaussian mechanisms: finite-sample (epsilon, delta) of an event, and noise solved for a target epsilon.
 
-The claim is the privacy loss distribution's (PLD, dp-accounting), composed from the event that ran: a pessimistic
-discretisation, so an upper bound. Beside it stand Renyi figures for comparability with papers, and Opacus's own as a
-cross-check.
+Noise on the records of every step, none of them sampled, is one Gaussian: its epsilon has a closed form, and the claim
+is that. Any other claim is the privacy loss distribution's (PLD, dp-accounting), composed from the event that ran: a
+pessimistic discretisation, so an upper bound. Beside it stand Renyi figures for comparability with papers, and Opacus's
+own as a cross-check.
 
 Neighbours differ by one unit added or removed. The l2 clip is what one record can add, and a noise multiplier is
 relative to it; replacing a record moves the sum by up to twice the clip, which `epsilon_replace_one` accounts for.
@@ -13,7 +14,7 @@ Gaussians with sensitivities 0..m (Ganesh 2024, arXiv 2401.10294), and a full-ba
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.metadata import version
@@ -37,6 +38,7 @@ ORDERS = (*(1 + x / 20 for x in range(1, 200)), *range(11, 64), *(2**k for k in 
 """Renyi orders; the finest part is where noise multipliers near 1 have their optimum."""
 
 ACCOUNTANT = f"dp-accounting {version('dp-accounting')} PLD"
+CLOSED_FORM = "closed form of Gaussian noise (Balle and Wang 2018, theorem 8)"
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,9 @@ class FormalCost:
 
     delta: float
     epsilon: float
-    """PLD, one unit added or removed."""
+    """By `accountant`, one unit added or removed."""
     epsilon_replace_one: float | None
-    """PLD, one unit's values replaced; None for units of several records whose records are sampled."""
+    """The same, one unit's values replaced; None for units of several records whose records are sampled."""
     epsilon_rdp: float | None
     """RDP with dp-accounting's conversion (Canonne et al. 2020, proposition 12); None for units of several records."""
     epsilon_rdp_mironov: float | None
@@ -63,23 +65,24 @@ def cost(event: Event, *, delta: float, records_per_unit: int = 1) -> FormalCost
         twice = None if gaussian_rate(event) is None else 2 * records_per_unit
         replaced = None if twice is None else pld_epsilon(event, delta=delta, records_per_unit=twice)
         return FormalCost(delta, epsilon, replaced, None, None)
-    rdp = _rdp(event)
     return FormalCost(
         delta=delta,
         epsilon=epsilon,
         epsilon_replace_one=_epsilon(event, delta, 1, _INTERVAL, "REPLACE_ONE"),
-        epsilon_rdp=float(rdp.get_epsilon(delta)),
-        epsilon_rdp_mironov=_mironov(rdp, delta),
+        epsilon_rdp=max(0.0, _least(event, partial(_canonne, delta))),
+        epsilon_rdp_mironov=_least(event, partial(_mironov, delta)),
     )
+
+
+def accountant(event: Event) -> str:
+    """Names what computes an event's epsilon."""
+    return ACCOUNTANT if gaussian_rate(event) is None else CLOSED_FORM
 
 
 _INTERVAL = 1e-4
 _COARSE = 1e-3
 """Discretisation while searching, of long schedules and of units of several sampled records: ten times faster; it
 overstates epsilon 4 by 0.0001 to 0.0005."""
-_OF_ONE_GAUSSIAN = ((1.0, 1e-3), (2.0, 5e-4), (5.0, 2e-4), (math.inf, _INTERVAL))
-"""Largest noise and discretisation of a Gaussian alone: epsilon is overstated by less than a millionth. All divide the
-coarse one, so that no epsilon on a finer grid is above that of the search."""
 _FEW_RUNS = 8
 _TOLERANCE = 0.002
 """Share of the target that may be left unused before noise is solved on the fine grid."""
@@ -88,7 +91,7 @@ _LOG_NOISE = 1e-5
 
 
 def pld_epsilon(event: Event, *, delta: float, records_per_unit: int = 1, interval: float = _INTERVAL) -> float:
-    """Returns the tightest valid epsilon here: PLD, one unit added or removed.
+    """Returns the tightest valid epsilon here, one unit added or removed.
 
     Raises:
         MechanismError: the event is none of Gaussian noise, or delta is not in (0, 1).
@@ -105,7 +108,31 @@ def coarse_epsilon(event: Event, delta: float, *, records_per_unit: int) -> floa
 @lru_cache(maxsize=4096)
 def _epsilon(event: Event, delta: float, records_per_unit: int, interval: float, relation: Relation) -> float:
     """Computes an epsilon once: events are frozen, and plan, fit, claim and page ask for the same."""
+    rate = gaussian_rate(event)
+    if rate is not None:
+        return epsilon_of_rate(rate * records_per_unit * (2 if relation == "REPLACE_ONE" else 1), delta)
     return float(_pld(event, records_per_unit, interval, relation).get_epsilon(delta))
+
+
+def epsilon_of_rate(mu: float, delta: float) -> float:
+    """Returns the least epsilon of a mu-Gaussian differentially private event, never below it.
+
+    Balle and Wang 2018, theorem 8: delta = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu).
+    """
+    from scipy.special import log_ndtr  # many commands need no cost
+
+    def excess(epsilon: float) -> float:
+        inside, outside = log_ndtr(mu / 2 - epsilon / mu), epsilon + log_ndtr(-mu / 2 - epsilon / mu)
+        lost = -math.expm1(outside - inside)
+        return inside + math.log(lost) - math.log(delta) if lost > 0 else -math.inf
+
+    low, high = 0.0, mu**2 / 2 + 40 * mu  # where delta is below Phi(-40), less than any float
+    if mu == 0 or excess(low) <= 0:
+        return 0.0
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+    return high * (1 + 1e-11)  # above the rounding of log_ndtr
 
 
 def gaussian_rate(event: Event) -> float | None:
@@ -150,7 +177,7 @@ def calibrate(
     def excess(log_noise: float, interval: float = _COARSE) -> float:
         event = make_event(math.exp(log_noise))
         if by == "rdp-mironov":
-            return _mironov(_rdp(event), delta) - target_epsilon
+            return _least(event, partial(_mironov, delta)) - target_epsilon
         return pld_epsilon(event, delta=delta, records_per_unit=records_per_unit, interval=interval) - target_epsilon
 
     low, high = 0.0, 0.0
@@ -249,8 +276,6 @@ def _pld(event: Event, records_per_unit: int, interval: float, relation: Relatio
     mixture = records_per_unit > 1 and any(prob < 1 for _, prob, _ in runs)  # whose losses are inverted one by one
     if len(runs) > _FEW_RUNS or mixture:
         interval = max(interval, _COARSE)
-    elif len(runs) == 1 and runs[0][1] == 1:
-        interval = max(interval, next(grid for most, grid in _OF_ONE_GAUSSIAN if smallest <= most))
     # Privacy losses grow like 1/noise^2, and the grid with them: keep its length, give up resolution where the
     # epsilon is enormous anyway.
     accountant = PLDAccountant(NeighboringRelation[relation], interval * max(1.0, (0.3 / smallest) ** 2))
@@ -258,12 +283,12 @@ def _pld(event: Event, records_per_unit: int, interval: float, relation: Relatio
     return accountant
 
 
-def renyi(event: dp_event.DpEvent, relation: Relation) -> RdpAccountant:
+def renyi(event: dp_event.DpEvent, relation: Relation, orders: Sequence[float] = ORDERS) -> RdpAccountant:
     """Composes an event of dp-accounting; orders near 1 may not converge and are left out, which is no news."""
     from dp_accounting.privacy_accountant import NeighboringRelation
     from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 
-    accountant = RdpAccountant(ORDERS, NeighboringRelation[relation])
+    accountant = RdpAccountant(orders, NeighboringRelation[relation])
     verbosity = absl_logging.get_verbosity()
     absl_logging.set_verbosity(absl_logging.ERROR)
     try:
@@ -273,13 +298,47 @@ def renyi(event: dp_event.DpEvent, relation: Relation) -> RdpAccountant:
     return accountant
 
 
-def _rdp(event: Event) -> RdpAccountant:
-    return renyi(to_dp_event(event), "ADD_OR_REMOVE_ONE")
+def _least(event: Event, epsilon_of: Callable[[float, float], float]) -> float:
+    """Returns the least epsilon over the orders, by halving: among whole orders first, then next to the best of them.
+
+    (order - 1) times the divergence is convex in the order, and so is what both conversions add to it. Divided by
+    order - 1 it has one minimum. dp-accounting's sums for orders between whole ones are inexact where much is sampled.
+    """
+
+    def epsilon(order: float) -> float:
+        return epsilon_of(order, _divergence(event, order))
+
+    def best(orders: Sequence[float]) -> float:
+        low, high = 0, len(orders) - 1
+        while low < high:
+            middle = (low + high) // 2
+            here = epsilon(orders[middle])
+            rises = math.isfinite(here) and here <= epsilon(orders[middle + 1])  # one without a sum is too small
+            low, high = (low, middle) if rises else (middle + 1, high)
+        return orders[low]
+
+    whole = best([order for order in ORDERS if order == int(order)])
+    between = best([order for order in ORDERS if whole - 1 < order < whole + 1])
+    return min(epsilon(whole), epsilon(between))
 
 
-def _mironov(rdp: RdpAccountant, delta: float) -> float:
+@lru_cache(maxsize=4096)
+def _divergence(event: Event, order: float) -> float:
+    """Returns the event's Renyi divergence of an order; infinite where the sum for it does not converge."""
+    rate = gaussian_rate(event)
+    if rate is not None:
+        return order * rate**2 / 2  # Mironov 2017, proposition 7
+    return float(renyi(to_dp_event(event), "ADD_OR_REMOVE_ONE", (order,)).rdp[0])
+
+
+def _mironov(delta: float, order: float, divergence: float) -> float:
     """Mironov 2017, proposition 3 (v3): (alpha, rdp)-RDP gives epsilon = rdp + log(1/delta) / (alpha - 1)."""
-    return float(np.min(rdp.rdp - math.log(delta) / (rdp.orders - 1)))
+    return divergence - math.log(delta) / (order - 1)
+
+
+def _canonne(delta: float, order: float, divergence: float) -> float:
+    """Canonne, Kamath and Steinke 2020, proposition 12 (v4)."""
+    return divergence + math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
 
 
 def _check_delta(delta: float) -> None:

@@ -7,6 +7,7 @@ has to come from a template, a published list, a licence or the texts that the p
 from __future__ import annotations
 
 import csv
+import hashlib
 import html
 import io
 import json
@@ -15,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from storage.artifacts import digest
 from storage.bundle import folder as bundle
 from storage.bundle.folder import UnsoundBundle
 from storage.codelist import Code
@@ -140,4 +140,4 @@ def _leaves(value: Any) -> Iterator[str]:
 def tokenizer_digest(tokenizer: dict[str, Any]) -> str:
     """Returns a digest of all that turns text into tokens, without truncation and padding."""
     rest = {key: value for key, value in tokenizer.items() if key not in ("truncation", "padding")}
-    return digest(json.loads(json.dumps(rest)))
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()

@@ -7,11 +7,10 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from mechanisms.model import encoder_files
-from storage.artifacts import digest, file_digest
+from storage.artifacts import digest, files_digest
 from storage.codelist import Code
 from storage.egress.documents import schema
 from storage.egress.public_lists import published_name, reviewed_encoder
@@ -92,12 +91,7 @@ def encoder_digest(encoder: str) -> str:
     files = encoder_files.digest_parts(encoder)
     if not files:
         return digest({"hub": encoder, "revision": encoder_files.revision(encoder)})
-    return _files_digest(tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files))
-
-
-@lru_cache(maxsize=4)
-def _files_digest(files: tuple[tuple[str, int, int], ...]) -> str:
-    return digest({Path(name).name: file_digest(Path(name)) for name, _, _ in files})
+    return files_digest(files)
 
 
 def describe_encoder(encoder: str, sha256: str) -> str:

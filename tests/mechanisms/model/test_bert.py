@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -84,6 +85,19 @@ def test_weights_are_no_view_of_the_file(folder: Path) -> None:
     with file.open("r+b") as opened:
         opened.write(bytes(file.stat().st_size))
     assert all(torch.equal(weight, before[name]) for name, weight in ours.state_dict().items())
+
+
+def test_weights_that_are_shared_are_read_again_when_the_file_changes(folder: Path) -> None:
+    """One copy for all that this process builds on an encoder; a file that changed is another encoder."""
+    one, two = (encoders.load_frozen(str(folder), once=True).state_dict() for _ in range(2))
+    assert all(weight.data_ptr() == two[name].data_ptr() for name, weight in one.items() if "pooler" not in name)
+    apart = encoders.load_frozen(str(folder)).state_dict()
+    assert not any(weight.data_ptr() == one[name].data_ptr() for name, weight in apart.items())
+    file = folder / "model.safetensors"
+    save_file({name: 2 * weight for name, weight in load_file(file).items()}, file, metadata={"format": "pt"})
+    os.utime(file, ns=(0, 0))
+    changed = encoders.load_frozen(str(folder), once=True).state_dict()
+    assert all(torch.equal(weight, 2 * one[name]) for name, weight in changed.items())
 
 
 def test_halved_weights_are_read_in_float32(folder: Path) -> None:

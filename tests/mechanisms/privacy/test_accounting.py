@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+import mpmath
+import numpy as np
 import pytest
-from scipy.optimize import brentq
+from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from scipy.stats import norm
 from small_heads import claim
 
@@ -54,19 +56,38 @@ class TestFormal:
 
     @pytest.mark.parametrize("delta", [1e-4, 1e-8])
     @pytest.mark.parametrize("noise", [0.5, 1.5, 8.0, 40.0])
-    def test_one_gaussian_equals_its_closed_form(self, noise: float, delta: float) -> None:
-        """Balle and Wang 2018, theorem 8: delta = Phi(a - eps/(2a)) - e^eps Phi(-a - eps/(2a)), a = 1/(2 sigma). Never
-        less than that epsilon, and by no more than a millionth above.
+    def test_one_gaussian_has_its_closed_form(self, noise: float, delta: float) -> None:
+        """The integral of how far one density is above e^epsilon times the other is delta; the PLD is barely above.
+
+        The integral stands for theorem 8 of Balle and Wang 2018, which the claim comes from.
         """
-        a = 1 / (2 * noise)
-
-        def over(epsilon: float) -> float:
-            inside, outside = norm.cdf([a - epsilon / (2 * a), -a - epsilon / (2 * a)]).tolist()
-            return inside - math.exp(epsilon) * outside - delta
-
-        exact: float = brentq(over, 0, 100, xtol=1e-13)  # pyright: ignore[reportAssignmentType]
         claimed = gaussian_cost.pld_epsilon(release(noise), delta=delta)
-        assert exact - 1e-9 <= claimed <= exact + 1e-6
+        at = noise * claimed + 1 / (2 * noise)  # in standard deviations; beyond it the first density is above
+        x = np.linspace(at - 1 / noise, at + 40, 2_000_001)
+        above = norm.pdf(x, loc=0.0) - np.exp(claimed + norm.logpdf(x, loc=-1 / noise))
+        assert float(np.trapezoid(np.maximum(above, 0), x)) == pytest.approx(delta, rel=1e-5)
+        library = from_gaussian_mechanism(noise, value_discretization_interval=1e-4)
+        assert claimed <= library.get_epsilon_for_delta(delta) <= claimed + 1e-6
+
+    @pytest.mark.parametrize("noise", [0.05, 0.3, 3.0, 100.0])
+    def test_a_gaussian_is_never_claimed_for_less(self, noise: float) -> None:
+        """Where delta at the claimed epsilon can be computed to fifty digits it is at most the one asked for."""
+        mpmath.mp.dps = 50
+        for delta in (1e-3, 1e-6, 1e-12):
+            mu, epsilon = 1 / mpmath.mpf(noise), mpmath.mpf(gaussian_cost.pld_epsilon(release(noise), delta=delta))
+            inside, outside = (mpmath.ncdf(sign * mu / 2 - epsilon / mu) for sign in (1, -1))
+            exact = inside - mpmath.exp(epsilon) * outside
+            assert exact <= delta
+            assert float(exact) == pytest.approx(delta, rel=1e-6)
+
+    @pytest.mark.parametrize("noise", [0.5, 3.0, 20.0])
+    def test_renyi_figures_of_one_gaussian_are_the_librarys(self, noise: float) -> None:
+        """Both conversions, against dp-accounting's and a step that is sampled with a probability of almost one."""
+        library = gaussian_cost.renyi(gaussian_cost.to_dp_event(release(noise)), "ADD_OR_REMOVE_ONE")
+        figures = gaussian_cost.cost(release(noise), delta=1e-5)
+        assert figures.epsilon_rdp == pytest.approx(float(library.get_epsilon(1e-5)), rel=1e-9)
+        assert figures.epsilon_rdp_mironov is not None
+        assert figures.epsilon_rdp_mironov > figures.epsilon_rdp
 
     def test_two_accountants_and_a_third_agree(self) -> None:
         """Noise 1.818, q 512/5346, 313 steps, delta 1e-4: epsilon 4.00 by PLD and by Opacus's PRV (which gives noise
