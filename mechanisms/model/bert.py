@@ -36,6 +36,8 @@ def fits(config: Any) -> bool:
         and getattr(config, "hidden_act", None) == "gelu"
         and getattr(config, "position_embedding_type", "absolute") == "absolute"
         and not getattr(config, "is_decoder", False)
+        and int(config.num_attention_heads) > 0
+        and int(config.hidden_size) % int(config.num_attention_heads) == 0
     )
 
 

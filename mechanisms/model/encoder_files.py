@@ -132,8 +132,16 @@ def is_usual(setting: str) -> bool:
 
     known = setting in transformers.CONFIG_MAPPING or setting in _ACTIVATIONS
     return bool(known or re.fullmatch(r"LABEL_\d+|[\d.]+", setting)) or (
-        setting.isidentifier() and setting[0].isupper() and setting in dir(transformers)
+        setting.isidentifier() and setting[0].isupper() and setting in _names()
     )
+
+
+@lru_cache
+def _names() -> frozenset[str]:
+    """Returns the names of transformers; listing them takes a third of a second."""
+    import transformers
+
+    return frozenset(dir(transformers))
 
 
 def longest(name: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,15 +52,12 @@ def new(common: Path, server: str, small_data: tuple[Path, Path]) -> Iterator[Jo
 
 @pytest.fixture(scope="session")
 def finished(common: Path, new: Job) -> Job:
-    """A job that ran to its end unbroken, as a process with a Prefect server of its own. Tests must not change its
-    workspace; `said` beside it is what it printed.
+    """A job that ran to its end unbroken, with a Prefect server of its own. Tests must not change its workspace;
+    `stdout` and `stderr` beside it are what it printed.
     """
 
     def run(folder: Path) -> None:
-        job = new.at(folder / "home", env=environment())
-        done = subprocess.run(
-            job.arguments("--json", "--server", "own"), capture_output=True, text=True, env=job.env, timeout=500
-        )
+        done = new.at(folder / "home", env=environment()).run("--json", "--server", "own")
         assert done.returncode == 0, done.stderr
         (folder / "stdout").write_text(done.stdout)
         (folder / "stderr").write_text(done.stderr)

@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import errno
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from jobs import Job
 from sealed_bundle import Sealed
+from warm import FILE_SIZE
 
 from storage.bundle import folder
 from storage.egress.allow_list import CONTENT
 
 
 def test_no_space_for_the_bundle(finished: Job, tmp_path: Path) -> None:
-    """A limit on the size of files stands for the full disk: the draw fits, the encoder's weights do not.
-
-    Slow: a process of its own, since the limit is one of its own.
-    """
+    """A limit on the size of files stands for the full disk: the draw fits, the encoder's weights do not."""
     job = finished.copy(tmp_path / "home")
-    full = subprocess.run(
-        ["bash", "-c", 'ulimit -f 40000; trap "" XFSZ; exec "$@"', "bash", *job.arguments()],
-        capture_output=True,
-        text=True,
-        env=job.env,
-        timeout=500,
-    )
+    full = job.at(job.home, env=job.env | {FILE_SIZE: str(40_000 << 10)}).run()
     assert full.returncode == 2, full.stderr
     assert "Traceback" not in full.stderr
     assert "Free space" in full.stderr

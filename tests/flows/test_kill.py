@@ -104,7 +104,7 @@ def _of_the_group(process: subprocess.Popen[str], number: signal.Signals) -> Non
         (_of_the_group, signal.SIGINT),
         pytest.param(_of_the_group, signal.SIGTERM, marks=pytest.mark.long),
         pytest.param(_of_the_group, signal.SIGKILL, marks=pytest.mark.long),
-        (_of_the_run, signal.SIGTERM),
+        pytest.param(_of_the_run, signal.SIGTERM, marks=pytest.mark.long),
         (_of_the_run, signal.SIGKILL),
     ],
 )
@@ -194,9 +194,25 @@ for line in sys.stdin:
 """Releases without Prefect around it, each in a process of its own that dies at one point; the libraries load once."""
 
 
+BEFORE = tuple((point, "before") for point in POINTS)
+AFTER = tuple((point, "after") for point in POINTS)
+
+
 @pytest.mark.timeout(1200)
-def test_killed_at_each_step_of_the_release_there_is_one_draw(finished: Job, tmp_path: Path) -> None:
-    """Before and after each step; the draw on the disk and its digest in the ledger never change once there."""
+@pytest.mark.parametrize(
+    "moments",
+    [
+        pytest.param((*BEFORE, AFTER[-1]), id="before"),
+        pytest.param(AFTER, id="after", marks=pytest.mark.long),
+    ],
+)
+def test_killed_at_each_step_of_the_release_there_is_one_draw(
+    moments: tuple[tuple[str, str], ...], finished: Job, tmp_path: Path
+) -> None:
+    """The draw on the disk and its digest in the ledger never change once there.
+
+    After a step is nearly before the next one: all of these moments are nightly, but for the last.
+    """
     driver = tmp_path / "driver.py"
     driver.write_text(DRIVER)
     job = finished.copy(tmp_path / "home")
@@ -213,18 +229,17 @@ def test_killed_at_each_step_of_the_release_there_is_one_draw(finished: Job, tmp
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        for point in POINTS:
-            for when in ("before", "after"):
-                print(point, when, file=process.stdin, flush=True)
-                assert process.stdout.readline().strip() == str(-signal.SIGKILL), (point, when)
-                draws |= {p.read_bytes() for p in (job.home / "private" / "releases").rglob("draw.safetensors")}
-                rows = [row for row in Ledger.open(ledger_url).current() if row.kind == "release"]
-                digests |= {row.draw_digest for row in rows if row.draw_digest}
-                bundles = [p for p in (job.home / "bundles").iterdir() if not p.name.startswith(".")]
-                assert len(rows) <= 1
-                assert len(bundles) <= 1
-                if rows and rows[0].state == "committed":
-                    assert bundles, (point, when)
+        for point, when in moments:
+            print(point, when, file=process.stdin, flush=True)
+            assert process.stdout.readline().strip() == str(-signal.SIGKILL), (point, when)
+            draws |= {p.read_bytes() for p in (job.home / "private" / "releases").rglob("draw.safetensors")}
+            rows = [row for row in Ledger.open(ledger_url).current() if row.kind == "release"]
+            digests |= {row.draw_digest for row in rows if row.draw_digest}
+            bundles = [p for p in (job.home / "bundles").iterdir() if not p.name.startswith(".")]
+            assert len(rows) <= 1
+            assert len(bundles) <= 1
+            if rows and rows[0].state == "committed":
+                assert bundles, (point, when)
         process.stdin.close()
         assert process.wait(300) == 0
     done = job.run()

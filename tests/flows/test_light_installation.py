@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,17 @@ class Light(PathFinder):
         return None if name.partition(".")[0] in HIDDEN else super().find_spec(name, path, target)
 
 sys.meta_path[sys.meta_path.index(PathFinder)] = Light
-sys.argv = ["autocoder", *sys.argv[1:]]
 from flows.cli import main
-main()
+for words in COMMANDS:
+    sys.argv = ["autocoder", *words]
+    try:
+        main()
+    except SystemExit as end:
+        if end.code:
+            raise
+    print(END, flush=True)
 """
+END = "-- the next command --"
 
 
 def _names(requirements: list[str], extra: str = "") -> dict[str, set[str]]:
@@ -69,15 +77,15 @@ def hidden() -> set[str]:
     return {module for module, owners in found if not names & set(_names(list(owners)))}
 
 
-def _command(hidden: set[str], *arguments: Any) -> list[str]:
-    return [sys.executable, "-c", f"HIDDEN = {hidden}\n{PROGRAM}", *map(str, arguments)]
+def _command(hidden: set[str], *commands: Sequence[Any]) -> list[str]:
+    """The command line of a process that runs these, one after another, until one fails."""
+    listed = [list(map(str, words)) for words in commands]
+    return [sys.executable, "-c", f"HIDDEN, COMMANDS, END = {hidden}, {listed}, {END!r}\n{PROGRAM}"]
 
 
-def _run(hidden: set[str], folder: Path, *arguments: Any) -> subprocess.CompletedProcess[str]:
+def _run(hidden: set[str], folder: Path, *commands: Sequence[Any]) -> subprocess.CompletedProcess[str]:
     env = environment(PYTHONPATH=str(ROOT))
-    return subprocess.run(
-        _command(hidden, *arguments), capture_output=True, text=True, timeout=240, cwd=folder, env=env
-    )
+    return subprocess.run(_command(hidden, *commands), capture_output=True, text=True, timeout=240, cwd=folder, env=env)
 
 
 def test_the_extra_is_what_is_hidden(hidden: set[str]) -> None:
@@ -92,37 +100,41 @@ def test_a_partner_needs_no_extra(
     hidden: set[str], sealed: Sealed, tmp_path: Path, narratives: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Verify, adopt, calibrate, code, qa, drift: each ends well on a bundle, where nothing else can be imported."""
-
-    def run(*arguments: Any) -> str:
-        done = _run(hidden, tmp_path, *arguments)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
     monkeypatch.delenv("AUTOCODER_HOME", raising=False)
     bundle, texts = ("--bundle", sealed.folder), narratives(200)
-    assert "golden answers" in run("verify", sealed.folder, "--key", sealed.trust.pinned)
     codes = [line.split(",")[0] for line in (sealed.folder / "codelist.csv").read_text().splitlines()[1:]]
     rows = [{"Text": text, "Code": codes[number % 3]} for number, text in enumerate(texts)]
     hand = write_csv(tmp_path / "hand.csv", rows)
-    given = ("--data", hand, "--column", "Text")
-    run("calibrate", *bundle, *given, "--label-column", "Code", "--out", "t.json", "--sets")
-    adopted = ("adopt", sealed.folder, "--key", sealed.trust.pinned, "--out", "coder", *given)
-    assert "next: open" in run(*adopted, "--label-column", "Code")
-    run("code", *bundle, *given, "--out", "coded.csv", "--thresholds", "t.json", "--coverage", "0.9", "--quiet")
-    assert json.loads(run("qa", "draw", "coded.csv", "--out", "s.csv", "--column", "Text", "--json"))["rows"] == 200
+    given, labelled = ("--data", hand, "--column", "Text"), ("--label-column", "Code")
     drift = ("drift", "coded.csv", "--reference", "coded.csv")
-    run(*drift)
-    assert _run(hidden, tmp_path, *drift, "--plot", "x.png").stderr == f"error: not installed: matplotlib. {LAST}"
-    assert "Release a plan" in run("release", "--help")
-    found = {one["check"]: one for one in json.loads(run("doctor", "--json"))}
-    assert found["installation"]["result"].startswith("light")
+    done = _run(
+        hidden,
+        tmp_path,
+        ("verify", sealed.folder, "--key", sealed.trust.pinned),
+        ("calibrate", *bundle, *given, *labelled, "--out", "t.json", "--sets"),
+        ("adopt", sealed.folder, "--key", sealed.trust.pinned, "--out", "coder", *given, *labelled),
+        ("code", *bundle, *given, "--out", "coded.csv", "--thresholds", "t.json", "--coverage", "0.9", "--quiet"),
+        ("qa", "draw", "coded.csv", "--out", "s.csv", "--column", "Text", "--json"),
+        drift,
+        ("release", "--help"),
+        ("doctor", "--json"),
+        (*drift, "--plot", "x.png"),
+    )
+    assert done.stderr.splitlines(keepends=True)[-1] == f"error: not installed: matplotlib. {LAST}", done.stderr
+    verified, _, adopted, _, drawn, _, helped, found, nothing = done.stdout.split(f"{END}\n")
+    assert "golden answers" in verified
+    assert "next: open" in adopted
+    assert json.loads(drawn)["rows"] == 200
+    assert "Release a plan" in helped
+    assert {one["check"]: one for one in json.loads(found)}["installation"]["result"].startswith("light")
+    assert (done.returncode, nothing) == (2, "")
 
 
 def test_a_partner_serves_without_the_extra(hidden: set[str], sealed: Sealed, tmp_path: Path) -> None:
     """The service codes a narrative and has its review page."""
     port = free_port()
     given = ("--bundle", sealed.folder, "--verify-key", sealed.trust.pinned, "--port", port, "--no-key")
-    process = subprocess.Popen(_command(hidden, "serve", *given), cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT)))
+    process = subprocess.Popen(_command(hidden, ("serve", *given)), cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT)))
     try:
         url = f"http://127.0.0.1:{port}"
         while not answers(f"{url}/health"):
@@ -137,6 +149,6 @@ def test_a_partner_serves_without_the_extra(hidden: set[str], sealed: Sealed, tm
 
 def test_what_trains_says_what_is_missing(hidden: set[str], tmp_path: Path) -> None:
     """One line with the extra, before anything is looked at: the file does not exist."""
-    done = _run(hidden, tmp_path, "retrain", "--profile", "formal", "--data", "absent.csv")
+    done = _run(hidden, tmp_path, ("retrain", "--profile", "formal", "--data", "absent.csv"))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"error: not installed: {', '.join(sorted(TRAINING))}. {LAST}"

@@ -149,7 +149,8 @@ def test_titles_that_nobody_read_are_refused_before_training(new: Job, tmp_path:
     (narrative, *_) = (row["Final Narrative"] for row in read_csv(new.data) if 2 <= counted[row["Nature"]] <= 20)
     listed = read_csv(new.codelist)
     listed[4]["title"] = narrative[:80]
-    job = new.at(tmp_path / "home", codelist=write_csv(tmp_path / "own.csv", listed))
+    few = write_csv(tmp_path / "few.csv", read_csv(new.data)[:120])
+    job = new.at(tmp_path / "home", data=few, codelist=write_csv(tmp_path / "own.csv", listed))
     shown = job.run("--dry-run").stdout
     assert "It has the entries of invented-of-storage.demo-data except entry 5" in " ".join(shown.split())
     refused = job.run()

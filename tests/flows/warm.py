@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -18,6 +19,9 @@ from pathlib import Path
 
 AT_LOADING = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
 """What the libraries read when they are loaded; a command can't change it any more."""
+
+FILE_SIZE = "TESTS_LARGEST_FILE"
+"""Variable of a command's environment: the bytes that a file of it may have; the limit is its process's own."""
 
 
 def command(address: Path, *arguments: str, env: dict[str, str], timeout: float) -> subprocess.CompletedProcess[str]:
@@ -75,6 +79,9 @@ def wait_for_a_command(address: str) -> None:
     os.chdir(asked["folder"])
     os.environ.clear()
     os.environ.update(asked["environment"])
+    if FILE_SIZE in os.environ:
+        most = int(os.environ.pop(FILE_SIZE))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     sys.argv = ["autocoder", *asked["arguments"]]
 
 

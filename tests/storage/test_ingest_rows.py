@@ -59,7 +59,7 @@ def test_quotes_that_meet_by_chance_swallow_no_rows(tmp_path: Path) -> None:
     assert training == coding
 
 
-@pytest.mark.parametrize("megabytes", [5])
+@pytest.mark.parametrize("megabytes", [1, pytest.param(5, marks=pytest.mark.long)])
 def test_blank_lines_double_no_record(tmp_path: Path, megabytes: int) -> None:
     """Megabytes of blank lines, in the middle and at the end, are no records and repeat none."""
     rows, blank = lines(), b"\n" * (megabytes << 20)

@@ -141,12 +141,14 @@ def tear(folder: Path) -> None:
         configure(model_type="electra"),
         configure(intermediate_size=64),
         configure(num_hidden_layers=3),
+        configure(num_attention_heads=0),
+        configure(num_attention_heads=3),
         configure(quantization_config={"quant_method": "fp8"}),
         drop_a_weight,
         tear,
         lambda folder: (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors"),
     ],
-    ids=["activation", "decoder", "family", "width", "layers", "quantised", "missing", "torn", "shards"],
+    ids=["activation", "decoder", "family", "width", "layers", "no heads", "heads", "quantised", "missing", "torn", "shards"],
 )
 def test_what_does_not_fit_is_left_to_transformers(folder: Path, spoil: Callable[[Path], None]) -> None:
     """None is returned, never an encoder whose weights were guessed."""
