@@ -10,7 +10,7 @@ import yaml
 _MOST_CHARACTERS, _DEEPEST, _MOST_VALUES = 1 << 20, 40, 100_000
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # libyaml's is ten times faster
+class _Loader(yaml.CSafeLoader):  # libyaml's, ten times faster
     pass
 
 
@@ -54,7 +54,7 @@ def _check_size(text: str) -> None:
             raise yaml.YAMLError(f"it has more than {_MOST_VALUES:,} values, aliases written out")
 
 
-def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[str, Any]:
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
     mapping: dict[str, Any] = {}
     for key_node, value_node in node.value:
         number = key_node.tag.endswith((":int", ":float"))
@@ -70,7 +70,7 @@ def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[str, Any]:
     return mapping
 
 
-def _number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
+def _number(loader: _Loader, node: yaml.ScalarNode) -> float:
     """Returns a number of decimal digits; YAML reads 1:30 as 90, 010 as 8 and 1_0 as 10, which nobody means."""
     if re.search(r"[:_]|\A[-+]?0[0-9box]", node.value):
         problem = f"number {node.value[:40]!r} is read otherwise in YAML. Write plain digits, or put it in quotes"

@@ -83,8 +83,8 @@ _INTERVAL = 1e-4
 _ROUGH = 1e-2
 """Discretisation of a first search. It divides into the finer ones, so that none of them gives more."""
 _COARSE = 1e-3
-"""Discretisation of the search after it, of long schedules and of units of several sampled records: ten times faster; it
-overstates epsilon 4 by 0.0001 to 0.0005."""
+"""Discretisation of the search after it, of long schedules and of units of several sampled records: ten times faster.
+It overstates epsilon 4 by 0.0001 to 0.0005."""
 _FEW_RUNS = 8
 _TOLERANCE = 0.002
 """Share of the target that may be left unused before noise is solved on the fine grid."""

@@ -276,9 +276,9 @@ SECTIONS = (
             proved(
                 "Epsilon and delta are those of all steps together, each with the noise that it had, and of whatever "
                 "else was released with noise.",
-                "The closed form of Gaussian noise; where records are sampled, composition by privacy loss distributions, "
-                "an upper bound (`mechanisms/privacy/gaussian_cost.py`). Both are held against closed forms, published figures and other accountants in "
-                "`tests/mechanisms/privacy/test_accounting.py`.",
+                "The closed form of Gaussian noise; where records are sampled, composition by privacy loss "
+                "distributions, an upper bound (`mechanisms/privacy/gaussian_cost.py`). Both are held against closed "
+                "forms, published figures and other accountants in `tests/mechanisms/privacy/test_accounting.py`.",
             ),
             proved(
                 "What ran is what was planned: other noise, clipping or sampling and the fit is refused.",

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-SPEEDS = ("--parts", "tests", "peak", "risk_pass", "training")
+SPEEDS = ("--parts", "peak", "risk_pass", "training")
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ SPEEDS = ("--parts", "tests", "peak", "risk_pass", "training")
 )
 def test_every_part_runs_on_a_pretended_card(parts: tuple[str, ...], tmp_path: Path) -> None:
     """Exit code 0, nothing failed, so that no tensor was left on the other side, and the speeds from which the paper's
-    protocol is estimated are there. The tests draw, train and fit by DP-SGD on the card; the whole chain runs nightly.
+    protocol is estimated are there. The parts draw and train on the card; its tests and the whole chain run nightly.
     """
     command = [sys.executable, "benchmarks/gpu.py", "--device", "card", "--small", "--json", str(tmp_path / "gpu.json")]
     done = subprocess.run(
@@ -29,8 +29,9 @@ def test_every_part_runs_on_a_pretended_card(parts: tuple[str, ...], tmp_path: P
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "gpu.json").read_text())
     assert report["failed"] == {}
-    assert " passed" in report["tests"]["pytest"]
-    assert "skipped" not in report["tests"]["pytest"]
+    if not parts:
+        assert " passed" in report["tests"]["pytest"]
+        assert "skipped" not in report["tests"]["pytest"]
     for speed in (report["risk_pass"]["bfloat16"], report["risk_pass"]["float32"]):
         assert speed["records_a_second"] > 0
     assert report["paper_protocol"]["minutes"] > 0

@@ -239,19 +239,18 @@ def test_a_plan_edited_by_hand_is_refused(new: Job, compared: tuple[Path, dict],
     assert "is not a release plan" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("trainable", "prior"),
-    [
-        ("lora", "none"),
-        ("full", "titles"),
-        pytest.param("lora", "titles", marks=pytest.mark.long),
-        pytest.param("full", "none", marks=pytest.mark.long),
-    ],
+    ("trainable", "prior"), [("lora", "none"), ("full", "titles"), ("lora", "titles"), ("full", "none")]
 )
 def test_the_other_trainable_parts_compare_too(
     trainable: str, prior: str, new: Job, tiny_roberta: Path, tmp_path: Path
 ) -> None:
-    """Ghost clipping, schedules, class weights and SWAG-PPM on a tiny RoBERTa, each with its claim, from titles too."""
+    """Ghost clipping, schedules, class weights and SWAG-PPM on a tiny RoBERTa, each with its claim, from titles too.
+
+    Nightly: `tasks/fitting/test_chain.py` takes each part from a file to a release, and
+    `tasks/auditing/test_token_trials.py` fits DP-SGD of tokens.
+    """
     settings = {
         "model.encoder": str(tiny_roberta),
         "model.trainable": trainable,

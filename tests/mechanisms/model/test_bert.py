@@ -148,7 +148,19 @@ def tear(folder: Path) -> None:
         tear,
         lambda folder: (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors"),
     ],
-    ids=["activation", "decoder", "family", "width", "layers", "no heads", "heads", "quantised", "missing", "torn", "shards"],
+    ids=[
+        "activation",
+        "decoder",
+        "family",
+        "width",
+        "layers",
+        "no heads",
+        "heads",
+        "quantised",
+        "missing",
+        "torn",
+        "shards",
+    ],
 )
 def test_what_does_not_fit_is_left_to_transformers(folder: Path, spoil: Callable[[Path], None]) -> None:
     """None is returned, never an encoder whose weights were guessed."""

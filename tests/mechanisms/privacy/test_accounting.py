@@ -86,6 +86,7 @@ class TestFormal:
         library = gaussian_cost.renyi(gaussian_cost.to_dp_event(release(noise)), "ADD_OR_REMOVE_ONE")
         figures = gaussian_cost.cost(release(noise), delta=1e-5)
         assert figures.epsilon_rdp == pytest.approx(float(library.get_epsilon(1e-5)), rel=1e-9)
+        assert figures.epsilon_rdp is not None
         assert figures.epsilon_rdp_mironov is not None
         assert figures.epsilon_rdp_mironov > figures.epsilon_rdp
 
