@@ -31,13 +31,15 @@ class States(NamedTuple):
 
 def fits(config: Any) -> bool:
     """Checks whether a configuration of transformers is of BERT's layout."""
+    heads = getattr(config, "num_attention_heads", 0)
     return (
         getattr(config, "model_type", None) in FAMILIES
         and getattr(config, "hidden_act", None) == "gelu"
         and getattr(config, "position_embedding_type", "absolute") == "absolute"
         and not getattr(config, "is_decoder", False)
-        and int(config.num_attention_heads) > 0
-        and int(config.hidden_size) % int(config.num_attention_heads) == 0
+        and isinstance(heads, int)
+        and heads > 0
+        and config.hidden_size % heads == 0
     )
 
 
@@ -109,9 +111,9 @@ def read(folder: Path, config: Any, *, once: bool = False) -> Bert | None:
     try:
         of_file = (file, file.stat().st_mtime_ns, file.stat().st_size)
         weights = dict(_weights_once(prefix, *of_file) if once else _weights(prefix, file))
-    except (OSError, ValueError, SafetensorError):
+        model = empty(config)
+    except (OSError, ValueError, TypeError, RuntimeError, SafetensorError):
         return None  # transformers says what is wrong
-    model = empty(config)
     expected = {name: weight.shape for name, weight in model.state_dict().items()}
     for name in ("pooler.dense.weight", "pooler.dense.bias"):
         weights.setdefault(name, torch.zeros(expected[name]))
@@ -127,6 +129,8 @@ def _weights(prefix: str, file: Path) -> dict[str, Tensor]:
     if any(name.startswith(prefix) for name in stored):
         stored = {name.removeprefix(prefix): weight for name, weight in stored.items() if name.startswith(prefix)}
     own = {name: weight for name, weight in stored.items() if not name.endswith("position_ids")}
+    if not all(weight.is_floating_point() for weight in own.values()):
+        raise ValueError("whole numbers are no weights as they are")
     return {name: weight.to(torch.float32, copy=True) for name, weight in own.items()}
 
 

@@ -125,8 +125,8 @@ def epsilon_of_rate(mu: float, delta: float) -> float:
 
     def excess(epsilon: float) -> float:
         inside, outside = log_ndtr(mu / 2 - epsilon / mu), epsilon + log_ndtr(-mu / 2 - epsilon / mu)
-        lost = -math.expm1(outside - inside)
-        return inside + math.log(lost) - math.log(delta) if lost > 0 else -math.inf
+        rounding = 1e-14 * (1 + abs(inside) + abs(outside) + 2 * epsilon)  # what the two may lose to each other
+        return inside + math.log(-math.expm1(outside - inside - rounding)) - math.log(delta)
 
     low, high = 0.0, mu**2 / 2 + 40 * mu  # where delta is below Phi(-40), less than any float
     if mu == 0 or excess(low) <= 0:
@@ -134,7 +134,7 @@ def epsilon_of_rate(mu: float, delta: float) -> float:
     while high - low > 1e-12 * high:
         middle = (low + high) / 2
         low, high = (middle, high) if excess(middle) > 0 else (low, middle)
-    return high * (1 + 1e-11)  # above the rounding of log_ndtr
+    return high * (1 + 1e-10)
 
 
 def gaussian_rate(event: Event) -> float | None:
@@ -176,12 +176,34 @@ def calibrate(
     if by == "rdp-mironov" and records_per_unit > 1:
         raise MechanismError("rdp-mironov does not support units of several records. Use pld")
 
-    def excess(log_noise: float, interval: float = _ROUGH) -> float:
+    def excess(interval: float, log_noise: float) -> float:
         event = make_event(math.exp(log_noise))
         if by == "rdp-mironov":
             return _least(event, partial(_mironov, delta)) - target_epsilon
         return pld_epsilon(event, delta=delta, records_per_unit=records_per_unit, interval=interval) - target_epsilon
 
+    def solve(interval: float) -> float:
+        return safe_root(
+            partial(excess, interval), *_bracket(partial(excess, interval), target_epsilon, delta), xtol=_LOG_NOISE
+        )
+
+    try:
+        log_noise = solve(_ROUGH)
+    except MechanismError:  # for a small epsilon of many steps that grid is too coarse
+        log_noise = solve(_COARSE)
+    # A coarse grid overstates epsilon, a small one or one of very many steps by far: look again, closely.
+    for interval, tolerance in ((_COARSE, _LOG_NOISE), (_INTERVAL, _TOLERANCE)) if by == "pld" else ():
+        closely = partial(excess, interval)
+        if closely(log_noise) < -tolerance * target_epsilon:
+            step = 0.02
+            while closely(log_noise - step) <= 0:
+                step *= 2
+            log_noise = safe_root(closely, log_noise, log_noise - step, xtol=_LOG_NOISE)
+    return math.exp(log_noise)
+
+
+def _bracket(excess: Callable[[float], float], target_epsilon: float, delta: float) -> tuple[float, float]:
+    """Returns logarithms of a noise that meets the target and of one that does not."""
     low, high = 0.0, 0.0
     while excess(high) > 0:
         low, high = high, high + math.log(2)
@@ -197,16 +219,7 @@ def calibrate(
                 f"even a noise multiplier of 0.01 costs less than epsilon {target_epsilon:g} at delta {delta:g}: "
                 "lower target_epsilon or delta"
             )
-    log_noise = safe_root(excess, high, low, xtol=_LOG_NOISE)
-    # A coarse grid overstates epsilon, a small one or one of very many steps by a few percent: look again, closely.
-    for interval, tolerance in ((_COARSE, _LOG_NOISE), (_INTERVAL, _TOLERANCE)) if by == "pld" else ():
-        closely = partial(excess, interval=interval)
-        if closely(log_noise) < -tolerance * target_epsilon:
-            low = log_noise - 0.02
-            while closely(low) <= 0:
-                low -= 0.02
-            log_noise = safe_root(closely, log_noise, low, xtol=_LOG_NOISE)
-    return math.exp(log_noise)
+    return high, low
 
 
 def opacus_epsilon(event: Event, *, delta: float) -> float:

@@ -127,6 +127,12 @@ def drop_a_weight(folder: Path) -> None:
     save_file(weights, file)
 
 
+def to_whole_numbers(folder: Path) -> None:
+    """Stores the weights as another library's scheme would."""
+    file = folder / "model.safetensors"
+    save_file({name: (100 * weight).to(torch.int8) for name, weight in load_file(file).items()}, file)
+
+
 def tear(folder: Path) -> None:
     """Cuts the weights off in the middle."""
     file = folder / "model.safetensors"
@@ -143,23 +149,16 @@ def tear(folder: Path) -> None:
         configure(num_hidden_layers=3),
         configure(num_attention_heads=0),
         configure(num_attention_heads=3),
+        configure(type_vocab_size=-1),
+        to_whole_numbers,
         configure(quantization_config={"quant_method": "fp8"}),
         drop_a_weight,
         tear,
         lambda folder: (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors"),
     ],
     ids=[
-        "activation",
-        "decoder",
-        "family",
-        "width",
-        "layers",
-        "no heads",
-        "heads",
-        "quantised",
-        "missing",
-        "torn",
-        "shards",
+        *("activation", "decoder", "family", "width", "layers", "no heads", "heads", "no types", "whole"),
+        *("quantised", "missing", "torn", "shards"),
     ],
 )
 def test_what_does_not_fit_is_left_to_transformers(folder: Path, spoil: Callable[[Path], None]) -> None:

@@ -67,9 +67,9 @@ class TestFormal:
         above = norm.pdf(x, loc=0.0) - np.exp(claimed + norm.logpdf(x, loc=-1 / noise))
         assert float(np.trapezoid(np.maximum(above, 0), x)) == pytest.approx(delta, rel=1e-5)
         library = from_gaussian_mechanism(noise, value_discretization_interval=1e-4)
-        assert claimed <= library.get_epsilon_for_delta(delta) <= claimed + 1e-6
+        assert claimed * (1 - 1e-9) <= library.get_epsilon_for_delta(delta) <= claimed + 1e-6
 
-    @pytest.mark.parametrize("noise", [0.05, 0.3, 3.0, 100.0])
+    @pytest.mark.parametrize("noise", [0.01, 0.3, 3.0, 100.0, 1e4, 1e6])
     def test_a_gaussian_is_never_claimed_for_less(self, noise: float) -> None:
         """Where delta at the claimed epsilon can be computed to fifty digits it is at most the one asked for."""
         mpmath.mp.dps = 50
@@ -78,7 +78,7 @@ class TestFormal:
             inside, outside = (mpmath.ncdf(sign * mu / 2 - epsilon / mu) for sign in (1, -1))
             exact = inside - mpmath.exp(epsilon) * outside
             assert exact <= delta
-            assert float(exact) == pytest.approx(delta, rel=1e-6)
+            assert epsilon == 0 or float(exact) == pytest.approx(delta, rel=1e-5)
 
     @pytest.mark.parametrize("noise", [0.5, 3.0, 20.0])
     def test_renyi_figures_of_one_gaussian_are_the_librarys(self, noise: float) -> None:
