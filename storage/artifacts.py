@@ -61,8 +61,12 @@ def file_digest(path: Path) -> str:
 
 
 def files_digest(paths: list[Path]) -> str:
-    """Returns one digest of several files' names and contents, whatever their folder. Unchanged files are read once."""
-    return _files_digest(tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in paths))
+    """Returns one digest of several files' names and contents, whatever their folder. Unchanged files are read once.
+
+    A file counts as unchanged while its size and the time of its last change of status are the same. Nobody can set
+    that time back, as the time of modification can be.
+    """
+    return _files_digest(tuple((path, path.stat().st_ctime_ns, path.stat().st_size) for path in paths))
 
 
 @lru_cache(maxsize=4)

@@ -109,7 +109,7 @@ def read(folder: Path, config: Any, *, once: bool = False) -> Bert | None:
         return None
     prefix = f"{config.model_type.replace('-', '_')}."
     try:
-        of_file = (file, file.stat().st_mtime_ns, file.stat().st_size)
+        of_file = (file, file.stat().st_ctime_ns, file.stat().st_size)
         weights = dict(_weights_once(prefix, *of_file) if once else _weights(prefix, file))
         model = empty(config)
     except (OSError, ValueError, TypeError, RuntimeError, SafetensorError):

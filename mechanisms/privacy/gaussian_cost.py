@@ -59,11 +59,11 @@ class FormalCost:
 @lru_cache(maxsize=256)
 def cost(event: Event, *, delta: float, records_per_unit: int = 1) -> FormalCost:
     """Every figure of one event."""
-    epsilon = pld_epsilon(event, delta=delta, records_per_unit=records_per_unit)
+    epsilon = epsilon_of_event(event, delta=delta, records_per_unit=records_per_unit)
     if records_per_unit > 1:
         # m records replaced move a sum over all records by 2 m clips
         twice = None if gaussian_rate(event) is None else 2 * records_per_unit
-        replaced = None if twice is None else pld_epsilon(event, delta=delta, records_per_unit=twice)
+        replaced = None if twice is None else epsilon_of_event(event, delta=delta, records_per_unit=twice)
         return FormalCost(delta, epsilon, replaced, None, None)
     return FormalCost(
         delta=delta,
@@ -92,7 +92,7 @@ _LOG_NOISE = 1e-5
 """Tolerance of the logarithm of the noise multiplier that is solved for."""
 
 
-def pld_epsilon(event: Event, *, delta: float, records_per_unit: int = 1, interval: float = _INTERVAL) -> float:
+def epsilon_of_event(event: Event, *, delta: float, records_per_unit: int = 1, interval: float = _INTERVAL) -> float:
     """Returns the tightest valid epsilon here, one unit added or removed.
 
     Raises:
@@ -104,7 +104,7 @@ def pld_epsilon(event: Event, *, delta: float, records_per_unit: int = 1, interv
 
 def coarse_epsilon(event: Event, delta: float, *, records_per_unit: int) -> float:
     """Returns the same on the coarse grid: ten times faster, never below."""
-    return pld_epsilon(event, delta=delta, records_per_unit=records_per_unit, interval=_COARSE)
+    return epsilon_of_event(event, delta=delta, records_per_unit=records_per_unit, interval=_COARSE)
 
 
 @lru_cache(maxsize=4096)
@@ -180,7 +180,9 @@ def calibrate(
         event = make_event(math.exp(log_noise))
         if by == "rdp-mironov":
             return _least(event, partial(_mironov, delta)) - target_epsilon
-        return pld_epsilon(event, delta=delta, records_per_unit=records_per_unit, interval=interval) - target_epsilon
+        return (
+            epsilon_of_event(event, delta=delta, records_per_unit=records_per_unit, interval=interval) - target_epsilon
+        )
 
     def solve(interval: float) -> float:
         return safe_root(

@@ -77,8 +77,8 @@ def test_budget_is_split_and_met() -> None:
     spent = [first.noise_multiplier**-2, descent.steps * descent.segments[0].noise_multiplier ** -2]
     assert spent[0] / sum(spent) == pytest.approx(0.25)
     whole = GaussianReleaseEvent(what="one", noise_multiplier=sum(spent) ** -0.5, l2_sensitivity=1.0)
-    epsilon = gaussian_cost.pld_epsilon(plan.event, delta=1e-5)
-    assert epsilon == pytest.approx(gaussian_cost.pld_epsilon(whole, delta=1e-5), rel=1e-3)
+    epsilon = gaussian_cost.epsilon_of_event(plan.event, delta=1e-5)
+    assert epsilon == pytest.approx(gaussian_cost.epsilon_of_event(whole, delta=1e-5), rel=1e-3)
     assert 2 * 0.995 <= epsilon <= 2
 
 

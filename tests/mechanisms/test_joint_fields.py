@@ -209,7 +209,7 @@ def test_releases_whose_noise_is_another_are_priced_too(mechanism: Mechanism) ->
     assert smaller is not None
     whole = [getattr(one, "gaussian", one) for one in (smaller, event)]
     for one, wanted in zip(whole, (4.0, apart.together_epsilon), strict=True):
-        found = gaussian_cost.pld_epsilon(ComposedEvent(events=(one,) * 3), delta=1e-5, interval=1e-3)
+        found = gaussian_cost.epsilon_of_event(ComposedEvent(events=(one,) * 3), delta=1e-5, interval=1e-3)
         assert found == pytest.approx(wanted, rel=0.02)
 
 

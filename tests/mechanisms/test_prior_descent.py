@@ -73,8 +73,8 @@ def test_budget_is_split_and_met() -> None:
     parts += [s.steps * s.noise_multiplier**-2 for s in (map_steps, row_steps)]
     assert [p / sum(parts) for p in parts] == pytest.approx([0.1, 0.2, 0.3, 0.4])
     whole = GaussianReleaseEvent(what="one", noise_multiplier=sum(parts) ** -0.5, l2_sensitivity=1.0)
-    epsilon = gaussian_cost.pld_epsilon(event, delta=1e-5)
-    assert epsilon == pytest.approx(gaussian_cost.pld_epsilon(whole, delta=1e-5), rel=1e-3)
+    epsilon = gaussian_cost.epsilon_of_event(event, delta=1e-5)
+    assert epsilon == pytest.approx(gaussian_cost.epsilon_of_event(whole, delta=1e-5), rel=1e-3)
     assert 2 * 0.995 <= epsilon <= 2
 
 

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from scipy.optimize import linprog
 from scipy.special import ndtr
 from scipy.stats import binom
@@ -23,15 +24,18 @@ ALPHA = 0.01
 
 
 def test_an_event_without_sampling_is_exactly_gaussian() -> None:
-    """Epsilon of its mu is what the accountant says, to the accountant's grid; composition adds squares of mu. A curve
-    of half of the noise is another.
+    """Epsilon of its mu is what dp-accounting composes step by step, to its grid; composition adds squares of mu. A
+    curve of half of the noise is another.
     """
     release = GaussianReleaseEvent(what="x", noise_multiplier=2.0, l2_sensitivity=1.0)
-    for event in (FULL, ComposedEvent(events=(FULL, release))):
+    steps = from_gaussian_mechanism(3.56, value_discretization_interval=1e-3).self_compose(20)
+    both = steps.compose(from_gaussian_mechanism(2.0, value_discretization_interval=1e-3))
+    for event, composed in ((FULL, steps), (ComposedEvent(events=(FULL, release)), both)):
         curve = curves.curve_of(event)
         assert isinstance(curve, Gaussian)
         for delta in (1e-6, 1e-4, 1e-2):
-            assert curve.epsilon(delta) == pytest.approx(gaussian_cost.pld_epsilon(event, delta=delta), abs=1e-4)
+            assert curve.epsilon(delta) == gaussian_cost.epsilon_of_event(event, delta=delta)
+            assert curve.epsilon(delta) == pytest.approx(composed.get_epsilon_for_delta(delta), abs=1e-4)
         assert curves.curve_of(event, factor=0.5) == Gaussian(2 * curve.mu)
     with pytest.raises(MechanismError, match="no noise multiplier"):
         noise_scaled(NonPrivateEvent(epochs=1), 0.5)
@@ -42,7 +46,7 @@ def test_a_sampled_event_has_the_accountants_profile() -> None:
     curve = curves.curve_of(SAMPLED)
     assert isinstance(curve, curves.Profile)
     epsilon, delta = curve.points[20]
-    assert gaussian_cost.pld_epsilon(SAMPLED, delta=delta) == pytest.approx(epsilon, abs=0.01)
+    assert gaussian_cost.epsilon_of_event(SAMPLED, delta=delta) == pytest.approx(epsilon, abs=0.01)
     high = np.array([0.01, 0.3, 0.9])
     assert (curve.fall(high) >= Approximate(epsilon, delta).fall(high) - 1e-12).all()
     # but for the last bits, which numpy's vector instructions give an exponential by its place in the array

@@ -18,6 +18,7 @@ from transformers import AutoConfig
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import bert, encoder_files, encoders
+from storage.artifacts import files_digest
 
 FAMILIES = ["tiny_bert", "tiny_roberta"]
 
@@ -88,14 +89,19 @@ def test_weights_are_no_view_of_the_file(folder: Path) -> None:
 
 
 def test_weights_that_are_shared_are_read_again_when_the_file_changes(folder: Path) -> None:
-    """One copy for all that this process builds on an encoder; a file that changed is another encoder."""
+    """One copy for all that this process builds on an encoder. A file that changed is another encoder, in weights and
+    digest, though its size and its time of modification are as they were.
+    """
     one, two = (encoders.load_frozen(str(folder), once=True).state_dict() for _ in range(2))
     assert all(weight.data_ptr() == two[name].data_ptr() for name, weight in one.items() if "pooler" not in name)
     apart = encoders.load_frozen(str(folder)).state_dict()
     assert not any(weight.data_ptr() == one[name].data_ptr() for name, weight in apart.items())
     file = folder / "model.safetensors"
+    before, digest = file.stat(), files_digest([file])
     save_file({name: 2 * weight for name, weight in load_file(file).items()}, file, metadata={"format": "pt"})
-    os.utime(file, ns=(0, 0))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (file.stat().st_mtime_ns, file.stat().st_size) == (before.st_mtime_ns, before.st_size)
+    assert files_digest([file]) != digest
     changed = encoders.load_frozen(str(folder), once=True).state_dict()
     assert all(torch.equal(weight, 2 * one[name]) for name, weight in changed.items())
 

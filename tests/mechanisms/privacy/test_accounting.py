@@ -37,7 +37,7 @@ def release(noise: float) -> GaussianReleaseEvent:
 
 
 def epsilon(event: Event, *, m: int = 1, delta: float = 1e-4) -> float:
-    return gaussian_cost.pld_epsilon(event, delta=delta, records_per_unit=m)
+    return gaussian_cost.epsilon_of_event(event, delta=delta, records_per_unit=m)
 
 
 SWAG = SwagPpmEvent(reweighted=False, snapshots=20, rank=20, sensitivity_draws=499, sensitivity=2.175)
@@ -61,7 +61,7 @@ class TestFormal:
 
         The integral stands for theorem 8 of Balle and Wang 2018, which the claim comes from.
         """
-        claimed = gaussian_cost.pld_epsilon(release(noise), delta=delta)
+        claimed = gaussian_cost.epsilon_of_event(release(noise), delta=delta)
         at = noise * claimed + 1 / (2 * noise)  # in standard deviations; beyond it the first density is above
         x = np.linspace(at - 1 / noise, at + 40, 2_000_001)
         above = norm.pdf(x, loc=0.0) - np.exp(claimed + norm.logpdf(x, loc=-1 / noise))
@@ -74,7 +74,7 @@ class TestFormal:
         """Where delta at the claimed epsilon can be computed to fifty digits it is at most the one asked for."""
         mpmath.mp.dps = 50
         for delta in (1e-3, 1e-6, 1e-12):
-            mu, epsilon = 1 / mpmath.mpf(noise), mpmath.mpf(gaussian_cost.pld_epsilon(release(noise), delta=delta))
+            mu, epsilon = 1 / mpmath.mpf(noise), mpmath.mpf(gaussian_cost.epsilon_of_event(release(noise), delta=delta))
             inside, outside = (mpmath.ncdf(sign * mu / 2 - epsilon / mu) for sign in (1, -1))
             exact = inside - mpmath.exp(epsilon) * outside
             assert exact <= delta
@@ -205,7 +205,7 @@ class TestFormal:
     ) -> None:
         """Within 0.5 % and never above, where a coarse grid alone would leave up to 3 % of the budget unused."""
         noise = gaussian_cost.calibrate(lambda x: sgd(x, prob=prob, steps=steps), target_epsilon=target, delta=delta)
-        found = gaussian_cost.pld_epsilon(sgd(noise, prob=prob, steps=steps), delta=delta)
+        found = gaussian_cost.epsilon_of_event(sgd(noise, prob=prob, steps=steps), delta=delta)
         assert 0.995 * target <= found <= target
 
 
@@ -216,14 +216,14 @@ def test_full_batches_compose_to_one_gaussian() -> None:
     """
     parts = (release(4.0), sgd(6.0, prob=1.0, steps=10), sgd(9.0, prob=1.0, steps=60))
     mu = math.sqrt(1 / 4**2 + 10 / 6**2 + 60 / 9**2)
-    claimed = gaussian_cost.pld_epsilon(ComposedEvent(events=parts), delta=1e-5)
+    claimed = gaussian_cost.epsilon_of_event(ComposedEvent(events=parts), delta=1e-5)
 
     def delta_at(at: float) -> float:
         return float(norm.cdf(mu / 2 - at / mu) - math.exp(at) * norm.cdf(-mu / 2 - at / mu))
 
     assert delta_at(claimed) <= 1e-5 < delta_at(claimed - 1e-3)
     sampled = (*parts, sgd(2.0, prob=0.1, steps=10))
-    assert gaussian_cost.pld_epsilon(ComposedEvent(events=sampled), delta=1e-5) > claimed + 0.01
+    assert gaussian_cost.epsilon_of_event(ComposedEvent(events=sampled), delta=1e-5) > claimed + 0.01
 
 
 def test_what_is_assumed_of_sampling_is_what_ran() -> None:

@@ -64,9 +64,9 @@ def test_the_counts_are_paid_for() -> None:
     assert weighted.event.events[0].mechanism == "gaussian-release"
     noisier, quieter = (descent_of(plan.event).segments[0].noise_multiplier for plan in (weighted, plain))
     assert noisier > quieter
-    epsilon = gaussian_cost.pld_epsilon(weighted.event, delta=1e-4)
+    epsilon = gaussian_cost.epsilon_of_event(weighted.event, delta=1e-4)
     assert 4 * 0.995 <= epsilon <= 4
-    assert gaussian_cost.pld_epsilon(descent_of(weighted.event), delta=1e-4) < 4 * 0.995
+    assert gaussian_cost.epsilon_of_event(descent_of(weighted.event), delta=1e-4) < 4 * 0.995
 
 
 def test_bad_settings_are_refused_by_name() -> None:

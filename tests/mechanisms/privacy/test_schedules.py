@@ -53,7 +53,7 @@ def event(schedule: schedules.Schedule, noise: float) -> DpSgdEvent:
 
 
 def epsilon(schedule: schedules.Schedule, noise: float) -> float:
-    return gaussian_cost.pld_epsilon(event(schedule, noise), delta=1e-3)
+    return gaussian_cost.epsilon_of_event(event(schedule, noise), delta=1e-3)
 
 
 def test_more_phases_than_steps_are_refused() -> None:

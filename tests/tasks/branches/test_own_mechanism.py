@@ -51,7 +51,7 @@ def _claim(event: VoteEvent, *, delta: float, unit: dict[str, Any]) -> Claim:
     """One record is one vote: the cost of one Gaussian release, of m votes for a unit of m records."""
 
     release = GaussianReleaseEvent(what="votes", noise_multiplier=event.noise_multiplier, l2_sensitivity=1.0)
-    epsilon = gaussian_cost.pld_epsilon(release, delta=delta, records_per_unit=unit["max_records_per_unit"])
+    epsilon = gaussian_cost.epsilon_of_event(release, delta=delta, records_per_unit=unit["max_records_per_unit"])
     return Claim(
         guarantee_kind="formal",
         epsilon=epsilon,

@@ -124,7 +124,7 @@ def test_a_statement_has_both_relations(sealed: Sealed) -> None:
     changes |= {"event": event.model_dump(mode="json"), "max_records_per_unit": 3}
     made = statement(sealed.row.model_copy(update=changes))
     check_schema(bundle.STATEMENT, made, "privacy_statement")
-    exact = gaussian_cost.pld_epsilon(event, delta=1e-5, records_per_unit=6)
+    exact = gaussian_cost.epsilon_of_event(event, delta=1e-5, records_per_unit=6)
     assert float(made["epsilon_replace_one"]) == pytest.approx(exact, abs=1e-9)
     assert "epsilon_replace_one" not in statement(sealed.row)
 
