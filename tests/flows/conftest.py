@@ -43,11 +43,16 @@ def small_data(common: Path) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="session")
-def new(common: Path, server: str, small_data: tuple[Path, Path]) -> Iterator[Job]:
-    """A job that has not begun, in no workspace yet: give it one by `at`."""
-    env = environment(PREFECT_API_URL=server, PREFECT_HOME=str(common / "prefect"))
+def new(common: Path, small_data: tuple[Path, Path]) -> Iterator[Job]:
+    """A job that has not begun, in no workspace yet: give it one by `at`. It runs without a server."""
     with shared.running(common / "warm", start_warm) as address:
-        yield Job(common / "none", *small_data, warm=Path(address), env=env)
+        yield Job(common / "none", *small_data, warm=Path(address), env=environment())
+
+
+@pytest.fixture(scope="session")
+def served(common: Path, server: str, new: Job) -> Job:
+    """The same with a server, as `env` says."""
+    return new.at(new.home, env=environment(PREFECT_API_URL=server, PREFECT_HOME=str(common / "prefect")))
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +62,7 @@ def finished(common: Path, new: Job) -> Job:
     """
 
     def run(folder: Path) -> None:
-        done = new.at(folder / "home", env=environment()).run("--json", "--server", "own")
+        done = new.at(folder / "home").run("--json", "--server", "own")
         assert done.returncode == 0, done.stderr
         (folder / "stdout").write_text(done.stdout)
         (folder / "stderr").write_text(done.stderr)

@@ -33,7 +33,7 @@ def test_killed_at_random_moments_it_ends_as_if_unbroken(finished: Job, tmp_path
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")  # noqa: T201
     moments = random.Random(seed)
-    job = finished.at(tmp_path, env=environment())
+    job = finished.at(tmp_path)
     kills = 0
     for stages in sorted(moments.sample(range(len(finished.stages())), 5)):
         process = subprocess.Popen(

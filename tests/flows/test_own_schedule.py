@@ -27,12 +27,12 @@ def deployment(server: str, name: str) -> httpx.Response:
 
 
 @pytest.fixture
-def registered(server: str, new: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+def registered(server: str, served: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     """A workspace beside a server that has the work pools."""
     monkeypatch.setenv("PREFECT_API_URL", server)
     with temporary_settings({PREFECT_API_URL: server}):  # those of this process were read before
         automations.apply_pools(POOLS)
-    return new.at(tmp_path / "home")
+    return served.at(tmp_path / "home")
 
 
 def test_the_run_that_the_calendar_starts_is_the_one_that_was_typed(registered: Job, server: str) -> None:

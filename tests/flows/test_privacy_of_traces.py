@@ -35,12 +35,12 @@ def test_a_planted_narrative_stays_in_the_private_folder(finished: Job) -> None:
     ids=["narratives as codes", "marker as a date"],
 )
 def test_a_failing_run_quotes_no_cell(
-    new: Job, common: Path, tmp_path: Path, settings: tuple[str, ...], column: str
+    served: Job, common: Path, tmp_path: Path, settings: tuple[str, ...], column: str
 ) -> None:
     """Columns mapped wrongly make the ingest stumble over cells; what it says holds none of them."""
-    rows = [row | {column: f"{row[column]} {MARKER}."} for row in read_csv(new.data)]
+    rows = [row | {column: f"{row[column]} {MARKER}."} for row in read_csv(served.data)]
     data = write_csv(tmp_path / "injuries.csv", rows)
-    job = new.at(tmp_path / "home", data=data, settings=(*new.settings, *settings))
+    job = served.at(tmp_path / "home", data=data, settings=(*served.settings, *settings))
     job = job.at(job.home, env=job.env | {"PREFECT_HOME": str(tmp_path / "home" / "prefect")})
     done = job.run()
     assert done.returncode in (1, 2), done.stderr

@@ -178,12 +178,12 @@ def test_titles_that_nobody_read_are_refused_before_training(new: Job, tmp_path:
     assert len(job.releases()) == 1
 
 
-def test_a_budget_that_is_spent_refuses_before_anything_is_drawn(finished: Job, tmp_path: Path) -> None:
+def test_a_budget_that_is_spent_refuses_before_anything_is_drawn(finished: Job, served: Job, tmp_path: Path) -> None:
     """The cap is below the epsilon: the arithmetic is told, and there is neither draw nor bundle."""
     policy = tmp_path / "policy.yaml"
     policy.write_text("name: tight\npopulations:\n  demo:\n    asymptotic-local: {epsilon: 0.01}\n")
     job = finished.copy(tmp_path / "home")
-    job = job.at(job.home, env=job.env | {"PREFECT_HOME": str(job.home / "prefect")})
+    job = job.at(job.home, env=served.env | {"PREFECT_HOME": str(job.home / "prefect")})
     done = job.run("--set", f"release.policy={policy}")
     assert done.returncode == 2, done.stderr
     assert "0.01" in done.stderr

@@ -13,13 +13,13 @@ from jobs import Job
 
 
 @pytest.fixture(scope="module")
-def planned(finished: Job, tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, dict[str, Any]]:
-    """A workspace with a release, and the answer of a second retrain, which plans alone."""
+def planned(finished: Job, served: Job, tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, dict[str, Any]]:
+    """A workspace with a release, and the answer of a second retrain, which has a server and plans alone."""
     job = finished.copy(tmp_path_factory.mktemp("succession") / "home")
     first = job.run("--json")
     assert first.returncode == 0, first.stderr
     assert not list((job.home / "private" / "plans").glob("*.successor*")), "the first plan has no predecessor"
-    return job, _plan(job, "second")
+    return job, _plan(job.at(job.home, env=served.env), "second")
 
 
 def _plan(job: Job, label: str) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def samples(text: str, label: str) -> Samples:
 
 def test_status_of_a_finished_job_wants_nobody(finished: Job) -> None:
     """Head, policy and budget; exit code 0."""
-    done = finished.at(finished.home, env=environment()).command("status", "--json")
+    done = finished.command("status", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert found["server"] is None
@@ -56,7 +56,7 @@ def test_status_of_a_finished_job_wants_nobody(finished: Job) -> None:
 def test_status_of_an_empty_workspace_makes_nothing(tmp_path: Path, new: Job) -> None:
     """No ledger yet is no error, and looking makes none."""
     home = tmp_path / "none"
-    done = new.at(home, env=environment()).command("status")
+    done = new.at(home).command("status")
     assert done.returncode == 0, done.stderr
     assert "ledger    none yet" in done.stdout
     assert not home.exists()
@@ -64,7 +64,7 @@ def test_status_of_an_empty_workspace_makes_nothing(tmp_path: Path, new: Job) ->
 
 def test_a_plan_without_its_approval_wants_a_person(finished: Job, tmp_path: Path) -> None:
     """A policy that asks for two signatures: the plan is told with what is missing, and the exit code is 1."""
-    job = finished.copy(tmp_path / "home").at(tmp_path / "home", env=environment())
+    job = finished.copy(tmp_path / "home")
     file = write_policy(tmp_path, "B. Officer", minimum=1)
     changed = job.command("ledger", "change-policy", "--policy", str(file), "--requester", "a", "--reason", "b")
     assert changed.returncode == 0, changed.stderr
@@ -85,7 +85,7 @@ def test_a_plan_without_its_approval_wants_a_person(finished: Job, tmp_path: Pat
     assert "Traceback" not in refused.stderr
 
 
-def test_every_stopped_run_has_its_next_command(server: str, new: Job, tmp_path: Path) -> None:
+def test_every_stopped_run_has_its_next_command(server: str, served: Job, tmp_path: Path) -> None:
     """On a real server: what failed is tried again, what crashed is taken up, what is late gets a worker, what waits is
     signed; a run without a deployment is repeated by its command.
     """
@@ -101,7 +101,7 @@ def test_every_stopped_run_has_its_next_command(server: str, new: Job, tmp_path:
             release, parameters={"plan": "/w/a plan.json"}, state=Suspended(timeout_seconds=3600)
         )
     try:
-        watched = new.at(tmp_path / "none", env=new.env | {"PREFECT_API_URL": server})
+        watched = served.at(tmp_path / "none")
         overview = json.loads(watched.command("status", "--json").stdout)
         remedies = {run["id"]: run["remedy"] for run in overview["server"]["stopped"]}
         assert remedies[str(failed.id)] == f"prefect flow-run retry {failed.id}"

@@ -10,9 +10,9 @@ import httpx
 from jobs import Job
 
 
-def test_run_stages_and_artifacts_are_in_the_server(server: str, finished: Job, tmp_path: Path) -> None:
+def test_run_stages_and_artifacts_are_in_the_server(server: str, served: Job, finished: Job, tmp_path: Path) -> None:
     """Unchanged command, PREFECT_API_URL set: a completed flow run, a task run a stage, table and release artifacts."""
-    job = finished.copy(tmp_path / "home")
+    job = finished.copy(tmp_path / "home").at(tmp_path / "home", env=served.env)
     done = job.run("--json")
     assert done.returncode == 0, done.stderr
     release = json.loads(done.stdout)["release"]
