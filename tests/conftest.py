@@ -12,7 +12,7 @@ from xdist.scheduler import LoadFileScheduling
 if "PYTEST_XDIST_WORKER" in os.environ:  # files side by side, and each with all cores, would wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-pytest_plugins = ["tiny_models", "ledger_sites", "sealed_bundle", "planned_chain", "s3_server"]
+pytest_plugins = ["tiny_models", "ledger_sites", "sealed_bundle", "planned_chain", "prefect_database", "s3_server"]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +53,12 @@ with ephemeral_server():
 
 
 @pytest.fixture(scope="module")
-def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def attacked(
+    tmp_path_factory: pytest.TempPathFactory, migrated: Callable[[Path], Path]
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A run at work on a server of its own, and that server's address."""
     home = tmp_path_factory.mktemp("run")
+    migrated(home / "prefect")
     unset = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     command = [sys.executable, "-c", RUN, str(home)]
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=unset) as running:
@@ -139,7 +142,9 @@ def test_what_everybody_may_see_of_its_processes(attacked: tuple[subprocess.Pope
         assert not any(password and password in word for word in words)
 
 
-def test_the_port_is_never_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_port_is_never_free(
+    migrated: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever tries to bind to it while the server starts, and after that server died, is refused."""
     from prefect.server.api.server import SubprocessASGIServer
 
@@ -147,7 +152,7 @@ def test_the_port_is_never_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(SubprocessASGIServer, "_instances", {})
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    monkeypatch.setenv("PREFECT_HOME", str(migrated(tmp_path / "prefect")))
     taken: list[int] = []
     over = threading.Event()
 

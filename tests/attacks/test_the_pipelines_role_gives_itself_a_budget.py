@@ -132,14 +132,11 @@ RELEASES: dict[str, tuple[Change, str]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def spent(postgres_server: Any) -> Any:
+@pytest.fixture
+def spent(postgres_site: Site) -> Site:
     """A ledger with one reservation of 4."""
-    from ledger_sites import make_database
-
-    for site in make_database(postgres_server):
-        site.open().reserve(make_plan("a"))
-        yield site
+    postgres_site.open().reserve(make_plan("a"))
+    return postgres_site
 
 
 @pytest.mark.parametrize(("change", "problem"), RELEASES.values(), ids=RELEASES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,16 +14,9 @@ from storage.demo_data import write_demo_data
 
 
 @pytest.fixture(scope="session")
-def common(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """A folder of all of pytest's processes."""
-    own = tmp_path_factory.getbasetemp()
-    return (own if worker_id == "master" else own.parent) / "flows"
-
-
-@pytest.fixture(scope="session")
-def server(common: Path) -> Iterator[str]:
+def server(common: Path, migrated: Callable[[Path], Path]) -> Iterator[str]:
     """A Prefect server's address. Others use it too: look at the runs of one's own alone."""
-    with shared.running(common / "server", start_server) as url:
+    with shared.running(common / "server", lambda folder: start_server(migrated(folder))) as url:
         yield url
 
 
@@ -56,12 +49,13 @@ def served(common: Path, server: str, new: Job) -> Job:
 
 
 @pytest.fixture(scope="session")
-def finished(common: Path, new: Job) -> Job:
+def finished(common: Path, new: Job, migrated: Callable[[Path], Path]) -> Job:
     """A job that ran to its end unbroken, with a Prefect server of its own. Tests must not change its workspace;
     `stdout` and `stderr` beside it are what it printed.
     """
 
     def run(folder: Path) -> None:
+        migrated(folder / "home" / "prefect")
         done = new.at(folder / "home").run("--json", "--server", "own")
         assert done.returncode == 0, done.stderr
         (folder / "stdout").write_text(done.stdout)

@@ -32,6 +32,9 @@ SMALL = (
 )
 """Settings that make the demo profile take seconds."""
 
+ENCODED = ("ingest", "features")
+"""Stages that every job on the same records has."""
+
 MARKER = "zebrafinch quicksilver marzipan"
 """Words that no code, template or vocabulary holds; every tenth narrative of the data ends with them."""
 
@@ -124,10 +127,11 @@ class Job:
         """The same job in another workspace, or otherwise changed."""
         return replace(self, home=home, **changes)
 
-    def copy(self, home: Path) -> Job:
-        """The same job in a workspace where its stages are finished, and nothing was released."""
-        private = Workspace(home).create().private
-        shutil.copytree(self.home / "private" / "stages", private / "stages", copy_function=os.link)
+    def copy(self, home: Path, *names: str) -> Job:
+        """The same job in a workspace where its stages, or those of these names, are finished; nothing was released."""
+        private, stages = Workspace(home).create().private, self.home / "private" / "stages"
+        for name in names or [folder.name for folder in stages.iterdir()]:
+            shutil.copytree(stages / name, private / "stages" / name, copy_function=os.link)
         return self.at(home)
 
     def planned_as(self, other: Job) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from in_process import CommandRunner
-from jobs import Job
+from jobs import ENCODED, Job
 from review_browser import CHROMIUM, check_accessible_file
 
 from mechanisms.errors import MechanismError
@@ -36,11 +36,11 @@ def run(job: Job, *extra: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def compared(new: Job, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+def compared(finished: Job, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     """A finished comparison: its workspace and result."""
-    home = tmp_path_factory.mktemp("compare")
+    home = tmp_path_factory.mktemp("compare") / "home"
     chosen = ("--branches", ",".join(CHOSEN), "--seeds", "1", "--results", str(home / "results.md"))
-    done = run(new.at(home), *chosen)
+    done = run(finished.copy(home, *ENCODED), *chosen)
     assert done.returncode == 0, done.stderr
     return home, json.loads(done.stdout)
 

@@ -29,7 +29,7 @@ def rows(job: Job) -> list:
 
 
 def test_diagnose_writes_one_private_page_and_releases_nothing(job: Job, served: Job) -> None:
-    """With a server: finished stages are reused; verdicts as JSON, a page under private/, a row of the ledger that charges nothing."""
+    """With a server. Stages are reused; verdicts as JSON, a page under private/, a row that charges nothing."""
     before = job.stages()
     seen = job.at(job.home, env=served.env)
     done = seen.command("diagnose", *job.options(), "--leave-out", "4", "--draws", "10", "--no-refits", "--json")

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 import warm
-from jobs import Job, environment
+from jobs import ENCODED, Job, environment
 
 from storage.ledger import Ledger
 from storage.paths import Workspace
@@ -55,9 +55,11 @@ def test_killed_at_random_moments_it_ends_as_if_unbroken(finished: Job, tmp_path
     assert not any((job.home / "private" / "work").rglob("*.safetensors")), "checkpoints are left"
 
 
-def test_two_retrains_at_once_release_once(new: Job, finished: Job, tmp_path: Path) -> None:
-    """The same command started twice on one workspace: each stage is computed once, both end with the one release."""
-    job = new.at(tmp_path)
+def test_two_retrains_at_once_release_once(finished: Job, tmp_path: Path) -> None:
+    """The same command started twice on one workspace, where the narratives are encoded: each stage is computed once,
+    both end with the one release.
+    """
+    job = finished.copy(tmp_path / "home", *ENCODED)
     with ThreadPoolExecutor(2) as pool:
         both = list(pool.map(lambda _: job.run("--json"), range(2)))
     for done in both:
@@ -68,7 +70,7 @@ def test_two_retrains_at_once_release_once(new: Job, finished: Job, tmp_path: Pa
     assert row["state"] == "committed"
     assert job.stages() == finished.stages()
     reused = sum(done.stderr.count("reused") for done in both)
-    assert reused == len(finished.stages()) + 1, "a stage was computed twice, or by neither"
+    assert reused == len(ENCODED) + len(finished.stages()) + 1, "a stage was computed twice, or by neither"
 
 
 WAITING = """
@@ -109,10 +111,14 @@ def _of_the_group(process: subprocess.Popen[str], number: signal.Signals) -> Non
     ],
 )
 def test_whatever_ends_a_run_ends_its_server(
-    tmp_path: Path, send: Callable[[subprocess.Popen[str], signal.Signals], None], number: signal.Signals
+    migrated: Callable[[Path], Path],
+    tmp_path: Path,
+    send: Callable[[subprocess.Popen[str], signal.Signals], None],
+    number: signal.Signals,
 ) -> None:
     """Ctrl-C, a stop and a kill, of the run or of its whole group: it waits for no server that died first, and leaves
     none behind, which would hold the workspace's database and a port."""
+    migrated(tmp_path / "home" / "prefect")
     command = [sys.executable, "-c", WAITING, str(tmp_path / "home")]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment(), start_new_session=True

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -92,11 +93,9 @@ TOLD = (
 """The process with the log of the service that ends above."""
 
 
-def test_with_its_database_it_runs_until_it_is_stopped(tmp_path: Path) -> None:
-    """A fresh SQLite database, migrated first: the service that ends above goes on; SIGINT ends the process."""
-    env = settings(tmp_path, f"sqlite+aiosqlite:///{tmp_path / 'prefect.db'}")
-    upgrade = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"]
-    subprocess.run(upgrade, env=env, check=True, capture_output=True, timeout=500)
+def test_with_its_database_it_runs_until_it_is_stopped(migrated: Callable[[Path], Path], tmp_path: Path) -> None:
+    """On SQLite, migrated: the service that ends above goes on; SIGINT ends the process."""
+    env = settings(tmp_path, f"sqlite+aiosqlite:///{migrated(tmp_path) / 'prefect.db'}")
     process = subprocess.Popen([sys.executable, "-c", TOLD], env=env, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:

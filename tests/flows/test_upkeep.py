@@ -6,7 +6,7 @@ And the nightly check of the ledger, called as its deployment calls it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -47,10 +47,12 @@ WEEK = timedelta(days=7)
 
 
 @pytest.fixture(scope="module")
-def ephemeral_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def ephemeral_server(tmp_path_factory: pytest.TempPathFactory, migrated: Callable[[Path], Path]) -> Iterator[str]:
     """A server that nobody else uses: these tests look at all that it has. It has events as soon as it got them."""
     at_once = {"PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL": "0.1"}
-    with prefect_server(tmp_path_factory.mktemp("upkeep"), **at_once) as url:
+    folder = tmp_path_factory.mktemp("upkeep")
+    migrated(folder / "server")
+    with prefect_server(folder, **at_once) as url:
         yield url
 
 

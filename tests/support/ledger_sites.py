@@ -80,22 +80,22 @@ def postgres_server() -> URL:
     return url
 
 
-def make_database(server: URL) -> Iterator[Site]:
-    """Create a database with an owner and an application role, migrate it, and drop all three at the end."""
+@pytest.fixture(scope="session")
+def postgres_database(postgres_server: URL) -> Iterator[Site]:
+    """A database with an owner and an application role, without tables; dropping one waits for the server's disk."""
     tag = uuid.uuid4().hex[:10]
     names = {"db": f"autocoder_test_{tag}", "owner": f"autocoder_owner_{tag}", "app": f"autocoder_app_{tag}"}
-    admin = sa.create_engine(server, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    admin = sa.create_engine(postgres_server, poolclass=NullPool, isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
         for role in ("owner", "app"):
             connection.exec_driver_sql(f"CREATE ROLE {names[role]} LOGIN PASSWORD 'secret-{tag[::-1]}'")
         connection.exec_driver_sql(f"CREATE DATABASE {names['db']} OWNER {names['owner']}")
 
     def url(role: str) -> str:
-        changed = server.set(username=names[role], password=f"secret-{tag[::-1]}", database=names["db"])
+        changed = postgres_server.set(username=names[role], password=f"secret-{tag[::-1]}", database=names["db"])
         return changed.render_as_string(hide_password=False)
 
     try:
-        migrate(Database(url("owner"), lock_timeout=20), app_role=names["app"])
         yield Site(url("app"), url("owner"))
     finally:
         with admin.connect() as connection:
@@ -105,8 +105,18 @@ def make_database(server: URL) -> Iterator[Site]:
 
 
 @pytest.fixture
-def postgres_site(postgres_server: URL) -> Iterator[Site]:
-    yield from make_database(postgres_server)
+def postgres_site(postgres_server: URL, postgres_database: Site) -> Site:
+    """That database with fresh tables: what the test before left in it, connections too, is gone."""
+    app, owner = make_url(postgres_database.url), make_url(postgres_database.owner_url)
+    admin = sa.create_engine(
+        postgres_server.set(database=app.database), poolclass=NullPool, isolation_level="AUTOCOMMIT"
+    )
+    with admin.connect() as connection:
+        others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        connection.exec_driver_sql(f"SELECT pg_terminate_backend(pid) {others}")
+        connection.exec_driver_sql(f"DROP OWNED BY {owner.username}, {app.username} CASCADE")
+    migrate(Database(postgres_database.owner_url, lock_timeout=20), app_role=app.username)
+    return postgres_database
 
 
 @pytest.fixture
