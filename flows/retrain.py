@@ -28,7 +28,7 @@ from tasks.releasing.plan_page import PlanContext
 from tasks.releasing.publish import Released
 from tasks.retraining import run as retraining
 from tasks.running.failures import private_errors
-from tasks.running.flow_run import call_task, job, run_id
+from tasks.running.flow_run import call_task, in_flow_run, job, run_id
 from tasks.running.progress import listening
 from tasks.running.stage import Context, Device, submit
 from tasks.running.timings import TimingsListener
@@ -95,9 +95,11 @@ def _release(context: Context, made: retraining.RetrainResult, origin: Origin) -
     ledger = ledger_access.open_ledger(context, settings)
     uncompared = succession.compare_with_release(context, planned, ledger, lambda step: submit(context, step))
     checked = check(planned, ledger)
-    status, plan_context = approval.approval_status(context, checked), PlanContext.of(context, checked)
-    page = plan_page.page_of(checked, status, file=str(plan_file), context=plan_context)
-    prefect_page.publish_plan(plan_page.markdown(page))
+    plan_context = PlanContext.of(context, checked)
+    if in_flow_run():
+        status = approval.approval_status(context, checked)
+        page = plan_page.page_of(checked, status, file=str(plan_file), context=plan_context)
+        prefect_page.publish_plan(plan_page.markdown(page))
     names = other_population_names(
         planned.plan, overlapping_releases(ledger, planned.plan, records=plan_context.records)
     )
@@ -107,15 +109,16 @@ def _release(context: Context, made: retraining.RetrainResult, origin: Origin) -
     elif settings.enabled:
         prefect_page.publish_budget(context, settings)  # before too: it is needed most after a refusal
         released = call_task("release", publish.release, context, planned, settings)
-    prefect_page.publish_artifacts(
-        context,
-        parameters,
-        planned.plan,
-        released,
-        plan_file=plan_file,
-        scores=made.scores,
-        running=made.running,
-    )
+    if in_flow_run():
+        prefect_page.publish_artifacts(
+            context,
+            parameters,
+            planned.plan,
+            released,
+            plan_file=plan_file,
+            scores=made.scores,
+            running=made.running,
+        )
     warned = (population_name_warning(names, planned.plan.population),) if names else ()
     warned += () if uncompared is None else (uncompared,)
     warned += tuple(word.warning for word in plan_context.lists or () if word.warning is not None)

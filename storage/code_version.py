@@ -53,9 +53,10 @@ def _imports(content: bytes) -> tuple[str, ...]:
 
 
 def _run(tree: ast.AST) -> Iterable[ast.AST]:
-    """Yields every node but those under `if TYPE_CHECKING`, which never run."""
+    """Yields every statement but those under `if TYPE_CHECKING`, which never run."""
     for node in ast.iter_child_nodes(tree):
-        if not (isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
+        checking = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        if isinstance(node, ast.stmt | ast.excepthandler | ast.match_case) and not checking:
             yield node
             yield from _run(node)
 

@@ -87,18 +87,18 @@ def fits_temperature(records: int) -> NDArray[np.bool_]:
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     """Finds the T in [0.05, 20] under which the right codes are most likely, of records with labels other than -1."""
-    from scipy.optimize import minimize_scalar
-
     coded = labels >= 0
     if not bool(coded.any()):
         raise MechanismError("calibration: none of the records has a code that the model knows")
     logits, labels = logits[coded], labels[coded]
-
-    def loss(log_temperature: float) -> float:
-        return float(torch.nn.functional.cross_entropy(logits / math.exp(log_temperature), labels))
-
-    minimum: Any = minimize_scalar(loss, bounds=_LOG_TEMPERATURE, method="bounded", options={"xatol": 1e-5})
-    return math.exp(float(minimum.x))
+    right = logits.gather(1, labels[:, None]).mean()
+    low, high = _LOG_TEMPERATURE
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        # the loss is convex in 1/T; its slope there is the mean of the scores that are expected, less the right ones'
+        expected = ((logits / math.exp(middle)).softmax(-1) * logits).sum(-1).mean()
+        low, high = (middle, high) if expected > right else (low, middle)
+    return math.exp((low + high) / 2)
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class _Ranked:
 
     def threshold(self, target: float) -> dict[str, float | None]:
         """The lowest score that passes; one passes wrongly with probability 1 - `CONFIDENCE`."""
-        from scipy.stats import binom
+        from scipy.special import bdtrc  # scipy.stats takes half a second of every release
 
         failure = 1 - CONFIDENCE
         # Below this many records not even a faultless run would pass, and the sequence would end before it began.
@@ -132,7 +132,7 @@ class _Ranked:
         lowest: dict[str, float | None] = {"threshold": None, "coverage": None, "accuracy": None}
         for count in self.candidates(first):
             # How likely so many right answers are, were the accuracy only just below the target.
-            if binom.sf(self.hits[count - 1] - 1, count, target) > failure:
+            if bdtrc(self.hits[count - 1] - 1, count, target) > failure:
                 break
             lowest = self._at(count)
         return {"target_accuracy": target} | lowest

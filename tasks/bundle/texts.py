@@ -129,9 +129,13 @@ def known_settings(encoder: str, spaces: Mapping[str, Sequence[Code]]) -> frozen
     """Returns the texts that a model's configuration may contain: the encoder's, the libraries' and the codes."""
     versions = (importlib.metadata.version(name) for name in ("torch", "transformers", "sentence-transformers"))
     codes = (one.code for listed in spaces.values() for one in listed)
-    return LIBRARY_SETTINGS.union(
-        encoder_files.settings(encoder), encoder_files.architectures(encoder), versions, codes, spaces
-    )
+    return LIBRARY_SETTINGS.union(_configured(encoder, encoder_digest(encoder)), versions, codes, spaces)
+
+
+@lru_cache(maxsize=4)
+def _configured(encoder: str, sha256: str) -> frozenset[str]:
+    """Returns the texts of an encoder's configuration and its classes. Files of the same SHA-256 are read once."""
+    return frozenset(encoder_files.settings(encoder) | encoder_files.architectures(encoder))
 
 
 def known_words(
@@ -151,8 +155,7 @@ def known_words(
             facts.get("classification", ""),
             facts.get("classification_version", ""),
             name_of(encoder),
-            *encoder_files.settings(encoder),
-            *encoder_files.architectures(encoder),
+            *_configured(encoder, encoder_digest(encoder)),
         )
     )
 

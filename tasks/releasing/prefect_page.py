@@ -12,7 +12,6 @@ from typing import Any, cast
 from uuid import UUID
 
 from mechanisms.privacy.events import Claim
-from storage.durable import write_atomically
 from storage.ledger import ReleasePlan
 from storage.ledger.report import markdown_table
 from tasks.pages.render import render
@@ -109,7 +108,6 @@ def publish_artifacts(
     """
     if running is not None:
         picture = sensitivity_plot(running, plan.claim)
-        write_atomically(context.workspace.private / "plans" / f"{plan.idempotency_key[:16]}.png", picture)
         publish_markdown(
             key="sensitivity",
             markdown=f"![running maximum](data:image/png;base64,{base64.b64encode(picture).decode()})",
