@@ -219,7 +219,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
 """
 HOSTILE: dict[str, tuple[str, bytes, bytes, int, int]] = {
     "records of cells": ("in.csv", b"id,Text\n", LINES, 3000, 60),
-    "rows of lists": ("in.jsonl", b"", b'{"Text":"a","b":[' + b"[]," * (1 << 16) + b"[]]}\n", 200, 450),
+    "rows of lists": ("in.jsonl", b"", b'{"Text":"a","b":[' + b"[]," * (1 << 16) + b"[]]}\n", 100, 450),
     "keys": ("in.jsonl", b'{"Text":"a"}\n', b'{"' + b"k" * (1 << 16) + b'%06d":1}\n', 3000, 60),
 }
 
@@ -273,9 +273,9 @@ def test_parquet_that_unfolds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, w
 
 def test_parquet_that_takes_all_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The program's memory ends before the machine's; a sound file passes with the same limit for its rows."""
-    _parquet(Text=["x" * (300 << 20)])(tmp_path / "in.parquet")
+    _parquet(Text=["x" * (150 << 20)])(tmp_path / "in.parquet")
     assert (tmp_path / "in.parquet").stat().st_size < 1 << 20
-    monkeypatch.setattr(reader, "_PARQUET_MEMORY", 600 << 20)
+    monkeypatch.setattr(reader, "_PARQUET_MEMORY", 300 << 20)
     monkeypatch.setattr(reader, "_PARQUET_BYTES", 2 << 30)
     with pytest.raises(InputError, match="MB unpacked"):
         survey(tmp_path / "in.parquet", text_columns=["Text"])

@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -280,12 +281,18 @@ def _closed(connection: socket.socket, again: bytes) -> None:
     raise AssertionError("the connection stays open")
 
 
-@pytest.mark.parametrize(("sent", "again"), SLOW.values(), ids=SLOW)
-def test_a_state_without_an_end(site: int, sent: bytes, again: bytes) -> None:
-    """The proxy closes each connection at its deadline, while another client is answered."""
-    with _connect(site) as connection:
-        connection.sendall(sent)
-        _closed(connection, again)
+def test_states_without_an_end(site: int) -> None:
+    """All at once: the proxy closes each connection at its deadline, and another client is answered meanwhile."""
+
+    def hold(sent: bytes, again: bytes) -> None:
+        with _connect(site) as connection:
+            connection.sendall(sent)
+            _closed(connection, again)
+
+    with ThreadPoolExecutor(len(SLOW)) as pool:
+        held = {name: pool.submit(hold, *how) for name, how in SLOW.items()}
+        assert b" 200 " in _answer(site, b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+    assert [name for name, one in held.items() if one.exception()] == []
     assert b" 200 " in _answer(site, b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
 
 
@@ -304,14 +311,16 @@ def test_a_handshake_that_does_not_begin_or_end(site: int, sent: bytes) -> None:
 def test_answers_that_nobody_reads(site: int) -> None:
     """Requests in a row whose answers are not read: closed at the answer's deadline; others are answered meanwhile."""
     held = [_connect(site) for _ in range(8)]
-    for connection in held:
+
+    def ask(connection: ssl.SSLSocket) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.settimeout(1)
-        try:
+        with suppress(OSError):
             for _ in range(300):
                 connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 20)
-        except OSError:
-            continue
+
+    with ThreadPoolExecutor(len(held)) as pool:
+        list(pool.map(ask, held))
     assert b" 200 " in _answer(site, b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
     for connection in held:
         connection.settimeout(20)

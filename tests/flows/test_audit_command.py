@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from in_process import command, write_policy
-from jobs import ENCODED, Job
+from jobs import Job
 
 from flows.commands.profiles import parameters
 from storage.artifacts import ArtifactRef
@@ -62,12 +62,11 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(finished: Job, tmp_path_factory: pytest.TempPathFactory) -> Site:
+def site(new: Job, tmp_path_factory: pytest.TempPathFactory) -> Site:
     """Planned under a policy that knows an officer, and audited with reruns and one setting varied."""
     folder = tmp_path_factory.mktemp("audit")
     policy = write_policy(folder, "officer", minimum=0)
-    job = finished.copy(folder / "home", *ENCODED)
-    job = job.at(job.home, settings=LEAKY)
+    job = new.at(Workspace(folder / "home").create().home, settings=LEAKY)
     change = ("--policy", str(policy), "--requester", "lead", "--reason", "start", "--home", str(job.home))
     command("ledger", "change-policy", *change)
     planned = job.run("--quiet", "--json")

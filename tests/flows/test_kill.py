@@ -148,11 +148,12 @@ POINTS = (
 """Steps of a release, in order; the process dies before or after each."""
 
 DRIVER = """
-import os, signal, sys
+import gc, os, signal, sys
 from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
 
-import model_signing.signing, sentence_transformers
+import matplotlib.pyplot, model_signing.signing, transformers
 from flows.commands import profiles
 from tasks.branches.swag_chain import run_chain
 from tasks.releasing import publish
@@ -189,6 +190,10 @@ def armed(point, when):
 
     setattr(owner, name, deadly)
 
+for room in ("mechanisms", "storage", "tasks"):
+    for found in walk_packages(import_module(room).__path__, f"{room}."):
+        import_module(found.name)
+gc.freeze()
 for line in sys.stdin:
     child = os.fork()
     if child == 0:

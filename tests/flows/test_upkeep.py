@@ -171,12 +171,14 @@ def until(client: SyncPrefectClient, run: UUID, state: StateType) -> None:
         time.sleep(0.2)
 
 
-@pytest.mark.parametrize("by_the_rule", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("by_the_rule", [False, True])
 def test_a_run_that_dies_with_its_worker_before_its_first_heartbeat_is_taken_up(
     by_the_rule: bool, client: SyncPrefectClient, ephemeral_server: str, tmp_path: Path
 ) -> None:
     """By SIGKILL to both: found by the rule, in less time than it has where it is deployed, or, where there is no rule,
-    by what housekeeping asks of the server, at another moment than this one.
+    by what housekeeping asks of the server, at another moment than this one. Nightly: one that never sent a heartbeat
+    is among the runs of `test_releases_at_work_are_taken_up_after_their_time_and_waiting_ones_never`.
     """
     home = str(tmp_path / "home")
     Workspace(tmp_path / "home").create()

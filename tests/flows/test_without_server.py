@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import Job, environment
+from jobs import Job
 from prefect import flow
 from prefect.context import FlowRunContext
 from prefect.exceptions import ParameterTypeError
@@ -17,21 +17,6 @@ from pydantic import ValidationError
 
 from flows.server.run_flow import run_flow
 from tasks.running.flow_run import PlainJob
-
-
-def test_a_retrain_ends_as_with_a_server(finished: Job, tmp_path: Path) -> None:
-    """Stages of a run with a server are reused, the release is made, and Prefect has no database."""
-    job = finished.copy(tmp_path / "home")
-    done = job.run("--json")
-    assert done.returncode == 0, done.stderr
-    assert job.stages() == finished.stages()
-    (row,) = job.releases()
-    assert row["state"] == "committed"
-    assert json.loads(done.stdout)["release"]["release_id"] == row["release_id"]
-    assert "release" in done.stderr, "progress is shown"
-    assert not list(job.home.rglob("prefect.db*")), "a server was started"
-    assert list(finished.home.rglob("prefect.db")), "the other run had one"
-
 
 _WITHOUT_PREFECT = """
 import sys
@@ -43,14 +28,22 @@ finally:
 """
 
 
-def test_a_command_alone_imports_nothing_of_prefect(finished: Job, tmp_path: Path) -> None:
-    """Its import takes a second of each command. The same check of parameters refuses wrong ones."""
+def test_a_retrain_ends_as_with_a_server(finished: Job, tmp_path: Path) -> None:
+    """Stages of a run with a server are reused, the release is made. Nothing of Prefect is imported, which takes a
+    second of each command, and it has no database.
+    """
     job = finished.copy(tmp_path / "home")
     command = [sys.executable, "-c", _WITHOUT_PREFECT, *job.arguments("--json")[3:]]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(command, env=job.env, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
+    assert job.stages() == finished.stages()
+    (row,) = job.releases()
+    assert row["state"] == "committed"
+    assert json.loads(done.stdout)["release"]["release_id"] == row["release_id"]
+    assert "release" in done.stderr, "progress is shown"
     assert done.stderr.rstrip().endswith("prefect was not imported")
-    assert json.loads(done.stdout)["release"]["release_id"]
+    assert not list(job.home.rglob("prefect.db*")), "a server was started"
+    assert list(finished.home.rglob("prefect.db")), "the other run had one"
 
 
 def test_a_job_without_prefect_checks_and_converts_its_parameters() -> None:

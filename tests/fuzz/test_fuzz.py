@@ -43,7 +43,7 @@ DECLARES = (
     (
         "whatever is handed in is taken whole or refused",
         "mutations of files, bundles, archives, requests, policies, roots and witnesses (`tests/fuzz/corpus`)",
-        "what has not been tried yet: 20 mutations of each at every commit, 1,500 in `make test-long`",
+        "what has not been tried yet: 10 mutations of each at every commit, 1,500 in `make test-long`",
     ),
 )
 """Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
@@ -55,6 +55,7 @@ POLICIES = sorted((CORPUS / "settings").iterdir())
 PLANTED = "PLANTED"
 """Stands in every seed's narratives; no message may hold it."""
 KEY = "a key for tests only"
+EVERYDAY = 10
 
 TOKENS = [
     *(b"\0", b"\xff", b"\xef\xbb\xbf", b'"', b'""', b"\n", b"\r", b"\r\n", b",", b";", b"\t", b"\\", b"\x1b]0;x\x07"),
@@ -84,7 +85,6 @@ def mutated(draw: st.DrawFn, seed: bytes) -> bytes:
     return bytes(content)
 
 
-EVERYDAY = 20
 CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
 
 
@@ -110,7 +110,7 @@ def said(act: Callable[[], Any]) -> Any:
     return None
 
 
-@pytest.mark.parametrize("examples", [20, pytest.param(1500, marks=pytest.mark.long)])
+@pytest.mark.parametrize("examples", [EVERYDAY, pytest.param(1500, marks=pytest.mark.long)])
 @pytest.mark.parametrize("seed", TABLES, ids=lambda path: path.name)
 def test_training_takes_a_file_whole_or_not_at_all(seed: Path, examples: int) -> None:
     """Every row that was counted is in a split or among the reasons for leaving out, and is what coding counts."""
@@ -134,7 +134,7 @@ def test_training_takes_a_file_whole_or_not_at_all(seed: Path, examples: int) ->
     fuzzed(holds, seed.read_bytes(), examples)
 
 
-@pytest.mark.parametrize("examples", [20, pytest.param(1500, marks=pytest.mark.long)])
+@pytest.mark.parametrize("examples", [EVERYDAY, pytest.param(1500, marks=pytest.mark.long)])
 @pytest.mark.parametrize("seed", TABLES, ids=lambda path: path.name)
 def test_coding_writes_as_many_rows_as_it_read(seed: Path, examples: int) -> None:
     """In every format that it writes, each readable again, JSON strict, no cell a formula."""
@@ -165,7 +165,7 @@ def archive(sealed: Sealed, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pack(sealed.folder, tmp_path_factory.mktemp("packed") / f"{sealed.folder.name}.tar.zst")
 
 
-@pytest.mark.parametrize("examples", [20, pytest.param(1500, marks=pytest.mark.long)])
+@pytest.mark.parametrize("examples", [EVERYDAY, pytest.param(1500, marks=pytest.mark.long)])
 def test_an_archive_of_other_bytes_is_no_bundle(sealed: Sealed, archive: Path, examples: int) -> None:
     """Unsound, or the very bundle."""
     whole = archive.read_bytes()
@@ -188,7 +188,7 @@ FILES = ["codelist.csv", "labels.json", "README.md", "golden.jsonl", "2_Dense/mo
 FILES += ["0_Transformer/config.json", "0_Transformer/tokenizer.json"]
 
 
-@pytest.mark.parametrize("examples", [20, pytest.param(1500, marks=pytest.mark.long)])
+@pytest.mark.parametrize("examples", [EVERYDAY, pytest.param(1500, marks=pytest.mark.long)])
 @pytest.mark.parametrize("file", [*FILES, "ledger_proof.json", "model.sig", "privacy_statement.json", "bom.cdx.json"])
 def test_a_bundle_with_one_other_file_is_unsound(sealed: Sealed, tmp_path: Path, file: str, examples: int) -> None:
     """With the signature, and without one: there too every file is read as what it has to be."""
@@ -211,7 +211,7 @@ def test_a_bundle_with_one_other_file_is_unsound(sealed: Sealed, tmp_path: Path,
     shutil.rmtree(copy)
 
 
-@pytest.mark.parametrize("examples", [20, pytest.param(1500, marks=pytest.mark.long)])
+@pytest.mark.parametrize("examples", [EVERYDAY, pytest.param(1500, marks=pytest.mark.long)])
 @pytest.mark.parametrize("seed", POLICIES, ids=lambda path: path.name)
 def test_a_policy_is_what_is_written(seed: Path, examples: int) -> None:
     """Refused, or every population and cohort that is written has its own caps, and the ledger's copy is the same."""
@@ -231,7 +231,7 @@ def test_a_policy_is_what_is_written(seed: Path, examples: int) -> None:
     fuzzed(holds, seed.read_bytes(), examples)
 
 
-@pytest.mark.parametrize("examples", [20, pytest.param(1500, marks=pytest.mark.long)])
+@pytest.mark.parametrize("examples", [EVERYDAY, pytest.param(1500, marks=pytest.mark.long)])
 def test_other_roots_are_not_believed(tmp_path: Path, examples: int) -> None:
     """Refused, or the root is one that the keys signed."""
     old, new = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
@@ -256,7 +256,7 @@ def test_other_roots_are_not_believed(tmp_path: Path, examples: int) -> None:
     fuzzed(holds, whole, examples)
 
 
-@pytest.mark.parametrize("examples", [20, pytest.param(1500, marks=pytest.mark.long)])
+@pytest.mark.parametrize("examples", [EVERYDAY, pytest.param(1500, marks=pytest.mark.long)])
 def test_other_lines_of_a_witness_accept_no_other_ledger(tmp_path: Path, examples: int) -> None:
     """A ledger from a backup is accepted by no witness that has all lines; one that has fewer is not noticed."""
     witness, place = Journal(tmp_path / "witness"), tmp_path / "ledger.db"
@@ -291,7 +291,7 @@ def client(tiny_bundle: Path) -> Iterator[TestClient]:
         yield opened_client
 
 
-@pytest.mark.parametrize("examples", [20, pytest.param(1500, marks=pytest.mark.long)])
+@pytest.mark.parametrize("examples", [EVERYDAY, pytest.param(1500, marks=pytest.mark.long)])
 @pytest.mark.parametrize("seed", REQUESTS, ids=lambda path: path.name)
 def test_the_service_answers_or_refuses(
     client: TestClient, capfd: pytest.CaptureFixture[str], seed: Path, examples: int

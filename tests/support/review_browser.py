@@ -88,9 +88,9 @@ def check_accessible(page: Any) -> None:
 
 
 def check_accessible_file(*files: Path) -> None:
-    """The same of finished pages: on a screen and a phone, light and dark; each asks for nothing but itself."""
+    """The same of finished pages: on a light screen and a dark phone; each asks for nothing but itself."""
     with browsing() as page:
-        for file, width, scheme in product(files, (1280, 390), ("light", "dark")):
+        for file, (width, scheme) in product(files, ((1280, "light"), (390, "dark"))):
             page.set_viewport_size({"width": width, "height": 900})
             page.emulate_media(color_scheme=scheme)
             page.goto(file.as_uri())

@@ -51,7 +51,7 @@ def _psi(now: Period, reference: Period) -> float:
         (period(3000, shares=(0.25, 0.3, 0.35, 0.09, 0.01), seed=1), "investigate", {"111", "1311"}),
         (period(3000, power=0.5, seed=1), "drift", None),
         (period(3000, power=0.75, seed=1), "investigate", None),
-        (period(100_000, shares=(0.41, 0.3, 0.19, 0.09, 0.01), seed=1), "stable", None),
+        (period(30_000, shares=(0.41, 0.3, 0.19, 0.09, 0.01), seed=1), "stable", None),
     ],
     ids=["codes", "codes a little", "scores", "scores a little", "certain but too small to matter"],
 )
