@@ -23,7 +23,7 @@ from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs, Inputs
 from mechanisms.privacy.class_counts import ClassWeightsConfig
-from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, NoiseSegment, descent_of
+from mechanisms.privacy.events import DpSgdEvent, NoiseSegment, descent_of
 from mechanisms.privacy.noise import SecretStream
 from mechanisms.privacy.schedules import SadSchedule
 
@@ -134,14 +134,10 @@ def test_resumed_equals_unbroken(linear: MakeLinear, tmp_path: Path, weights: Cl
     """Killed between checkpoints, a run resumes with the key in its checkpoint and ends bit for bit where the unbroken
     run with that key ends: no step's noise or sample is drawn a second time. The key that a new run would get plays no
     part, and a run that does start with another key ends elsewhere."""
-    config = DpSgd(
-        batch_size=30, epochs=4, learning_rate=0.1, schedule=SadSchedule(), class_weights=weights, target_epsilon=20
-    )
-    planned = config.plan(Task(records=120, classes=4))
-    assert isinstance(planned.mechanism, DpSgd)
-    assert isinstance(planned.event, DpSgdEvent | ComposedEvent)
-    plan = planned.mechanism, planned.event
-    assert descent_of(planned.event).steps == 16
+    config = DpSgd(batch_size=30, epochs=4, learning_rate=0.1, schedule=SadSchedule(), class_weights=weights)
+    event = config.event(0.6, Task(records=120, classes=4))
+    plan = config, event
+    assert descent_of(event).steps == 16
     unbroken = linear(120)
     expected = go(unbroken, plan)
 
