@@ -155,9 +155,10 @@ def publish_audit(lines: Sequence[str]) -> None:
 
 
 def publish_budget(context: Context, settings: LedgerParameters) -> None:
-    """Publishes what each cohort has spent and has left."""
-    publish_markdown(
-        key="budget",
-        markdown=markdown_table(*budget_table(open_ledger(context, settings).budget())),
-        description="What each cohort has spent, and what is left.",
-    )
+    """Publishes what each cohort has spent and has left, within a run."""
+    if in_flow_run():
+        publish_markdown(
+            key="budget",
+            markdown=markdown_table(*budget_table(open_ledger(context, settings).budget())),
+            description="What each cohort has spent, and what is left.",
+        )

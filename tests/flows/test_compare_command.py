@@ -46,10 +46,10 @@ def compared(finished: Job, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 
 
 @pytest.fixture(scope="module")
-def given(new: Job, compared: tuple[Path, dict]) -> dict:
-    """A comparison of branches that may leave, at an epsilon that a person gave, in the same workspace."""
+def given(served: Job, compared: tuple[Path, dict]) -> dict:
+    """A comparison of branches that may leave, at an epsilon that a person gave, in that workspace, with a server."""
     chosen = ("--branches", "dp-sgd-tuned,formal-head,swag-ppm-censored", "--seeds", "2")
-    done = run(new.at(compared[0]), *chosen, "--target-epsilon", str(GIVEN))
+    done = run(served.at(compared[0]), *chosen, "--target-epsilon", str(GIVEN))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

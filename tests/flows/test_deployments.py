@@ -350,8 +350,9 @@ def test_a_deployment_of_its_own_settings_serves_its_own_records_alone(server: s
     assert run_of(server, own, own | {"source": "next.csv"}).data.source == "next.csv"
     columns = {"text_columns": ["title"], "label_column": "code"}
     edited = {"advanced": own["advanced"] + "# edited"}
-    with pytest.raises(InputError, match="the form differs from this deployment"):
-        run_of(server, own, own | {"population": "jobs"} | columns | edited)
+    for other in ({"population": "jobs"}, {"population": "jobs"} | columns | edited):
+        with pytest.raises(InputError, match="the form differs from this deployment"):
+            run_of(server, own, own | other)
     delivered = form_with("osha-formal").model_dump(mode="json")
     # a text that no longer names the profile, or all settings, makes no difference
     for theirs, text in ((own, ""), (own, own["advanced"]), (delivered, "profile: formal")):

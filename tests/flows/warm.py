@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -93,25 +92,30 @@ def wait_for_a_command(address: str) -> None:
 
 
 def end_after(main: Callable[[], None]) -> NoReturn:
-    """End as Python would, but leave all that was loaded to the operating system: to take it apart, page by page of
-    what the forks share, takes half a second.
+    """End as Python would, but for an interrupt that nobody took: that is exit code 1.
+
+    What was loaded is left to the operating system: to take it apart, page by page of what the forks share, takes half
+    a second.
     """
-    code: object = 0
+    code = 0
     try:
         main()
     except SystemExit as end:
-        code = end.code or 0
-        if not isinstance(code, int):
-            print(code, file=sys.stderr)  # noqa: T201
+        code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        if not isinstance(end.code, int | None):
+            print(end.code, file=sys.stderr)  # noqa: T201
     except BaseException:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
         code = 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit.unregister(gc.freeze)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(code if isinstance(code, int) else 1)
+        try:
+            stream.flush()
+        except OSError:
+            code = 120
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -205,7 +205,9 @@ def test_its_arithmetic(address: str) -> None:
             assert words in page.evaluate("t => { try { readTable(t); } catch (e) { return e.message; } }", wrong)
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1280, "light"), (390, "dark"), pytest.param(390, "light", marks=pytest.mark.long)]
+)
 def test_it_is_accessible_and_fits(address: str, tmp_path: Path, width: int, scheme: str) -> None:
     """Axe knows no violation of WCAG 2.2 A or AA: form, case, results, help; nothing scrolls sideways."""
     (tmp_path / "coded.csv").write_text(coded(50), newline="")
