@@ -25,7 +25,6 @@ EXPECTED = SchemathesisConfig.from_dict(  # what is too long is refused before i
 SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 
 
-@pytest.mark.filterwarnings("ignore:Do not use the `random` module")  # schemathesis does, within its own strategies
 @pytest.mark.parametrize("bundle", ["tiny_bundle", "valued_bundle"])
 @pytest.mark.parametrize("examples", [10, pytest.param(200, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
