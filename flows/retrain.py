@@ -88,7 +88,7 @@ def run_retrain(
 
 
 def _release(context: Context, made: retraining.RetrainResult, origin: Origin) -> RetrainResult:
-    """Save the plan and its settings, show it on the page of a run, and release it or request that as settings say."""
+    """Save the plan and show it on a run's page; release it, or request its release, where the settings say so."""
     parameters, settings = made.parameters, made.parameters.release
     planned, plan_file = publish.save_plan(context, made.planned, settings)
     origin.save(plan_file)

@@ -55,8 +55,9 @@ def _imports(content: bytes) -> tuple[str, ...]:
 def _run(tree: ast.AST) -> Iterable[ast.AST]:
     """Yields every statement but those under `if TYPE_CHECKING`, which never run."""
     for node in ast.iter_child_nodes(tree):
-        checking = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-        if isinstance(node, ast.stmt | ast.excepthandler | ast.match_case) and not checking:
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            yield from _run(ast.Module(node.orelse, []))
+        elif isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
             yield node
             yield from _run(node)
 

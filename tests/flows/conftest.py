@@ -44,7 +44,7 @@ def new(common: Path, small_data: tuple[Path, Path]) -> Iterator[Job]:
 
 @pytest.fixture(scope="session")
 def served(common: Path, server: str, new: Job) -> Job:
-    """The same with a server, as `env` says."""
+    """The same job with the shared Prefect server."""
     return new.at(new.home, env=environment(PREFECT_API_URL=server, PREFECT_HOME=str(common / "prefect")))
 
 
