@@ -20,7 +20,7 @@ def marks(test: str) -> set[str]:
         return {"l", "t"} if "parametrize" in on_test else {"l"}
     if "mark.containers" in "".join(on_file):
         return {"c"}
-    return {"s"} if "mark.stack" in on_test + "".join(on_file) else {"t"}
+    return {"s"} if "mark.servers" in on_test + "".join(on_file) else {"t"}
 
 
 def test_every_promise_names_a_test_that_runs_where_it_says() -> None:

@@ -15,7 +15,7 @@ from storage.tables.formulas import escape_formula
 from tasks.coding.coder import Coder
 
 pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+pytestmark = [pytest.mark.servers, pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")]
 
 DECLARES = (
     (

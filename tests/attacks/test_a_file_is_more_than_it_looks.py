@@ -204,22 +204,24 @@ def test_rows_whose_cells_are_no_text_are_cut_into_pieces_too(cell: Any) -> None
 
 
 _MEASURE = """
-import resource, sys
+import re, sys
 from pathlib import Path
 from storage.errors import InputError
 from storage.tables.reader import pieces, survey
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def peak():  # of this program; `getrusage` counts the process that started it too
+    return int(re.search("VmHWM: *(\\d+)", Path("/proc/self/status").read_text().replace("\\t", " "))[1])
+before = peak()
 try:
     table = survey(Path(sys.argv[1]), text_columns=["Text"])
     for piece in pieces(table.read(), columns=len(table.columns)):
         pass
 except InputError:
     pass
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+print((peak() - before) >> 10)
 """
 HOSTILE: dict[str, tuple[str, bytes, bytes, int, int]] = {
     "records of cells": ("in.csv", b"id,Text\n", LINES, 3000, 60),
-    "rows of lists": ("in.jsonl", b"", b'{"Text":"a","b":[' + b"[]," * (1 << 16) + b"[]]}\n", 200, 450),
+    "rows of lists": ("in.jsonl", b"", b'{"Text":"a","b":[' + b"[]," * (1 << 16) + b"[]]}\n", 60, 90),
     "keys": ("in.jsonl", b'{"Text":"a"}\n', b'{"' + b"k" * (1 << 16) + b'%06d":1}\n', 3000, 60),
 }
 

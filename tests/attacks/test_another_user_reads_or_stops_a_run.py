@@ -21,6 +21,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
 from websockets.typing import Subprotocol
 
+pytestmark = pytest.mark.servers
+
 DECLARES = (
     (
         "a run is its own user's",

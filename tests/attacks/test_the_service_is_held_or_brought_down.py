@@ -30,6 +30,8 @@ from service.guard import Guard
 from storage.errors import InputError
 from tasks.coding.coder import Coder
 
+pytestmark = pytest.mark.servers
+
 DECLARES = (
     (
         "the service is not held by those behind the proxy",

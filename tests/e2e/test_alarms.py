@@ -13,7 +13,7 @@ from runs import ended, in_state, release_run, releases, small, start
 from sinks import Sink
 from stacks import Stack
 
-pytestmark = [pytest.mark.stack, pytest.mark.postgres, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.servers, pytest.mark.postgres, pytest.mark.timeout(2400)]
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from stacks import Stack
 from storage.ledger import Ledger
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.stack, pytest.mark.postgres, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.servers, pytest.mark.postgres, pytest.mark.timeout(2400)]
 
 
 def commands(number: int) -> list[str]:

@@ -13,7 +13,7 @@ from runs import SMALL, ended, in_state, release_run, releases, small, start
 from stacks import Stack
 
 pytestmark = [
-    pytest.mark.stack,
+    pytest.mark.servers,
     pytest.mark.postgres,
     pytest.mark.timeout(2400),
     pytest.mark.skipif(chromium() is None, reason="the page's test needs Chromium (Debian: chromium)"),

@@ -19,7 +19,7 @@ from faults import FAULTS, Disk, Proxy, Scene, Worker, own_disk
 from runs import ended, in_state, processes_of, release_run, releases, small, start, with_settings
 from stacks import Stack
 
-pytestmark = [pytest.mark.stack, pytest.mark.postgres, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.servers, pytest.mark.postgres, pytest.mark.timeout(2400)]
 
 SEED = 61
 STAGES = 8

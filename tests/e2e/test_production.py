@@ -16,7 +16,7 @@ import pytest
 from runs import ended, in_state, processes_of, releases, small, start, with_settings
 from stacks import Stack
 
-pytestmark = [pytest.mark.stack, pytest.mark.postgres, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.servers, pytest.mark.postgres, pytest.mark.timeout(2400)]
 
 
 def test_the_api_refuses_whoever_does_not_log_in(stack: Stack) -> None:

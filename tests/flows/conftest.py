@@ -49,14 +49,13 @@ def served(common: Path, server: str, new: Job) -> Job:
 
 
 @pytest.fixture(scope="session")
-def finished(common: Path, new: Job, migrated: Callable[[Path], Path]) -> Job:
-    """A job that ran to its end unbroken, with a Prefect server of its own. Tests must not change its workspace;
-    `stdout` and `stderr` beside it are what it printed.
+def finished(common: Path, new: Job) -> Job:
+    """A job that ran to its end unbroken. Tests must not change its workspace; `stdout` and `stderr` beside it are
+    what it printed.
     """
 
     def run(folder: Path) -> None:
-        migrated(folder / "home" / "prefect")
-        done = new.at(folder / "home").run("--json", "--server", "own")
+        done = new.at(folder / "home").run("--json")
         assert done.returncode == 0, done.stderr
         (folder / "stdout").write_text(done.stdout)
         (folder / "stderr").write_text(done.stderr)

@@ -84,6 +84,7 @@ def test_what_cannot_be_coded_leaves_no_output(
     assert [p.name for p in tmp_path.iterdir()] == (["new.csv"] if content is not None else [])
 
 
+@pytest.mark.servers
 def test_killed_in_the_middle_it_goes_on(
     new: Job, tiny_bundle: Path, tmp_path: Path, narratives: Callable[..., list[str]]
 ) -> None:

@@ -46,10 +46,10 @@ def compared(finished: Job, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 
 
 @pytest.fixture(scope="module")
-def given(served: Job, compared: tuple[Path, dict]) -> dict:
-    """A comparison of branches that may leave, at an epsilon that a person gave, in that workspace, with a server."""
+def given(new: Job, compared: tuple[Path, dict]) -> dict:
+    """A comparison of branches that may leave, at an epsilon that a person gave, in that workspace."""
     chosen = ("--branches", "dp-sgd-tuned,formal-head,swag-ppm-censored", "--seeds", "2")
-    done = run(served.at(compared[0]), *chosen, "--target-epsilon", str(GIVEN))
+    done = run(new.at(compared[0]), *chosen, "--target-epsilon", str(GIVEN))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -308,4 +308,4 @@ def test_bad_settings_are_refused_by_name(new: Job, told: CommandRunner, tmp_pat
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 def test_its_pages_are_accessible(compared: tuple[Path, dict], given: dict) -> None:
     """Report and decision, by axe."""
-    check_accessible_file(*(Path(result[name]) for result in (compared[1], given) for name in ("report", "decision")))
+    check_accessible_file(Path(compared[1]["report"]), Path(given["decision"]))

@@ -342,6 +342,7 @@ def test_other_records_get_nothing_that_the_profile_says_of_its_own() -> None:
     assert not form_with("demo", population="jobs").parameters().release.enabled
 
 
+@pytest.mark.servers
 def test_a_deployment_of_its_own_settings_serves_its_own_records_alone(server: str) -> None:
     """At a real server: what an operator registered is compared with what a run sends, and not with itself."""
     named = parameters("osha-formal", ["formal.target_epsilon=3"], data=Path("r.csv"), codelist=Path("c.csv"))
@@ -360,6 +361,7 @@ def test_a_deployment_of_its_own_settings_serves_its_own_records_alone(server: s
             run_of(server, theirs, theirs | columns | {"advanced": text})
 
 
+@pytest.mark.servers
 def test_the_flow_of_a_form_reads_it_within_its_run(server: str, tmp_path: Path) -> None:
     """A file that does not exist ends the run, which bears the name of its population."""
     home = f"{{profile: demo, run: {{home: '{tmp_path}'}}}}"
@@ -426,6 +428,7 @@ def test_the_form_for_your_own_records_becomes_the_profile() -> None:
     assert more.model.prior == "titles"
 
 
+@pytest.mark.servers
 def test_a_server_refuses_a_form_without_records(server: str) -> None:
     """At once, when the form is sent: no run comes of it."""
     own = flow_of("formal")

@@ -28,11 +28,10 @@ def rows(job: Job) -> list:
     return list(Ledger.open(Workspace(job.home).ledger_url).rows())
 
 
-def test_diagnose_writes_one_private_page_and_releases_nothing(job: Job, served: Job) -> None:
-    """With a server. Stages are reused; verdicts as JSON, a page under private/, a row that charges nothing."""
+def test_diagnose_writes_one_private_page_and_releases_nothing(job: Job) -> None:
+    """Stages are reused; verdicts as JSON, a page under private/, a row that charges nothing."""
     before = job.stages()
-    seen = job.at(job.home, env=served.env)
-    done = seen.command("diagnose", *job.options(), "--leave-out", "4", "--draws", "10", "--no-refits", "--json")
+    done = job.command("diagnose", *job.options(), "--leave-out", "4", "--draws", "10", "--no-refits", "--json")
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)
     page = Path(made["report"])

@@ -44,7 +44,7 @@ AWS = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DE
 AUDIT = {"trials": 24, "trial_draws": 5, "canaries": 4, "left_out": 0, "power": False}
 BRANCHES = ("non-private", "swag-ppm")
 
-pytestmark = [pytest.mark.stack, pytest.mark.postgres, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.servers, pytest.mark.postgres, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,8 @@ from jobs import Job, environment
 from storage.ledger import Ledger
 from storage.paths import Workspace
 
+pytestmark = pytest.mark.servers
+
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)

@@ -23,6 +23,8 @@ from stack import free_port
 
 from tasks.running.installation import TRAINING
 
+pytestmark = pytest.mark.servers
+
 ROOT = Path(__file__).parents[2]
 LAST = "This needs the extra `train`: pip install '.[train]'\n"
 PROGRAM = """

@@ -22,6 +22,8 @@ from stack import free_port
 from flows.commands.metrics import _ledger, _server
 from tasks.running import worker_metrics
 
+pytestmark = pytest.mark.servers
+
 MONITORING = Path(__file__).resolve().parents[2] / "deployments" / "monitoring"
 _SCRAPED = {"up": {"job", "instance"}}
 """What Prometheus adds by itself."""

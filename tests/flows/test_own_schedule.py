@@ -18,6 +18,8 @@ from flows.formal import retrain
 from flows.server import automations
 from flows.server.form import FormalForm
 
+pytestmark = pytest.mark.servers
+
 CRON = "0 6 1 */3 *"
 
 

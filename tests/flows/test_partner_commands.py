@@ -226,6 +226,7 @@ def served(sealed: Sealed, tmp_path: Path) -> Iterator[tuple[str, dict[str, str]
         process.communicate()
 
 
+@pytest.mark.servers
 def test_sigterm_lets_the_requests_at_work_end(
     served: tuple[str, dict[str, str], subprocess.Popen[str]], sealed: Sealed
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,15 +16,31 @@ def files_with(folder: Path, needle: bytes) -> list[str]:
     return [str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() and needle in p.read_bytes()]
 
 
-def test_a_planted_narrative_stays_in_the_private_folder(finished: Job) -> None:
-    """A successful run: the terminal, Prefect's folder and database, the ledger and the bundle are searched."""
-    for name in ("stdout", "stderr"):
-        assert WORD not in (finished.home.parent / name).read_text()
-    outside = [name for name in files_with(finished.home, WORD.encode()) if not name.startswith("private/")]
-    assert outside == []
-    assert files_with(finished.home / "prefect", b"") != [], "Prefect's folder was searched"
+def check_traces(home: Path, *told: str) -> None:
+    """What was told, the ledger, the bundle and whatever else lies outside `private` hold no planted word."""
+    assert not any(WORD in text for text in told)
+    found = files_with(home, WORD.encode())
+    assert [name for name in found if not name.startswith("private/")] == []
     # the same search does find it where it belongs: the test can fail
-    assert any(name.startswith("private/stages/ingest") for name in files_with(finished.home, WORD.encode()))
+    assert any(name.startswith("private/stages/ingest") for name in found)
+
+
+def test_a_planted_narrative_stays_in_the_private_folder(finished: Job) -> None:
+    """A successful run."""
+    check_traces(finished.home, *((finished.home.parent / name).read_text() for name in ("stdout", "stderr")))
+
+
+@pytest.mark.servers
+def test_nor_does_it_reach_prefects_folder_or_database(
+    new: Job, migrated: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    """Every stage of the run is computed with a server of its own."""
+    job = new.at(tmp_path / "home")
+    migrated(job.home / "prefect")
+    done = job.run("--json", "--server", "own")
+    assert done.returncode == 0, done.stderr
+    check_traces(job.home, done.stdout, done.stderr)
+    assert files_with(job.home / "prefect", b"retrain"), "Prefect's database was searched"
 
 
 @pytest.mark.parametrize(
@@ -34,6 +51,7 @@ def test_a_planted_narrative_stays_in_the_private_folder(finished: Job) -> None:
     ],
     ids=["narratives as codes", "marker as a date"],
 )
+@pytest.mark.servers
 def test_a_failing_run_quotes_no_cell(
     served: Job, common: Path, tmp_path: Path, settings: tuple[str, ...], column: str
 ) -> None:

@@ -17,6 +17,8 @@ from prefect.server.services.base import Service
 
 from flows.server.services import ServiceEndedError, supervise
 
+pytestmark = pytest.mark.servers
+
 
 class Steady(Service):
     """Runs until it is cancelled, and says that it was."""

@@ -25,7 +25,7 @@ def ephemeral_server(tmp_path: Path) -> Iterator[str]:
         yield url
 
 
-@pytest.mark.stack
+@pytest.mark.servers
 @pytest.mark.timeout(900)
 def test_two_workers_and_a_kill_end_as_one_process(
     ephemeral_server: str, finished: Job, s3_bucket: Callable[[], str], tmp_path: Path

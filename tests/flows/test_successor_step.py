@@ -11,6 +11,8 @@ import httpx
 import pytest
 from jobs import Job
 
+pytestmark = pytest.mark.servers
+
 
 @pytest.fixture(scope="module")
 def planned(finished: Job, served: Job, tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, dict[str, Any]]:

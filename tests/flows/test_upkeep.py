@@ -42,6 +42,8 @@ from storage.paths import Workspace
 from tasks.running import shard_runs
 from tasks.running.shard_runs import ShardRuns
 
+pytestmark = pytest.mark.servers
+
 RULES = Path(__file__).resolve().parents[2] / "deployments" / "automations.yaml"
 WEEK = timedelta(days=7)
 

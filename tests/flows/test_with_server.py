@@ -7,15 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from jobs import Job
+
+pytestmark = pytest.mark.servers
 
 
 def test_run_stages_and_artifacts_are_in_the_server(server: str, served: Job, finished: Job, tmp_path: Path) -> None:
-    """Unchanged command, PREFECT_API_URL set: a completed flow run, a task run a stage, table and release artifacts."""
+    """Unchanged command, PREFECT_API_URL set: a completed flow run, a task run a stage, table and release artifacts.
+
+    Stages of a run without a server are reused.
+    """
     job = finished.copy(tmp_path / "home").at(tmp_path / "home", env=served.env)
     done = job.run("--json")
     assert done.returncode == 0, done.stderr
     release = json.loads(done.stdout)["release"]
+    assert job.stages() == finished.stages()
     runs = httpx.post(f"{server}/flow_runs/filter", json={}, timeout=60).json()
     (run,) = (run for run in runs if run["parameters"].get("home") == str(job.home))
     assert run["state_type"] == "COMPLETED"

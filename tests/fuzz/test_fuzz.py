@@ -55,7 +55,7 @@ POLICIES = sorted((CORPUS / "settings").iterdir())
 PLANTED = "PLANTED"
 """Stands in every seed's narratives; no message may hold it."""
 KEY = "a key for tests only"
-EVERYDAY = 10
+EVERYDAY = 5
 
 TOKENS = [
     *(b"\0", b"\xff", b"\xef\xbb\xbf", b'"', b'""', b"\n", b"\r", b"\r\n", b",", b";", b"\t", b"\\", b"\x1b]0;x\x07"),

@@ -19,7 +19,7 @@ from tasks.coding.coder import Coder
 from tasks.coding.joint import open_bundle
 
 pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+pytestmark = [pytest.mark.servers, pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")]
 
 
 @pytest.fixture(scope="module")

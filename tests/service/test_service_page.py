@@ -13,7 +13,7 @@ from storage.tables.writer import csv_lines
 from tasks.coding.coder import Coder
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+pytestmark = [pytest.mark.servers, pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")]
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ RECIPE: dict[str, Any] = {"config": {"a": 1}, "inputs": {"x": "0" * 64}, "code":
 FILES = {"one": b"first", "folder/two": b"second", "empty": b""}
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.servers)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An empty place of each kind."""
     return str(tmp_path / "shared") if request.param == "folder" else request.getfixturevalue("s3_bucket")()
@@ -210,6 +210,7 @@ def test_wrong_urls_are_refused_without_repeating_them(wrong: str, said: str) ->
     assert "password" not in str(refused.value)
 
 
+@pytest.mark.servers
 def test_a_bucket_that_is_not_there_is_told(s3_bucket: Callable[[], str], tmp_path: Path) -> None:
     """One line; what was computed stays, and is shared once the bucket is there."""
     s3_bucket()
@@ -222,6 +223,7 @@ def test_a_bucket_that_is_not_there_is_told(s3_bucket: Callable[[], str], tmp_pa
     assert content(make(Store(tmp_path)).path)["one"] == b"first"
 
 
+@pytest.mark.servers
 def test_a_server_that_is_away_is_told_before_there_is_work(
     s3_bucket: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,8 @@ from storage.ledger import Ledger
 from storage.ledger.database import _LOCK, Database, migrate
 from storage.ledger.schema import REVISION
 
+pytestmark = pytest.mark.servers
+
 DRIVERS = Path(__file__).parent / "drivers"
 ROOT = Path(__file__).parents[3]
 
