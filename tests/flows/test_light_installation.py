@@ -23,8 +23,6 @@ from stack import free_port
 
 from tasks.running.installation import TRAINING
 
-pytestmark = pytest.mark.servers
-
 ROOT = Path(__file__).parents[2]
 LAST = "This needs the extra `train`: pip install '.[train]'\n"
 PROGRAM = """
@@ -98,6 +96,7 @@ def test_the_extra_is_what_is_hidden(hidden: set[str]) -> None:
     assert not {"torch", "transformers", "model_signing", "cryptography", "fastapi"} & hidden
 
 
+@pytest.mark.servers
 def test_a_partner_needs_no_extra(
     hidden: set[str], sealed: Sealed, tmp_path: Path, narratives: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +131,7 @@ def test_a_partner_needs_no_extra(
     assert (done.returncode, nothing) == (2, "")
 
 
+@pytest.mark.servers
 def test_a_partner_serves_without_the_extra(hidden: set[str], sealed: Sealed, tmp_path: Path) -> None:
     """The service codes a narrative and has its review page."""
     port = free_port()

@@ -22,8 +22,6 @@ from stack import free_port
 from flows.commands.metrics import _ledger, _server
 from tasks.running import worker_metrics
 
-pytestmark = pytest.mark.servers
-
 MONITORING = Path(__file__).resolve().parents[2] / "deployments" / "monitoring"
 _SCRAPED = {"up": {"job", "instance"}}
 """What Prometheus adds by itself."""
@@ -123,6 +121,7 @@ def test_the_alarms_are_sound_and_fire_when_they_should(tmp_path: Path) -> None:
     assert fired == {rule["alert"] for rule in rules()}
 
 
+@pytest.mark.servers
 def test_a_prometheus_reads_it_and_answers_the_dashboard(tmp_path: Path) -> None:
     """Scraped over HTTP with the settings of the project; each panel's question has an answer, an alarm fires."""
     if not shutil.which("prometheus"):
