@@ -40,10 +40,10 @@ docs: $(STAMP)  ## the documentation as a site in site/, to be read from the dis
 PYTEST = $(BIN)/pytest -n "$(or $(TEST_WORKERS),2)" --no-loadscope-reorder
 
 test: $(STAMP)  ## the tests, two files at a time; TEST_WORKERS=0 for one
-	$(PYTEST) -m "not servers and not long and not containers" $(PYTEST_ARGS)
+	$(PYTEST) -m "not servers and not postgres and not long and not containers" $(PYTEST_ARGS)
 
-test-servers: $(STAMP)  ## the tests that start servers: Prefect, the service, all that `make stack` starts
-	$(PYTEST) -m "servers and not long" $(PYTEST_ARGS)
+test-servers: $(STAMP)  ## the tests with servers: PostgreSQL, Prefect, the service, all that `make stack` starts
+	$(PYTEST) -m "(servers or postgres) and not long" $(PYTEST_ARGS)
 
 test-containers: $(STAMP)  ## docker-compose.yml in a real engine; wants root and Debian's packages (scripts/containers.sh)
 	$(BIN)/pytest -m containers $(PYTEST_ARGS)

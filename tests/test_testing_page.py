@@ -16,11 +16,14 @@ def marks(test: str) -> set[str]:
     found = re.search(rf"((?:^ *@.*\n(?:^ .*\n|^ *[)\]].*\n)*)*)^ *(?:async )?def {name}\(", text, re.MULTILINE)
     assert found, f"{test} is not there"
     on_test, on_file = found[1], re.findall(r"^pytestmark = .*?(?=\n\n)", text, re.MULTILINE | re.DOTALL)
-    if "mark.long" in on_test:
-        return {"l", "t"} if "parametrize" in on_test else {"l"}
     if "mark.containers" in "".join(on_file):
         return {"c"}
-    return {"s"} if "mark.servers" in on_test + "".join(on_file) else {"t"}
+    letters = {"long": "l", "servers": "s", "postgres": "s"}
+    for mark, letter in letters.items():
+        if re.search(rf"^ *@pytest\.mark\.{mark}$", on_test, re.MULTILINE):
+            return {letter}
+    of_file = "s" if re.search(r"mark\.(servers|postgres)", "".join(on_file)) else "t"
+    return {of_file, *(letter for mark, letter in letters.items() if f"mark.{mark}" in on_test)}
 
 
 def test_every_promise_names_a_test_that_runs_where_it_says() -> None:
@@ -29,7 +32,10 @@ def test_every_promise_names_a_test_that_runs_where_it_says() -> None:
     assert len(rows) > 60
     for tests, where in rows:
         letters, runs = set(where.split(", ")), set[str]()
-        for test in re.findall(r"`(\S+::test_\w+)`", tests):
+        file = ""
+        for path, name in re.findall(r"`(\S*)::(test_\w+)`", tests):
+            file = path or file
+            test = f"{file}::{name}"
             assert marks(test) & letters, f"{test} runs elsewhere than by `{where}`"
             runs |= marks(test)
         assert not runs or letters <= runs, f"no test of {tests} runs by each of `{where}`"

@@ -16,7 +16,8 @@ SPEEDS = ("--parts", "peak", "risk_pass", "training")
 
 
 @pytest.mark.parametrize(
-    "parts", [pytest.param(SPEEDS, id="speeds"), pytest.param((), id="all", marks=pytest.mark.long)]
+    "parts",
+    [pytest.param(SPEEDS, id="speeds", marks=pytest.mark.servers), pytest.param((), id="all", marks=pytest.mark.long)],
 )
 def test_every_part_runs_on_a_pretended_card(parts: tuple[str, ...], tmp_path: Path) -> None:
     """Exit code 0, nothing failed, so that no tensor was left on the other side, and the speeds from which the paper's

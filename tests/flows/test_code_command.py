@@ -110,6 +110,7 @@ def test_killed_in_the_middle_it_goes_on(
     assert not pieces.exists()
 
 
+@pytest.mark.servers
 def test_a_full_disk_is_one_line_and_the_finished_pieces_stay(new: Job, tiny_bundle: Path, tmp_path: Path) -> None:
     """A limit on the size of files stands for the full disk: the merge fails, the output of before is untouched."""
     source = write_csv(tmp_path / "new.csv", [{"Text": f"fell {n} " * 20} for n in range(3000)])

@@ -15,6 +15,8 @@ from warm import FILE_SIZE
 from storage.bundle import folder
 from storage.egress.allow_list import CONTENT
 
+pytestmark = pytest.mark.servers
+
 
 def test_no_space_for_the_bundle(finished: Job, tmp_path: Path) -> None:
     """A limit on the size of files stands for the full disk: the draw fits, the encoder's weights do not."""

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from storage.demo_data import write_demo_data
 
 PROGRAM = """
@@ -54,6 +56,7 @@ COMMANDS: dict[str, Sequence[str]] = {
 }
 
 
+@pytest.mark.servers
 def test_nothing_brings_prefect_before_its_settings(tmp_path: Path) -> None:
     """Up to where the settings are made."""
     data = write_demo_data(tmp_path, records=60, seed=1)

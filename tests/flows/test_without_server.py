@@ -28,6 +28,7 @@ finally:
 """
 
 
+@pytest.mark.servers
 def test_a_retrain_brings_nothing_of_prefects(finished: Job, tmp_path: Path) -> None:
     """It ends in a release. Nothing of Prefect is imported, which takes a second of each command, and it has no
     database.

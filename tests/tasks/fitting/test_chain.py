@@ -25,7 +25,11 @@ from tasks.releasing.publish import Released
 from tasks.running.stage import Context
 
 Trained = tuple[Context, RetrainParameters, Chain]
-PARTS = [(part, pooling) for part in ("full", "lora", "head") for pooling in ("first", "mean")]
+PARTS = [
+    *(("full", "first"), ("lora", "mean"), ("head", "first"), ("head", "mean")),
+    *(pytest.param(*both, marks=pytest.mark.long) for both in (("full", "mean"), ("lora", "first"))),
+]
+"""Each part and each pooling; nightly, what else they can be together."""
 
 
 @pytest.fixture(scope="session")

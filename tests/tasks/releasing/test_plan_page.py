@@ -311,6 +311,7 @@ def test_commands_are_code_in_a_cell_and_nothing_else_is(text: str, shown: str) 
     assert render._environment().from_string("{{ text | text_and_code }}").render(text=text) == shown
 
 
+@pytest.mark.servers
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 def test_the_page_is_accessible(ledger: Ledger, tmp_path: Path) -> None:
     """By axe, of a plan with warnings, tables, long names and texts; a page that is not is found."""
