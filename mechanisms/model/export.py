@@ -89,12 +89,12 @@ def save(classifier: Classifier, folder: Path, *, codes: Codes, precision: Preci
     return weights
 
 
-def tokenizer_of(encoder: str) -> str:
+def tokenizer_of(encoder: str) -> dict[str, Any]:
     """Returns the encoder's public tokenizer in the format of `tokenizers`; refuses one that has no such format."""
     tokenizer = getattr(encoder_files.load_tokenizer(encoder), "backend_tokenizer", None)
     if tokenizer is None:
         raise MechanismError(f"encoder: `{encoder}` has no tokenizer.json; only such a tokenizer can be released")
-    return tokenizer.to_str()
+    return json.loads(tokenizer.to_str())
 
 
 def _inference_weights(model: nn.Module, several: Mapping[str, Sequence[str]] | None) -> dict[str, Shapes]:

@@ -8,6 +8,7 @@ program (`scripts/generated_features.py`); others are stored in the workspace.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -69,7 +70,7 @@ def encoder_digest(released: Released) -> str:
     for name, tensor in sorted(released.model.encoder.state_dict().items()):
         weights.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         weights.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    tokenizer = tokenizer_digest(released.tokenizer.backend_tokenizer.to_str())
+    tokenizer = tokenizer_digest(json.loads(released.tokenizer.backend_tokenizer.to_str()))
     return digest({"encoder": weights.hexdigest(), "tokenizer": tokenizer})
 
 
