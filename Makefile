@@ -42,7 +42,7 @@ PYTEST = $(BIN)/pytest -n "$(or $(TEST_WORKERS),2)" --no-loadscope-reorder
 test: $(STAMP)  ## the tests, two files at a time; TEST_WORKERS=0 for one
 	$(PYTEST) -m "not servers and not postgres and not long and not containers" $(PYTEST_ARGS)
 
-test-servers: $(STAMP)  ## the tests with servers: PostgreSQL, Prefect, the service, all that `make stack` starts
+test-servers: $(STAMP)  ## the tests with servers, kills and full disks: PostgreSQL, Prefect, the service, all that `make stack` starts
 	$(PYTEST) -m "(servers or postgres) and not long" $(PYTEST_ARGS)
 
 test-containers: $(STAMP)  ## docker-compose.yml in a real engine; wants root and Debian's packages (scripts/containers.sh)

@@ -24,7 +24,7 @@ from mechanisms.model.inputs import TokenInputs
 
 _KNOWN = (nn.Linear, nn.LayerNorm, nn.Embedding)
 _ROW = 8 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 16
-"""Lengths that torch's attention takes whole, a multiple of a vector of the processor's."""
+"""torch's attention is fastest where this divides the length of a row: it fills the processor's vectors."""
 
 BATCH_TOKENS: dict[Precision, int] = {"float32": 1024, "bfloat16": 2048}
 """float32's activations so stay in a core's cache; in bfloat16 longer products win more."""
@@ -48,7 +48,7 @@ class _Linear:
         return functional.linear(x, self._weight, self._bias)
 
     def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """Returns the layer's output plus another vector a token, which may be overwritten."""
+        """Returns the layer's output plus the residual, which it may overwrite."""
         if self._tiled:
             return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._weight, self._bias, "add")
         if x.device.type == "cpu" and x.dtype == torch.float32:  # MKL adds to what is there

@@ -197,14 +197,16 @@ def pieces(rows: Iterator[Row], *, columns: int) -> Iterator[list[Row]]:
 
 
 _OF_NESTED = 16
-"""Bytes that a character of nested values stands for: an empty list takes 64, and its text has four."""
+"""Characters that one of a nested value's text counts for: an empty list takes 64 bytes, and its text has four."""
 
 
 def _weight(value: Any) -> int:
-    """Returns the characters of what has no bound of its own, or its memory; numbers are bounded by their cells."""
-    if isinstance(value, list | dict):
-        return _OF_NESTED * len(str(value))
-    return len(value) if isinstance(value, bytes) else len(str(value)) if isinstance(value, Decimal) else 0
+    """Returns the characters that a value counts for; numbers are bounded by their cells."""
+    if isinstance(value, bytes):
+        return len(value)
+    if isinstance(value, Decimal):
+        return len(str(value))
+    return _OF_NESTED * len(str(value)) if isinstance(value, list | dict) else 0
 
 
 def _as_text(value: Any) -> str:
