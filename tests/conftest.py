@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from xdist.scheduler import LoadFileScheduling
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # files side by side, and each with all cores, would wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+gc.disable()  # until all tests are collected: what is imported stays
+gc.set_threshold(10_000, 10, 10)  # as in a command
 
 pytest_plugins = ["tiny_models", "ledger_sites", "sealed_bundle", "planned_chain", "prefect_database", "s3_server"]
 
@@ -37,6 +41,12 @@ def shared_data() -> Path:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of single tests; here, since only the uppermost conftest may add some."""
     parser.addoption("--faults-repeat", type=int, default=0, help="each fault in a run of its own, so many times")
+
+
+def pytest_collection_finish() -> None:
+    """Looks for garbage from here on, and no more among what was imported: that takes a second of each search."""
+    gc.freeze()
+    gc.enable()
 
 
 class _ByFile(LoadFileScheduling):

@@ -151,7 +151,7 @@ def gaussian_loss(epsilon: Decimal, delta: Decimal) -> Loss:
     """Returns the loss of a Gaussian mechanism whose claim is exactly this, for a forecast; pure at delta 0."""
     if delta == 0:
         return _pure(epsilon, delta)
-    rate = Decimal(_largest_rate(epsilon, delta, 10**26)).scaleb(-18)
+    rate = Decimal(_largest_rate(epsilon, delta)).scaleb(-18)
     curve = tuple(_fine(_UP.divide(_UP.multiply(Decimal(order), rate), Decimal(2))) for order in ORDERS)
     return Loss(epsilon=epsilon, delta=delta, pure=None, mu_squared=rate, curve=curve)
 
@@ -270,9 +270,27 @@ def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
     return high
 
 
-def _largest_rate(epsilon: Decimal, delta: Decimal, beyond: int) -> int:
-    """Returns the largest mu^2, in steps of 1e-18 and below `beyond`, whose delta at an epsilon is at most this."""
-    return _first(lambda steps: gaussian_delta(Decimal(steps).scaleb(-18), epsilon) > delta, 0, beyond) - 1
+def _largest_rate(epsilon: Decimal, delta: Decimal) -> int:
+    """Returns the largest mu^2, in steps of 1e-18, whose delta at an epsilon is at most this."""
+
+    def exceeds(steps: int) -> bool:
+        return steps > 0 and gaussian_delta(Decimal(steps).scaleb(-18), epsilon) > delta
+
+    # Newton's method for ln delta in mu. It starts where mu^2/2 + mu sqrt(2 ln(1/delta)) is epsilon, which is little
+    # enough: Bun and Steinke 2016, proposition 1.3; as is delta. The derivative of delta is phi(epsilon/mu - mu/2).
+    root = _C.sqrt(_C.multiply(Decimal(-2), _C.ln(delta)))
+    mu = max(_C.subtract(_C.sqrt(_C.fma(root, root, _C.multiply(Decimal(2), epsilon))), root), delta)
+    for _ in range(40):
+        reached = gaussian_delta(_C.multiply(mu, mu), epsilon)
+        slope = _density(_C.subtract(_C.divide(epsilon, mu), _C.divide(mu, Decimal(2))))
+        step = _C.divide(_C.multiply(_C.subtract(_C.ln(delta), _C.ln(reached)), reached), slope)
+        mu = _C.add(mu, step)
+        if abs(step) < _FINE:
+            break
+    guess, width = max(int(_C.multiply(mu, mu).scaleb(18)), 0), 2
+    while exceeds(low := max(guess - width, 0)) or not exceeds(guess + width):  # a bad guess only costs time
+        width *= 2
+    return _first(exceeds, low, guess + width) - 1
 
 
 def _sum(values: Any) -> Decimal:
@@ -470,7 +488,7 @@ def largest_size(releases: int, *, epsilon: Decimal, delta: Decimal, at: Decimal
     Rounded down to 4 decimals.
     """
     quantum = Decimal("0.0001")
-    each = Decimal(_largest_rate(epsilon, _gaussian_share(delta), 10**24) // releases).scaleb(-18)
+    each = Decimal(_largest_rate(epsilon, _gaussian_share(delta)) // releases).scaleb(-18)
     one = gaussian_epsilon(each, at).quantize(quantum, rounding=ROUND_DOWN, context=_C) if each > 0 else Decimal(0)
     basic = _C.divide(epsilon, Decimal(releases)).quantize(quantum, rounding=ROUND_DOWN, context=_C)
     return {"gaussian": one, "basic": basic if _C.multiply(at, Decimal(releases)) <= delta else Decimal(0)}

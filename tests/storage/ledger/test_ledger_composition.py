@@ -78,6 +78,15 @@ def test_epsilon_is_the_least_that_holds_and_the_same_wherever_the_search_starts
         assert gaussian_epsilon(Decimal("5.4"), Decimal("0.001"), near) == epsilon
 
 
+@pytest.mark.parametrize("epsilon", ["0", "0.000001", "0.7", "5", "900", "100000000"])
+@pytest.mark.parametrize("delta", ["1e-15", "0.000001", "0.4"])
+def test_the_largest_gaussian_is_exactly_under_its_claim(epsilon, delta):
+    """One step of 1e-18 more exceeds delta: at none, at everyday and at huge epsilons."""
+    rate = composition.gaussian_loss(Decimal(epsilon), Decimal(delta)).mu_squared
+    assert rate == 0 or gaussian_delta(rate, Decimal(epsilon)) <= Decimal(delta)
+    assert gaussian_delta(rate + Decimal("1e-18"), Decimal(epsilon)) > Decimal(delta)
+
+
 def test_the_tails_agree_where_series_and_fraction_meet():
     below, above = (composition._mills(Decimal(x)) for x in ("8", "8.000000000000000000000000000001"))
     assert Decimal("1e-33") < composition._C.subtract(below, above) < Decimal("1e-31")
