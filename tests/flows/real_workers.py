@@ -61,13 +61,13 @@ def kill_a_run(server: str, flow: str, started: list[subprocess.Popen[bytes]], *
         for worker in started:
             with suppress(psutil.Error):
                 at_work = psutil.Process(worker.pid).children(recursive=True)
+                if not _running(server, flow, at_work):
+                    continue
                 for process in at_work:
                     process.suspend()
-                ids = {process.environ().get("PREFECT__FLOW_RUN_ID") for process in at_work}
                 time.sleep(0.5)  # what it had sent has arrived
-                runs = [run for run in runs_of(server, flow) if run["id"] in ids]
-                at_work_there = runs and all(run["state_type"] == "RUNNING" for run in runs)
-                if at_work_there and (not with_worker or has_beaten(server, runs[0]["id"])):
+                runs = _running(server, flow, at_work)
+                if runs and (not with_worker or has_beaten(server, runs[0]["id"])):
                     if with_worker:
                         worker.kill()
                     for process in at_work:
@@ -76,6 +76,13 @@ def kill_a_run(server: str, flow: str, started: list[subprocess.Popen[bytes]], *
                 for process in at_work:
                     process.resume()
         time.sleep(0.2)
+
+
+def _running(server: str, flow: str, processes: Sequence[psutil.Process]) -> list[dict[str, Any]]:
+    """Returns the runs of a flow that these processes are at; none unless all of them are `Running` on the server."""
+    ids = {process.environ().get("PREFECT__FLOW_RUN_ID") for process in processes}
+    runs = [run for run in runs_of(server, flow) if run["id"] in ids]
+    return runs if all(run["state_type"] == "RUNNING" for run in runs) else []
 
 
 def _stand_still(flow: Any, flow_run: Any, state: Any) -> None:

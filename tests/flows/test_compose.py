@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import stack as scripts_stack
 import yaml
-from prefect.server.api.server import create_ui_app
 from prefect.settings import PREFECT_UI_ENABLED, PREFECT_UI_STATIC_DIRECTORY, temporary_settings
 from starlette.testclient import TestClient
 
@@ -467,6 +466,8 @@ def test_the_stack_prints_the_ledger_that_its_workers_have(tmp_path: Path) -> No
 
 def test_prefects_pages_connect_to_their_own_server_alone(tmp_path: Path) -> None:
     """As the server serves them from the stack's copy, both of its pages: before any script, and once."""
+    from prefect.server.api.server import create_ui_app  # takes seconds
+
     with temporary_settings({PREFECT_UI_STATIC_DIRECTORY: str(tmp_path), PREFECT_UI_ENABLED: True}):
         client = TestClient(create_ui_app(ephemeral=False))
     scripts_stack.close_pages(tmp_path)

@@ -9,45 +9,19 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
 
 import pytest
 from jobs import environment
-from prefect.server.services.base import Service
-
-from flows.server.services import ServiceEndedError, supervise
 
 pytestmark = pytest.mark.servers
 
 
-class Steady(Service):
-    """Runs until it is cancelled, and says that it was."""
-
-    cancelled = False
-
-    @classmethod
-    def service_settings(cls) -> Any:
-        raise NotImplementedError
-
-    async def start(self) -> NoReturn:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            self.cancelled = True
-        raise AssertionError
-
-    async def stop(self) -> None: ...
-
-
-class Failing(Steady):
-    """Fails at its start, as one does whose database is not there yet."""
-
-    async def start(self) -> NoReturn:
-        raise ConnectionRefusedError("the database system is not yet accepting connections")
-
-
 def test_one_that_fails_ends_the_others_and_is_named() -> None:
     """With its reason; Prefect's own `Service.running` goes on without it."""
+    from played_services import Failing, Steady  # Prefect's server takes seconds
+
+    from flows.server.services import ServiceEndedError, supervise
+
     steady = Steady()
 
     async def both() -> None:

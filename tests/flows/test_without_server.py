@@ -12,7 +12,6 @@ from jobs import Job
 from prefect import flow
 from prefect.context import FlowRunContext
 from prefect.exceptions import ParameterTypeError
-from prefect.server.api.server import SubprocessASGIServer
 from pydantic import ValidationError
 
 from flows.server.run_flow import run_flow
@@ -65,7 +64,7 @@ def test_a_flow_is_its_function_with_checked_parameters(monkeypatch: pytest.Monk
     def start(*_: object, **__: object) -> None:
         raise AssertionError("a server of Prefect's was started")
 
-    monkeypatch.setattr(SubprocessASGIServer, "start", start)
+    monkeypatch.setattr("prefect.server.api.server.SubprocessASGIServer.start", start)
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
 
     @flow

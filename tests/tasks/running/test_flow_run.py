@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect.server.api.server import SubprocessASGIServer
 
 from storage.artifacts import ArtifactRef
 from storage.paths import Workspace
@@ -50,7 +49,7 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     def start(*_: object, **__: object) -> None:
         raise AssertionError("a server of Prefect's was started")
 
-    monkeypatch.setattr(SubprocessASGIServer, "start", start)
+    monkeypatch.setattr("prefect.server.api.server.SubprocessASGIServer.start", start)
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setenv("PREFECT_SERVER_ALLOW_EPHEMERAL_MODE", "true")
     Workspace(tmp_path).create()
