@@ -83,6 +83,7 @@ def test_epsilon_is_the_least_that_holds_and_the_same_wherever_the_search_starts
 def test_the_largest_gaussian_is_exactly_under_its_claim(epsilon, delta):
     """One step of 1e-18 more exceeds delta: at none, at everyday and at huge epsilons."""
     rate = composition.gaussian_loss(Decimal(epsilon), Decimal(delta)).mu_squared
+    assert rate is not None
     assert rate == 0 or gaussian_delta(rate, Decimal(epsilon)) <= Decimal(delta)
     assert gaussian_delta(rate + Decimal("1e-18"), Decimal(epsilon)) > Decimal(delta)
 
