@@ -59,28 +59,34 @@ def kill_a_run(server: str, flow: str, started: list[subprocess.Popen[bytes]], *
     """
     while True:  # the test's own limit ends it
         for worker in started:
-            with suppress(psutil.Error):
-                at_work = psutil.Process(worker.pid).children(recursive=True)
-                if not _running(server, flow, at_work):
-                    continue
-                for process in at_work:
-                    process.suspend()
-                time.sleep(0.5)  # what it had sent has arrived
-                runs = _running(server, flow, at_work)
-                if runs and (not with_worker or has_beaten(server, runs[0]["id"])):
-                    if with_worker:
-                        worker.kill()
-                    for process in at_work:
-                        process.kill()
-                    return runs[0]["id"]
-                for process in at_work:
-                    process.resume()
+            at_work = psutil.Process(worker.pid).children(recursive=True)
+            if not _running(server, flow, at_work):
+                continue
+            _signal(at_work, signal.SIGSTOP)
+            time.sleep(0.5)  # what it had sent has arrived
+            runs = _running(server, flow, at_work)
+            if runs and (not with_worker or has_beaten(server, runs[0]["id"])):
+                if with_worker:
+                    worker.kill()
+                _signal(at_work, signal.SIGKILL)
+                return runs[0]["id"]
+            _signal(at_work, signal.SIGCONT)
         time.sleep(0.2)
+
+
+def _signal(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
+    """Sends a signal to all processes that are still there."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
 
 
 def _running(server: str, flow: str, processes: Sequence[psutil.Process]) -> list[dict[str, Any]]:
     """Returns the runs of a flow that these processes are at; none unless all of them are `Running` on the server."""
-    ids = {process.environ().get("PREFECT__FLOW_RUN_ID") for process in processes}
+    ids: set[str | None] = set()
+    for process in processes:
+        with suppress(psutil.Error):
+            ids.add(process.environ().get("PREFECT__FLOW_RUN_ID"))
     runs = [run for run in runs_of(server, flow) if run["id"] in ids]
     return runs if all(run["state_type"] == "RUNNING" for run in runs) else []
 
