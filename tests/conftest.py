@@ -44,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Looks for garbage from here on, and no more among what was imported: that takes a second of each search."""
+    """Collects garbage from here on, except among what was imported: a search there takes a second."""
     gc.freeze()
     gc.enable()
 

@@ -1,4 +1,4 @@
-"""Background services of Prefect's server, played."""
+"""Plays background services of Prefect's server."""
 
 from __future__ import annotations
 

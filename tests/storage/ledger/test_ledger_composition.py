@@ -79,7 +79,7 @@ def test_epsilon_is_the_least_that_holds_and_the_same_wherever_the_search_starts
 
 
 @pytest.mark.parametrize("epsilon", ["0", "0.000001", "0.7", "5", "900", "100000000"])
-@pytest.mark.parametrize("delta", ["1e-15", "0.000001", "0.4"])
+@pytest.mark.parametrize("delta", ["1e-18", "0.000001", "0.4", "0.999999999999999999"])
 def test_the_largest_gaussian_is_exactly_under_its_claim(epsilon, delta):
     """One step of 1e-18 more exceeds delta: at none, at everyday and at huge epsilons."""
     rate = composition.gaussian_loss(Decimal(epsilon), Decimal(delta)).mu_squared
