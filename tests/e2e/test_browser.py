@@ -9,7 +9,7 @@ import pytest
 import yaml
 from browser import Operator, browsing, chromium
 from playwright.sync_api import expect
-from runs import SMALL, ended, in_state, release_run, releases, small, start
+from runs import SMALL, ended, in_state, release_run, releases
 from stacks import Stack
 
 pytestmark = [
@@ -56,9 +56,9 @@ def test_a_wrong_value_is_refused_in_the_form(stack: Stack, operator: Operator) 
     assert [len(stack.runs(flow)) for flow in ("audit", "retrain")] == before
 
 
-def test_a_retrain_is_started_seen_and_approved_in_the_page(stack: Stack, operator: Operator, officer: Path) -> None:
-    """From the form to the ledger, with what an operator and an officer see on the way."""
-    page = operator.page
+@pytest.fixture(scope="module")
+def retrained(stack: Stack, operator: Operator, officer: Path) -> str:
+    """Id of a retrain that was started by its form and followed to its end."""
     operator.open_form("retrain/demo")
     settings = {"profile": "demo"} | SMALL | {"release": {"label": "from-the-page"}}
     operator.fill("Advanced (YAML)", yaml.safe_dump(settings, default_flow_style=True, width=10_000).strip())
@@ -67,43 +67,27 @@ def test_a_retrain_is_started_seen_and_approved_in_the_page(stack: Stack, operat
 
     operator.open_run(run_id)  # and follow it, for as long or as short as it takes
     assert (stack.wait("the retrain's end", lambda: ended(stack, run_id)) or {})["state_type"] == "COMPLETED"
-    expect(page.get_by_text("Completed").first).to_be_visible()
-    operator.open_run(run_id, tab="TaskRuns")
+    expect(operator.page.get_by_text("Completed").first).to_be_visible()
+    return run_id
+
+
+def test_a_retrain_and_its_plan_are_seen_in_the_page(stack: Stack, operator: Operator, retrained: str) -> None:
+    """Its stages, what would be claimed, and the command that approves it."""
+    page = operator.page
+    operator.open_run(retrained, tab="TaskRuns")
     expect(page.get_by_text("sensitivity (reweighted)").first).to_be_visible()
-    operator.open_run(run_id, tab="Artifacts")
+    operator.open_run(retrained, tab="Artifacts")
     page.get_by_text("release-plan").first.click()
-    (plan,) = [a for a in stack.artifacts(run_id) if a["key"] == "release-plan"]
+    (plan,) = [a for a in stack.artifacts(retrained) if a["key"] == "release-plan"]
     page.get_by_role("link", name=plan["id"][:8]).click()
     expect(page.get_by_text("asymptotic-local").first).to_be_visible()
     expect(page.get_by_text("autocoder approve").first).to_be_visible()
 
-    asked = stack.wait("the release run", lambda: release_run(stack, run_id))
-    stack.wait("its suspension", lambda: in_state(stack, asked["id"], "PAUSED"))
-    operator.open_run(asked["id"])
-    operator.menu("Resume")
-    expect(page.get_by_role("dialog").get_by_text("asymptotic-local").first).to_be_visible()
-    operator.answer("I approve. B. Officer")
-    expect(page.get_by_text("does not match").first).to_be_visible()
-    assert stack.run(asked["id"])["state_name"] == "Suspended"
 
-    signed = stack.command("approve", asked["parameters"]["plan"], "--key", str(officer), "--print")
-    assert signed.returncode == 0, signed.stderr
-    operator.open_run(asked["id"])
-    operator.menu("Resume")
-    operator.answer(signed.stdout.strip())
-    stack.wait("the release", lambda: in_state(stack, asked["id"], "COMPLETED"))
-    (row,) = releases(stack, of_run=run_id)
-    assert (row.state, row.approvals) == ("committed", ("officer",))
-    operator.open_run(asked["id"])  # a page that showed a waiting run need not follow it
-    expect(page.get_by_text("Completed").first).to_be_visible()
-
-
-def test_a_plan_is_audited_and_looked_at_by_its_forms(stack: Stack, operator: Operator) -> None:
+def test_a_plan_is_audited_and_looked_at_by_its_forms(stack: Stack, operator: Operator, retrained: str) -> None:
     """Between retrain and release: by the plan's path alone, the measurement beside the claim, and nothing released."""
-    retrained = start(stack, "retrain/demo", small(stack, seed=11)).json()["id"]
-    assert (stack.wait("the retrain's end", lambda: ended(stack, retrained)) or {})["state_type"] == "COMPLETED"
-    plan = stack.wait("the release run", lambda: release_run(stack, retrained))["parameters"]["plan"]
-    page = operator.page
+    asked = stack.wait("the release run", lambda: release_run(stack, retrained))
+    plan, page = asked["parameters"]["plan"], operator.page
     for deployment, section, fields, key, said in (
         ("audit/audit", "Effort (Optional)", {"Trials": "16"}, "audit", "AUC"),
         ("diagnose/diagnose", "Studies (Optional)", {}, "diagnostics", "The page:"),
@@ -118,3 +102,27 @@ def test_a_plan_is_audited_and_looked_at_by_its_forms(stack: Stack, operator: Op
         operator.open_artifact(shown["id"])
         expect(page.get_by_text(said).first).to_be_visible()
     assert releases(stack, of_run=retrained) == []
+
+
+def test_a_release_is_approved_in_the_page(stack: Stack, operator: Operator, officer: Path, retrained: str) -> None:
+    """A text that is no decision stays in the form; the officer's signature releases what she saw."""
+    page = operator.page
+    asked = stack.wait("the release run", lambda: release_run(stack, retrained))
+    stack.wait("its suspension", lambda: in_state(stack, asked["id"], "PAUSED"))
+    operator.open_run(asked["id"])
+    operator.menu("Resume")
+    expect(page.get_by_role("dialog").get_by_text("asymptotic-local").first).to_be_visible()
+    operator.answer("I approve. B. Officer")
+    expect(page.get_by_text("does not match").first).to_be_visible()
+    assert stack.run(asked["id"])["state_name"] == "Suspended"
+
+    signed = stack.command("approve", asked["parameters"]["plan"], "--key", str(officer), "--print")
+    assert signed.returncode == 0, signed.stderr
+    operator.open_run(asked["id"])
+    operator.menu("Resume")
+    operator.answer(signed.stdout.strip())
+    stack.wait("the release", lambda: in_state(stack, asked["id"], "COMPLETED"))
+    (row,) = releases(stack, of_run=retrained)
+    assert (row.state, row.approvals) == ("committed", ("officer",))
+    operator.open_run(asked["id"])  # a page that showed a waiting run need not follow it
+    expect(page.get_by_text("Completed").first).to_be_visible()

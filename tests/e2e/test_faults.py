@@ -178,11 +178,11 @@ def test_one_fault(
     check_ended(scene, home, unbroken(1), officer)
 
 
-def test_cancelled_it_stops_within_seconds_and_leaves_nothing(stack: Stack, worker: Worker) -> None:
+def test_cancelled_it_stops_within_seconds_and_leaves_nothing(stack: Stack) -> None:
     """As the page's *Cancel* does it, in the middle of a long training: no process, no plan, no release."""
     home = stack.folder / "cancelled"
     settings = {"fit": {"adamw": {"epochs": 10_000}}, "run": {"home": str(home)}}
-    run = start(stack, "retrain/faults", with_settings(small(stack, seed=SEED), settings)).json()
+    run = start(stack, "retrain/demo", with_settings(small(stack, seed=SEED), settings)).json()
     stack.wait("training", lambda: list((home / "private" / "work").glob("fine-tune*/*/*")))
     assert processes_of(run)
     asked = {"state": {"type": "CANCELLING", "name": "Cancelling"}}

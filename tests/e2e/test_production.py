@@ -73,9 +73,11 @@ def test_a_wrong_value_is_refused_when_the_form_is_sent(stack: Stack) -> None:
 
 def test_a_wrong_setting_ends_the_run_with_its_name(stack: Stack) -> None:
     """Out of range and misspelt: what stands in the YAML text is read when the run begins."""
+    runs = []
     for name, value, said in (("epochs", -1, "greater than"), ("epocs", 3, "Did you mean fit.adamw.epochs")):
         parameters = with_settings(small(stack), {"fit": {"adamw": {name: value}}})
-        run = start(stack, "retrain/demo", parameters).json()
+        runs.append((start(stack, "retrain/demo", parameters).json(), said))
+    for run, said in runs:
         done = stack.wait("its end", lambda run=run: ended(stack, run["id"]))
         assert done["state_type"] == "FAILED"
         assert said in done["state"]["message"]

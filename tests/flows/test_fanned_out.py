@@ -1,4 +1,4 @@
-"""Coding, an audit and a comparison on two real workers, each with a workspace of its own.
+"""A risk pass, coding, an audit and a comparison on two real workers, each with a workspace of its own.
 
 They share a Prefect server on PostgreSQL and a bucket; coding, a folder. What comes out is what one process gives.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ import sqlalchemy as sa
 import yaml
 from jobs import Job, environment, prefect_server
 from real_workers import kill_a_run, online, runs_of, workers
+from s3_server import access, new_bucket
 from sqlalchemy.pool import NullPool
 
 from storage.tables.reader import survey
@@ -40,7 +42,6 @@ from tasks.running.stage import Context, run_step
 ROOT = Path(__file__).resolve().parents[2]
 HEARTBEAT = 30
 """Seconds between two of a run: Prefect's least."""
-AWS = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
 AUDIT = {"trials": 24, "trial_draws": 5, "canaries": 4, "left_out": 0, "power": False}
 BRANCHES = ("non-private", "swag-ppm")
 
@@ -84,23 +85,46 @@ def house(prefect_database: str, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @dataclass(frozen=True)
 class Site:
-    """The server, and two workers of the queues `shards` and `coding`."""
+    """The server, and two workers of a pool with a workspace each in the folder."""
 
     server: str
+    folder: Path
     env: dict[str, str]
     started: list[subprocess.Popen[bytes]]
 
+    def made(self, stage: str) -> list[int]:
+        """Returns how many results of a stage each worker has."""
+        folders = (self.folder / f"worker-{i}" / "private" / "stages" / stage for i in range(2))
+        return [len(list(folder.glob("*/manifest.json"))) for folder in folders]
+
 
 @contextmanager
-def two_workers(server: str, folder: Path, **shared: str) -> Iterator[Site]:
+def two_workers(server: str, folder: Path, *, pool: str = "cpu", **shared: str) -> Iterator[Site]:
+    """Workers of a pool; none takes up housekeeping."""
     env = environment(PREFECT_API_URL=server, PREFECT_WORKER_QUERY_SECONDS="1", OMP_WAIT_POLICY="PASSIVE", **shared)
     env["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] = str(HEARTBEAT)
-    with workers(env, folder, 2, pool="cpu", queues=("shards", "coding")) as started:
-        names = {f"cpu-{i}" for i in range(2)}
-        while online(server, "cpu") < len(names):
+    queues = ("shards", "coding") if pool == "cpu" else ()
+    with workers(env, folder, 2, pool=pool, queues=queues) as started:
+        while online(server, pool) < len(started):
             assert all(worker.poll() is None for worker in started)
             time.sleep(0.2)
-        yield Site(server, env, started)
+        yield Site(server, folder, env, started)
+
+
+@pytest.fixture(scope="module")
+def storage(s3: str) -> dict[str, str]:
+    """The environment of workers that share a bucket."""
+    with pytest.MonkeyPatch.context() as environ:
+        for name, value in access(s3).items():
+            environ.setenv(name, value)
+        return access(s3) | {"AUTOCODER_STORAGE": new_bucket()}
+
+
+@pytest.fixture(scope="module")
+def with_bucket(house: str, storage: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """Two workers that share a bucket. The last test that takes them ends one."""
+    with two_workers(house, tmp_path_factory.mktemp("with-bucket"), **storage) as site:
+        yield site
 
 
 def began(site: Site, *arguments: Any) -> subprocess.Popen[str]:
@@ -129,6 +153,14 @@ def shards_of(house: str, setting: str) -> list[dict[str, Any]]:
     return [run for run in runs_of(house, "shard") if setting in run["parameters"]["shard"]["settings"]]
 
 
+def told_little(run: dict[str, Any], storage: dict[str, str]) -> None:
+    """A shard's run is told neither where results are stored nor how to get there."""
+    assert set(run["parameters"]["shard"]) == {"settings", "inputs", "key"}
+    text = json.dumps(run)
+    assert storage["AUTOCODER_STORAGE"] not in text
+    assert storage["AWS_SECRET_ACCESS_KEY"] not in text
+
+
 def manifests(home: Path, *names: str) -> dict[str, bytes]:
     """Of the finished stages of these names: they hold the digest of every file."""
     root = home / "private" / "stages"
@@ -143,7 +175,7 @@ from flows.code_batch import code_batch
 from tasks.parameters import ShardSettings
 data, out, bundle = sys.argv[1:]
 coded = code_batch(data=data, out=out, bundle=bundle, column="Text", top_k=2, threshold=0.5,
-                   fan_out=ShardSettings(shards=4, patience_seconds=1000))
+                   fan_out=ShardSettings(shards=2, patience_seconds=1000))
 print(coded.model_dump_json())
 """
 
@@ -171,11 +203,11 @@ def test_a_file_that_two_workers_code_is_the_one_of_one_process(
     assert (tmp_path / "typed.csv").read_bytes() == alone.read_bytes()
     assert resumed >= 2048, "at least the piece that was there"
     asked_for = [run for run in shards_of(house, "job") if run["id"] not in runs]
-    assert len(asked_for) == 4, "the second command took over what the first had asked for"
+    assert len(asked_for) == 2, "the second command took over what the first had asked for"
     assert (tmp_path / "out.csv").read_bytes() == alone.read_bytes()
     assert (told["rows"], told["needs_review"]) == (expected.rows, expected.review)
     assert runs[killed]["state_type"] == "CRASHED"
-    assert sorted(run["state_type"] for run in runs.values()) == ["COMPLETED"] * 4 + ["CRASHED"]
+    assert sorted(run["state_type"] for run in runs.values()) == ["COMPLETED"] * 2 + ["CRASHED"]
     text = json.dumps([*runs.values(), *asked_for])
     assert not [word for word in some[0].split() if len(word) > 5 and word in text]
     assert not list(tmp_path.glob(".out.csv*")), "nothing is left beside the output"
@@ -184,7 +216,7 @@ def test_a_file_that_two_workers_code_is_the_one_of_one_process(
 def _by_command(site: Site, source: Path, out: Path, bundle: Path) -> int:
     """`autocoder code --shards`, killed once a piece is there, and typed again; rows that the second one found."""
     command = ["-m", "flows.cli", "code", "--data", source, "--out", out, "--bundle", bundle]
-    command += ["--column", "Text", "--top-k", "2", "--threshold", "0.5", "--shards", "4", "--json"]
+    command += ["--column", "Text", "--top-k", "2", "--threshold", "0.5", "--shards", "2", "--json"]
     first = began(site, *command)
     while not list(out.with_name(f".{out.name}.coding").glob("shards-*/*.parquet")):
         assert first.poll() is None, first.communicate()[1]
@@ -193,6 +225,58 @@ def _by_command(site: Site, source: Path, out: Path, bundle: Path) -> int:
     first.communicate()
     assert not out.exists()
     return json.loads(ended(began(site, *command)))["resumed"]
+
+
+def test_a_risk_pass_whose_shards_two_workers_do(
+    house: str, storage: dict[str, str], finished: Job, tmp_path: Path
+) -> None:
+    """It is the unbroken single process's, byte for byte, so that all after it is reused. The shard that died ran
+    again, alone.
+    """
+    with two_workers(house, tmp_path, pool="gpu", **storage) as site:
+        job = finished.copy(tmp_path / "home")
+        job = job.at(job.home, settings=(*job.settings, "release.enabled=false"), env=site.env)
+        shutil.rmtree(job.home / "private" / "stages" / "risks")
+        process = began(site, *job.arguments("--shards", "3")[1:])
+        kill_a_run(house, "shard", site.started)
+        ended(process)
+    stages = {name: manifest for name, manifest in job.stages().items() if not name.startswith("risk-shard/")}
+    assert stages == finished.stages()
+    runs = shards_of(house, "purpose")
+    assert sorted(run["state_type"] for run in runs) == ["COMPLETED"] * 3 + ["CRASHED"]
+    for run in runs:
+        told_little(run, storage)
+    computed = site.made("risk-shard")
+    assert sum(computed) == 3, "on the workers, each once"
+    assert all(computed)
+
+
+def test_a_comparison_whose_branches_two_workers_run(
+    house: str, with_bucket: Site, storage: dict[str, str], finished: Job, tmp_path: Path
+) -> None:
+    """Stages and aggregates are a single process's."""
+    from flows.commands.profiles import parameters
+
+    here = finished.copy(tmp_path / "alone")
+    wanted = parameters("demo", list(here.settings), data=here.data, codelist=here.codelist)
+    context = Context(home=str(here.home), device="cpu")
+    settings = Terms(epochs=2, target_epsilon=4)
+    chosen = tuple(standard_branches()[name] for name in BRANCHES)
+    alone = comparison.run(context, wanted, settings, chosen, do=partial(run_step, context))
+
+    there = finished.copy(tmp_path / "home")
+    command = ["-m", "flows.cli", "compare", "--home", str(there.home), *there.options()]
+    command += ["--branches", ",".join(BRANCHES), "--seeds", "1", "--epochs", "2", "--target-epsilon", "4"]
+    told = json.loads(ended(began(with_bucket, *command, "--spread", "--json")))
+    expected = [json.loads(one.model_dump_json()) for one in summarise(alone.outcomes, context)]
+    assert told["branches"] == expected
+    names = ("branch-fit", "predictions", "scores", "swag")
+    assert manifests(there.home, *names) == manifests(here.home, *names)
+    runs = shards_of(house, "target")
+    assert [run["state_type"] for run in runs] == ["COMPLETED"] * 2
+    for run in runs:
+        told_little(run, storage)
+    assert sum(with_bucket.made("branch-shard")) == 2, "on the workers"
 
 
 def _with_settings(job: Job, made: Job) -> Path:
@@ -204,7 +288,7 @@ def _with_settings(job: Job, made: Job) -> Path:
 
 
 def test_an_audit_whose_reruns_two_workers_do(
-    house: str, finished: Job, s3_bucket: Callable[[], str], tmp_path: Path
+    house: str, with_bucket: Site, storage: dict[str, str], finished: Job, tmp_path: Path
 ) -> None:
     """The reruns and all that is measured from them are a single process's, byte for byte, though one worker dies with
     what it was at: its heartbeat stops, and another one does the shard.
@@ -226,13 +310,10 @@ def test_an_audit_whose_reruns_two_workers_do(
 
     there = finished.copy(tmp_path / "home")
     plan = _with_settings(there, finished)
-    shared = {"AUTOCODER_STORAGE": s3_bucket()} | {name: os.environ[name] for name in AWS}
     options = [f"--{name.replace('_', '-')}={value}" for name, value in AUDIT.items() if name != "power"]
-    with two_workers(house, tmp_path, **shared) as site:
-        command = ("-m", "flows.cli", "audit", plan, "--no-power", "--shards", "3", "--json")
-        process = began(site, *command, *options)
-        killed = kill_a_run(house, "shard", site.started, with_worker=True)
-        told = json.loads(ended(process))
+    process = began(with_bucket, *("-m", "flows.cli", "audit", plan, "--no-power", "--shards", "2", "--json", *options))
+    killed = kill_a_run(house, "shard", with_bucket.started, with_worker=True)
+    told = json.loads(ended(process))
     names = ("audit-pool", "audit-trials", "audit")
     assert manifests(there.home, *names) == manifests(here.home, *names)
     (mine,), (theirs,) = told["branches"], json.loads(alone.model_dump_json())["branches"]
@@ -240,37 +321,6 @@ def test_an_audit_whose_reruns_two_workers_do(
     assert {k: v for k, v in mine.items() if k not in own} == {k: v for k, v in theirs.items() if k not in own}
     runs = {run["id"]: run for run in shards_of(house, "unit")}
     assert runs[killed]["state_type"] == "CRASHED"
-    assert sorted(run["state_type"] for run in runs.values()) == ["COMPLETED"] * 3 + ["CRASHED"]
+    assert sorted(run["state_type"] for run in runs.values()) == ["COMPLETED"] * 2 + ["CRASHED"]
     for run in runs.values():
-        assert set(run["parameters"]["shard"]) == {"settings", "inputs", "key"}
-        assert shared["AWS_SECRET_ACCESS_KEY"] not in json.dumps(run)
-
-
-def test_a_comparison_whose_branches_two_workers_run(
-    house: str, finished: Job, s3_bucket: Callable[[], str], tmp_path: Path
-) -> None:
-    """Stages and aggregates are a single process's."""
-    from flows.commands.profiles import parameters
-
-    here = finished.copy(tmp_path / "alone")
-    wanted = parameters("demo", list(here.settings), data=here.data, codelist=here.codelist)
-    context = Context(home=str(here.home), device="cpu")
-    settings = Terms(epochs=2, target_epsilon=4)
-    chosen = tuple(standard_branches()[name] for name in BRANCHES)
-    alone = comparison.run(context, wanted, settings, chosen, do=partial(run_step, context))
-
-    there = finished.copy(tmp_path / "home")
-    shared = {"AUTOCODER_STORAGE": s3_bucket()} | {name: os.environ[name] for name in AWS}
-    with two_workers(house, tmp_path, **shared) as site:
-        command = ["-m", "flows.cli", "compare", "--home", str(there.home), *there.options()]
-        command += ["--branches", ",".join(BRANCHES), "--seeds", "1", "--epochs", "2", "--target-epsilon", "4"]
-        told = json.loads(ended(began(site, *command, "--spread", "--json")))
-    expected = [json.loads(one.model_dump_json()) for one in summarise(alone.outcomes, context)]
-    assert told["branches"] == expected
-    names = ("branch-fit", "predictions", "scores", "swag")
-    assert manifests(there.home, *names) == manifests(here.home, *names)
-    runs = shards_of(house, "target")
-    assert [run["state_type"] for run in runs] == ["COMPLETED"] * 2
-    assert all(set(run["parameters"]["shard"]) == {"settings", "inputs", "key"} for run in runs)
-    made = [path for i in range(2) for path in (tmp_path / f"worker-{i}").rglob("branch-shard/*/manifest.json")]
-    assert len(made) == 2, "on the workers"
+        told_little(run, storage)

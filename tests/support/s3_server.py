@@ -20,23 +20,29 @@ def s3() -> Iterator[str]:
     server.stop()
 
 
-@pytest.fixture
-def s3_bucket(s3: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
-    """Makes an empty bucket, sets the environment to reach it by, and gives a URL inside it."""
+def access(address: str) -> dict[str, str]:
+    """The environment by which a process reaches the server."""
+    return {
+        "AWS_ENDPOINT_URL": address,
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "not-a-secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+
+
+def new_bucket() -> str:
+    """Makes an empty bucket on the environment's server, and gives a URL inside it."""
     import fsspec
 
-    for name, value in (
-        ("AWS_ENDPOINT_URL", s3),
-        ("AWS_ACCESS_KEY_ID", "key"),
-        ("AWS_SECRET_ACCESS_KEY", "not-a-secret"),
-        ("AWS_DEFAULT_REGION", "us-east-1"),
-    ):
+    made = f"bucket-{uuid4().hex[:12]}"
+    fsspec.filesystem("s3", skip_instance_cache=True).mkdir(made)
+    fsspec.filesystem("s3").clear_instance_cache()
+    return f"s3://{made}/pre/fix"
+
+
+@pytest.fixture
+def s3_bucket(s3: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
+    """Makes an empty bucket, in an environment that reaches it, and gives a URL inside it."""
+    for name, value in access(s3).items():
         monkeypatch.setenv(name, value)
-
-    def make() -> str:
-        made = f"bucket-{uuid4().hex[:12]}"
-        fsspec.filesystem("s3", skip_instance_cache=True).mkdir(made)
-        fsspec.filesystem("s3").clear_instance_cache()
-        return f"s3://{made}/pre/fix"
-
-    return make
+    return new_bucket
