@@ -119,10 +119,11 @@ def _packed(model: Classifier, tokens: TokenInputs) -> Tensor:
 
 def _transformers(model: Classifier, tokens: TokenInputs) -> Tensor:
     """Returns the features by transformers' own passes over batches of sixteen, sorted by length."""
+    whole: Any = model.whole
     features = torch.empty(len(tokens), 384)
     with torch.no_grad(), computing("float32", _CPU):
         for index in length_sorted_batches(tokens, batch_size=16):
-            features[index] = mean_pool(model.whole.encoder, **tokens.batch(index, _CPU))  # type: ignore[arg-type]
+            features[index] = mean_pool(whole.encoder, **tokens.batch(index, _CPU))
     return features
 
 

@@ -33,6 +33,7 @@ def make_distilroberta_shape(folder: Path) -> Path:
     from transformers import AutoTokenizer, RobertaConfig, RobertaModel
 
     tokenizer = AutoTokenizer.from_pretrained(get_model_path())
+    assert tokenizer is not None
     config = RobertaConfig(
         vocab_size=50265,
         num_hidden_layers=6,

@@ -162,7 +162,7 @@ def _trainer(options: argparse.Namespace, model: Any, tokens: TokenInputs, label
     trainer = Trainer(model=model, args=arguments, data_collator=collate)
     ids = tokens.ids.split(tokens.lengths.tolist())
     records = [{"input_ids": x.tolist(), "labels": int(y)} for x, y in zip(ids, labels, strict=True)]
-    return lambda: trainer.predict(records).predictions  # pyright: ignore[reportArgumentType]
+    return lambda: trainer.predict(records).predictions  # pyrefly: ignore[bad-argument-type]
 
 
 def _user_pass(

@@ -105,7 +105,8 @@ def _trainer(options: argparse.Namespace, records: list[dict[str, Any]], folder:
             bf16=options.precision == "bfloat16",
         )
         collate = DataCollatorWithPadding(tokenizer)
-        trainer: Any = Trainer(model=made.whole, args=arguments, data_collator=collate, train_dataset=records)  # pyright: ignore[reportArgumentType]
+        # pyrefly: ignore[bad-argument-type]
+        trainer: Any = Trainer(model=made.whole, args=arguments, data_collator=collate, train_dataset=records)
         trainer.remove_callback(PrinterCallback)
         return float(trainer.train().metrics["train_runtime"])
 

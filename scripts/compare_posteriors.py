@@ -101,7 +101,7 @@ class Study:
         checkpoint.save(file, tensors, {})
         return tensors
 
-    def swag(self) -> swag.Posterior:
+    def swag_posterior(self) -> swag.Posterior:
         """SWAG of the same records, with the profile's phases."""
         folder = self.work / "swag"
         if not (folder / "base" / "moments.safetensors").exists():
@@ -163,7 +163,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     study = Study(given.workspace, given.work, draws=given.draws, prior_std=given.prior_std)
-    post = study.swag()
+    post = study.swag_posterior()
     sampled = study.exact()
     exact = sampled["ell"]
     # the diagonal part has half of the variance, the deviations' the other half

@@ -225,7 +225,7 @@ class Stack:
                 known = connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (role,)).fetchone()
                 verb = "ALTER" if known else "CREATE"
                 connection.execute(
-                    sql.SQL(f"{verb} ROLE {{}} LOGIN PASSWORD {{}}").format(
+                    sql.SQL(verb + " ROLE {} LOGIN PASSWORD {}").format(
                         sql.Identifier(role), sql.Literal(self.secret(role))
                     )
                 )

@@ -72,7 +72,7 @@ def outputs(home: Path, records: dict[str, Any]) -> dict[str, str]:
     row = ledger.reserve(planned.plan, plan_digest=planned.digest)
     release_id = str(row.release_id)
     ledger.mark_drawn(release_id, draw_digest="d" * 64, plan_digest=planned.digest)
-    files = {"model": "e" * 64}
+    files: dict[str, str] = {"model": "e" * 64}
     committed = ledger.commit(release_id, bundle_digest=digest(files), plan_digest=planned.digest)
     claimed = statement(anticipated(planned.plan, audit=None))
     step = Step("risks", "risks", {}, {"dataset": dataset, "prepared": dataset}, lambda work: {})

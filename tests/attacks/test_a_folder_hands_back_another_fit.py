@@ -66,8 +66,8 @@ def planned(kind: str, epsilon: float) -> Plan:
 
 
 def fit(plan: Plan, folder: Path, given: Records | None = None, **how: Any) -> Fitted:
-    run = Run(**{"classes": CLASSES, "seed": 0, "classifier": head, "folder": folder} | how)
-    return plan.fit(given or records(), run)
+    settings: dict[str, Any] = {"classes": CLASSES, "seed": 0, "classifier": head, "folder": folder} | how
+    return plan.fit(given or records(), Run(**settings))
 
 
 def said(fitted: Fitted) -> Tensor:
@@ -89,7 +89,9 @@ def test_others_records_under_the_same_plan(kind: str, tmp_path: Path) -> None:
     """As many, with one number of one of them changed, or two labels exchanged."""
     plan = planned(kind, 4.0)
     fit(plan, tmp_path)
-    moved, exchanged = records().inputs.features.clone(), records().labels.clone()  # pyright: ignore[reportAttributeAccessIssue]
+    inputs = records().inputs
+    assert isinstance(inputs, FeatureInputs)
+    moved, exchanged = inputs.features.clone(), records().labels.clone()
     moved[N - 1, 0] += 0.1
     exchanged[[0, 1]] = exchanged[[1, 0]]
     for other in (Records(FeatureInputs(moved), records().labels), Records(records().inputs, exchanged)):

@@ -74,23 +74,21 @@ CLAIM: dict[str, Any] = {
     "unprotected_inputs": [RECORDS[:300]],
 }
 EVENT: dict[str, Any] = {"snapshots": 99, "rank": 99, "reweighted": False, "sensitivity": 0.001}
-EDITS: dict[str, Callable[[Any], Any]] = (
-    {name: (lambda d, n=name, v=value: d["plan"].update({n.partition(" ")[0]: v})) for name, value in PLAN.items()}
-    | {f"claim {n}": (lambda d, n=n, v=v: d["plan"]["claim"].update({n: v})) for n, v in CLAIM.items()}
-    | {f"event {n}": (lambda d, n=n, v=v: d["plan"]["event"].update({n: v})) for n, v in EVENT.items()}
-    | {
-        "one more unprotected input": lambda d: d["plan"]["claim"]["unprotected_inputs"].append(RECORDS[:300]),
-        "one twice": lambda d: d["plan"]["claim"]["unprotected_inputs"].append(
-            d["plan"]["claim"]["unprotected_inputs"][-1]
-        ),
-        "another order": lambda d: d["plan"]["claim"]["unprotected_inputs"].reverse(),
-        "no ledger": lambda d: d["plan"].update(ledger=None),
-        "a field more": lambda d: d["plan"].update(note=RECORDS),
-        "a licence's words": lambda d: d.update(output={"precision": "float32", "licence": "my own words"}),
-        "a licence that is no name": lambda d: d.update(output={"precision": "float32", "licence": "Certified-1.0"}),
-        "a licence that nobody has": lambda d: d.update(output={"licence": "sha256:" + "0" * 64}),
-    }
-)
+EDITS: dict[str, Callable[[Any], Any]] = {
+    **{name: (lambda d, n=name, v=value: d["plan"].update({n.partition(" ")[0]: v})) for name, value in PLAN.items()},
+    **{f"claim {n}": (lambda d, n=n, v=v: d["plan"]["claim"].update({n: v})) for n, v in CLAIM.items()},
+    **{f"event {n}": (lambda d, n=n, v=v: d["plan"]["event"].update({n: v})) for n, v in EVENT.items()},
+    "one more unprotected input": lambda d: d["plan"]["claim"]["unprotected_inputs"].append(RECORDS[:300]),
+    "one twice": lambda d: d["plan"]["claim"]["unprotected_inputs"].append(
+        d["plan"]["claim"]["unprotected_inputs"][-1]
+    ),
+    "another order": lambda d: d["plan"]["claim"]["unprotected_inputs"].reverse(),
+    "no ledger": lambda d: d["plan"].update(ledger=None),
+    "a field more": lambda d: d["plan"].update(note=RECORDS),
+    "a licence's words": lambda d: d.update(output={"precision": "float32", "licence": "my own words"}),
+    "a licence that is no name": lambda d: d.update(output={"precision": "float32", "licence": "Certified-1.0"}),
+    "a licence that nobody has": lambda d: d.update(output={"licence": "sha256:" + "0" * 64}),
+}
 
 
 @pytest.mark.parametrize("name", EDITS)

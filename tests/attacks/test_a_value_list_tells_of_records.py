@@ -120,7 +120,9 @@ def test_a_narrative_names_no_columns(valued_bundle: Path, text: str) -> None:
     coder = open_bundle(valued_bundle).fields[""]
     (read,) = Records.of(coder.model.value_columns, ("Text",)).texts([(text, "", "")])
     assert values_of(read) == {}
-    assert torch.count_nonzero(coder.model.model.lexicon.words([read])[0, -6:]) == 0  # type: ignore[union-attr]
+    words_of = coder.model.model.lexicon
+    assert isinstance(words_of, lexicon.Lexicon)
+    assert torch.count_nonzero(words_of.words([read])[0, -6:]) == 0
 
 
 def test_hostile_cells_are_one_other_value(valued_bundle: Path, tmp_path: Path) -> None:

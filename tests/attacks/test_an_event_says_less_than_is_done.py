@@ -91,7 +91,7 @@ class Foreign(Aimed, frozen=True):
 class Quieter(Foreign, frozen=True):
     """It runs at half of the noise that is planned, and says so in its event."""
 
-    kind: Literal["sums-of-quiet-bits"] = "sums-of-quiet-bits"  # pyright: ignore[reportIncompatibleVariableOverride]
+    kind: Literal["sums-of-quiet-bits"] = "sums-of-quiet-bits"  # pyrefly: ignore[bad-override]
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         return super().fit(plan.model_copy(update={"noise": plan.noise / 2}), records, run)

@@ -120,7 +120,7 @@ def test_sums_of_a_table_transformer(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = torch.rand(n, 3, generator=torch.Generator().manual_seed(1)), torch.zeros(n, dtype=torch.int64)
     x[0] = x[1]
     for some in (slice(None), slice(1, None), slice(0, 1)):
-        run = Run(classes=2, seed=0, classifier=lambda: None, resampled=True)  # pyright: ignore[reportArgumentType]
+        run = Run(classes=2, seed=0, classifier=lambda: None, resampled=True)  # pyrefly: ignore[bad-argument-type]
         plan.fit(Records(FeatureInputs(x[some]), y[some]), run)
     whole, without, alone = (total.double() for total in sums)
     assert float((whole - without - alone).norm()) <= 1e-5

@@ -93,7 +93,8 @@ def keyed(request: Request) -> str:
 
 def guard(app: Any = answering, **options: Any) -> Guard:
     """The layer around an application, with small limits."""
-    return Guard(app, headers={}, **({"most_bytes": 100, "most": 3, "seconds": 0.05, "admit": keyed} | options))
+    settings: dict[str, Any] = {"most_bytes": 100, "most": 3, "seconds": 0.05, "admit": keyed} | options
+    return Guard(app, headers={}, **settings)
 
 
 async def serve(layer: Guard, client: Client) -> None:

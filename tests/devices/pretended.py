@@ -56,13 +56,13 @@ class OnCard(torch.Tensor):
         return f"OnCard({self.held})"
 
     @property
-    def data(self) -> Any:
+    def data(self) -> Any:  # pyrefly: ignore[bad-override-mutable-attribute]
         """Without its history."""
-        return torch.Tensor.data.__get__(self)  # pyright: ignore
+        return torch.Tensor.data.__get__(self)  # pyrefly: ignore[missing-attribute]
 
     @data.setter
     def data(self, other: OnCard) -> None:
-        torch.Tensor.data.__set__(self, other)  # pyright: ignore
+        torch.Tensor.data.__set__(self, other)  # pyrefly: ignore[missing-attribute]
         self.held = other.held
 
     def numpy(self, *, force: bool = False) -> Any:
@@ -84,6 +84,7 @@ class OnCard(torch.Tensor):
         return self.held.tolist()
 
     @classmethod
+    # pyrefly: ignore[bad-override]
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(func, args, kwargs or {})
 

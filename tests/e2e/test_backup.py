@@ -32,7 +32,9 @@ def follow(lines: list[str], folder: Path, *, workspace: Path, url: str) -> list
 
     Only what the section writes in capitals is filled in, and the stack's folder of secrets is put where it says.
     """
-    role, password, host, port = re.fullmatch(r"\S+//(\w+):(\S+)@(\S+):(\d+)/ledger", url).groups()  # type: ignore[union-attr]
+    found = re.fullmatch(r"\S+//(\w+):(\S+)@(\S+):(\d+)/ledger", url)
+    assert found is not None
+    role, password, host, port = found.groups()
     (folder / "stack" / "secrets").mkdir(parents=True, exist_ok=True)
     (folder / "stack" / "secrets" / role).write_text(password)
     values = {"HOST": host, "PORT": port, "WORKSPACE": shlex.quote(str(workspace))}

@@ -6,6 +6,7 @@ import csv
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,10 +55,10 @@ def small() -> Suite:
     return Suite.model_validate(SUITE)
 
 
-def everything(folder: Path, *, seeds: int = 2, **how: object) -> list[cell.Cell]:
+def everything(folder: Path, *, seeds: int = 2, fitting: bool = True) -> list[cell.Cell]:
     given = small()
     sets = suite.read_sets(given, folder, ("tiny",))
-    return run.run(given, given.chosen, sets, seeds=seeds, folder=folder / "cells", before={}, **how)  # pyright: ignore
+    return run.run(given, given.chosen, sets, seeds=seeds, folder=folder / "cells", before={}, fitting=fitting)
 
 
 def test_the_suite_that_ships_is_valid() -> None:
@@ -86,11 +87,11 @@ def test_killed_it_goes_on_and_more_seeds_add_to_it(folder: Path, monkeypatch: p
     """What was finished before is the same again, noise included; only the rest is fitted."""
     fit, fitted = cell.Fits.fit, []
 
-    def counted(self: cell.Fits, table: TableSet, *rest: object) -> cell.Cell:
+    def counted(self: cell.Fits, table: TableSet, *rest: Any) -> cell.Cell:
         if len(fitted) == 3:
             raise KeyboardInterrupt
         fitted.append(rest)
-        return fit(self, table, *rest)  # pyright: ignore
+        return fit(self, table, *rest)
 
     monkeypatch.setattr(cell.Fits, "fit", counted)
     with pytest.raises(KeyboardInterrupt):
@@ -192,8 +193,8 @@ def test_an_ordering_counts_beyond_two_standard_errors() -> None:
         ({"header": "z,b=x,b=y,label"}, r"column"),
     ],
 )
-def test_a_wrong_file_is_refused_before_work(folder: Path, how: dict[str, str], said: str) -> None:
-    write(folder / "tiny.csv", **how)  # pyright: ignore
+def test_a_wrong_file_is_refused_before_work(folder: Path, how: dict[str, Any], said: str) -> None:
+    write(folder / "tiny.csv", **how)
     with pytest.raises(InputError, match=said):
         suite.read_sets(small(), folder, ("tiny",))
 

@@ -5,6 +5,7 @@ import json
 import re
 import stat
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from in_process import invoke
@@ -39,8 +40,14 @@ def release_plan(key, **changes):
     event = SwagPpmEvent(reweighted=True, snapshots=20, rank=20, sensitivity_draws=500, sensitivity=2.175)
     claim = {"epsilon": CLAIMED, "sensitivity": 2.175, "draws": 500, "mc_failure_prob": 1 / 501}
     claim |= {"assumptions": ("SWAG stands for the posterior",), "unprotected_inputs": ("weights",)}
-    own = {"release_label": "first | quarter", "cohorts": ("2023", "2024"), "data_fingerprint": "f" * 8}
-    own |= {"records_rounded": 86_214, "event": event, "code_commit": "abcdef", "requester": "=operator"}
+    own: dict[str, Any] = {"release_label": "first | quarter", "cohorts": ("2023", "2024")}
+    own |= {
+        "data_fingerprint": "f" * 8,
+        "records_rounded": 86_214,
+        "event": event,
+        "code_commit": "abcdef",
+        "requester": "=operator",
+    }
     return make_plan(key, claim=claim, **(own | changes))
 
 

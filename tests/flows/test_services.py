@@ -32,7 +32,7 @@ def test_one_that_fails_ends_the_others_and_is_named() -> None:
     assert steady.cancelled
 
     async def as_prefect_does() -> None:
-        Failing.enabled_services = classmethod(lambda cls: [Failing])  # type: ignore[method-assign,assignment]
+        Failing.enabled_services = classmethod(lambda cls: [Failing])  # pyrefly: ignore[bad-assignment]
         async with Failing.running():
             await asyncio.sleep(0.1)
             raise TimeoutError("it looks well")

@@ -105,9 +105,9 @@ def end_after(main: Callable[[], None]) -> NoReturn:
         if not isinstance(end.code, int | None):
             print(end.code, file=sys.stderr)  # noqa: T201
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())  # pyrefly: ignore[bad-argument-type]
         code = 1
-    threading._shutdown()  # type: ignore[attr-defined]
+    threading._shutdown()  # pyrefly: ignore[missing-attribute]
     atexit.unregister(gc.freeze)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

@@ -340,7 +340,8 @@ def test_a_record_moves_the_first_step_by_no_more_than_the_clip(kind: str, monke
     mechanism = kinds()[kind].model_validate({"kind": kind, **sampled}).with_defaults(SMALL)
     plan = mechanism.plan(TASK)
     everything = records()
-    features = everything.inputs.features.clone()  # pyright: ignore[reportAttributeAccessIssue]
+    assert isinstance(everything.inputs, FeatureInputs)
+    features = everything.inputs.features.clone()
     features[:5] *= 50
     clip = descent_of(plan.event).segments[0].l2_clip_norm
 

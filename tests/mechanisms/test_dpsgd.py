@@ -50,7 +50,7 @@ def go(
     return dp_sgd.descend(config, event, Records(inputs, labels), run, physical_batch_size=size).figures["losses"]
 
 
-PLAIN_SGD = {"optimiser": "sgd", "learning_rate": 1.0, "epochs": 1}
+PLAIN_SGD: dict[str, Any] = {"optimiser": "sgd", "learning_rate": 1.0, "epochs": 1}
 
 
 @pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (2 / 3, False), (1.5, False)])

@@ -46,9 +46,8 @@ def classifier(kind: str, *, quick: bool = True, **options: Any) -> PrivateClass
     """A classifier of features in [-3, 3]; its noise follows from a fixed key, unless the options have another."""
     mechanism: Mechanism = kinds()[kind].model_validate(QUICK.get(kind, {}) if quick else {})
     epsilon = 5.0 if mechanism.has_target else None
-    return PrivateClassifier(
-        mechanism, **{"epsilon": epsilon, "bounds": (-3, 3), "key": KEY, "random_state": 0} | options
-    )
+    settings: dict[str, Any] = {"epsilon": epsilon, "bounds": (-3, 3), "key": KEY, "random_state": 0} | options
+    return PrivateClassifier(mechanism, **settings)
 
 
 def separable(n: int, *, classes: int, width: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -73,6 +72,7 @@ CONTRACT = [
 ]
 
 
+# pyrefly: ignore[bad-argument-type, missing-argument, unexpected-keyword]
 @parametrize_with_checks(CONTRACT, expected_failed_checks=lambda made: SECRET if made.key is None else {})
 def test_the_contract_of_scikit_learn(estimator: Any, check: Any) -> None:
     """All of scikit-learn's checks, of mechanisms whose plans take no time. With a key none is left out; without one a

@@ -127,7 +127,8 @@ def test_nothing_that_training_left_in_the_module_comes_back() -> None:
     class Keeping(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.linear, self.kept = nn.Linear(6, 3), None
+            self.linear = nn.Linear(6, 3)
+            self.kept: Tensor | None = None
 
         def forward(self, x: Tensor) -> Tensor:
             self.kept = x

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,10 +45,10 @@ def run(folder: Path | None = None) -> Run:
     return Run(classes=CLASSES, seed=0, classifier=lambda: head_of(nn.Linear(WIDTH, CLASSES)), folder=folder, key=KEY)
 
 
-def one_record(label: int = 0, **how: object) -> SoftmaxPosterior:
+def one_record(label: int = 0, **how: Any) -> SoftmaxPosterior:
     """A record of norm 1, under a prior so wide that the potential is its likelihood."""
     features = torch.full((1, WIDTH), 1 / math.sqrt(WIDTH))
-    return SoftmaxPosterior(features, torch.tensor([label]), torch.zeros(CLASSES, WIDTH), 1e9, **how)  # pyright: ignore
+    return SoftmaxPosterior(features, torch.tensor([label]), torch.zeros(CLASSES, WIDTH), 1e9, **how)
 
 
 class TestFormal:
@@ -113,7 +114,8 @@ class TestFormal:
         noise has the event's scale (chi-square at level 1e-6; not 2/3 or 3/2 of it)."""
         classes, seen = 400, noisy_sums(monkeypatch)
         given = records()
-        features = given.inputs.features.clone()  # pyright: ignore[reportAttributeAccessIssue]
+        assert isinstance(given.inputs, FeatureInputs)
+        features = given.inputs.features.clone()
         features[0] *= 1000
         plan = FormalPosterior().plan(TASK)
         assert isinstance(plan.event, FormalPosteriorEvent)
@@ -156,7 +158,10 @@ class TestFormal:
         assert isinstance(half, curves.Gaussian)
         assert whole.epsilon(1e-4) == pytest.approx(claim(event, delta=1e-4).epsilon, rel=0.005)
         halved = noise_scaled(event, 0.5)
-        assert curves.curve_of(halved.gaussian).mu == pytest.approx(half.mu) == pytest.approx(2 * whole.mu)  # pyright: ignore
+        assert isinstance(halved, FormalPosteriorEvent)
+        drawn = curves.curve_of(halved.gaussian)
+        assert isinstance(drawn, curves.Gaussian)
+        assert drawn.mu == pytest.approx(half.mu) == pytest.approx(2 * whole.mu)
         assert plan.model_copy(update={"noise_factor": 0.5}).fit(records(), run()).event == halved
 
 

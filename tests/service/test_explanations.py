@@ -22,7 +22,7 @@ from storage.errors import InputError
 from tasks.coding import explain as explanations
 from tasks.coding.coder import Coder
 from tasks.coding.explain import explain, read_sensitive
-from tasks.coding.joint import open_bundle
+from tasks.coding.joint import JointCoder, open_bundle
 
 TEXT = "İda's ladder slid; the ladders' rung cut, burns and fractures followed, 2nd_burn too: cut cuts."
 HEADER = {"X-API-Key": "k"}
@@ -71,8 +71,9 @@ def test_scores_are_those_of_coding(coder: Coder, joint: Sealed) -> None:
     for reason in explain(warm, TEXT, [("", answer.code) for answer in coding.answers]).reasons:
         assert reason.score == pytest.approx({one.code: one.score for one in coding.answers}[reason.code], abs=1e-5)
     several = open_bundle(joint.folder)
+    assert isinstance(several, JointCoder)
     (case,) = several.code([TEXT])
-    best = {name: one.answers[0] for name, one in case.codings.items()}  # pyright: ignore[reportAttributeAccessIssue]
+    best = {name: one.answers[0] for name, one in case.codings.items()}
     for reason in explain(several, TEXT, [(name, answer.code) for name, answer in best.items()]).reasons:
         assert reason.score == pytest.approx(best[reason.field].score, abs=1e-4)
 

@@ -92,10 +92,10 @@ def test_a_file_has_them_in_its_columns(client: TestClient, valued: Coder) -> No
     """By their names; a file without one is refused with the name."""
     content = "Text,Industry,Age\nHe fell.,Mining,\nHe fell.,Fishing,under 25\n"
     asked = {"params": {"column": "Text"}, "headers": HEADER | {"Content-Type": "text/csv"}}
-    rows = list(csv.DictReader(io.StringIO(client.post("/file", content=content, **asked).text)))  # type: ignore[arg-type]
+    rows = list(csv.DictReader(io.StringIO(client.post("/file", content=content, **asked).text)))
     expected = valued.code([with_values("He fell.", case) for case in CASES])
     assert [row["code"] for row in rows] == [coding.answers[0].code for coding in expected]
-    refused = client.post("/file", content=content.replace("Age", "Years"), **asked)  # type: ignore[arg-type]
+    refused = client.post("/file", content=content.replace("Age", "Years"), **asked)
     assert refused.status_code == 422
     assert "no column 'Age'" in refused.json()["detail"]
 

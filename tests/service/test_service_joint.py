@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from sealed_bundle import Sealed
 
 from service.app import Settings, create_app
-from tasks.coding.joint import open_bundle
+from tasks.coding.joint import JointCoder, open_bundle
 
 SAID = "The employee fell from a ladder and broke his arm."
 
@@ -20,8 +20,10 @@ SAID = "The employee fell from a ladder and broke his arm."
 @pytest.fixture(scope="module")
 def client(joint: Sealed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     """With a rule that the answer to SAID breaks."""
-    (case,) = open_bundle(joint.folder).code([SAID])
-    nature, event = (case.codings[name].answers[0].code for name in ("nature", "event"))  # pyright: ignore[reportAttributeAccessIssue]
+    coder = open_bundle(joint.folder)
+    assert isinstance(coder, JointCoder)
+    (case,) = coder.code([SAID])
+    nature, event = (case.codings[name].answers[0].code for name in ("nature", "event"))
     rules: Path = tmp_path_factory.mktemp("rules") / "rules.csv"
     rules.write_text(f"field,code,other_field,other_code,why\nnature,{nature},event,{event},never\n")
     with TestClient(create_app(open_bundle(joint.folder, rules=rules), Settings())) as made:

@@ -34,7 +34,7 @@ ROWS = [
 CONFIG = IngestConfig()
 
 
-def text_of(rows: list[tuple[str, ...]] = ROWS, header: tuple[str, ...] = HEADER, *, delimiter: str = ",") -> str:
+def text_of(rows: Sequence[tuple[str, ...]] = ROWS, header: tuple[str, ...] = HEADER, *, delimiter: str = ",") -> str:
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer, delimiter=delimiter)
     writer.writerow(header)

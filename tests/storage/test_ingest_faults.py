@@ -6,7 +6,7 @@ import csv
 import io
 import traceback
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,7 +23,7 @@ HEADER = ("EventDate", "Final Narrative", "Nature", "ID")
 ROWS = [(f"1/{n}/2015", f"{MARKER} narrative {n}", ("111", "132")[n % 2], f"r{n}") for n in range(1, 9)]
 
 
-def text_of(rows: list[tuple[str, ...]] = ROWS, header: tuple[str, ...] = HEADER) -> str:
+def text_of(rows: Sequence[tuple[str, ...]] = ROWS, header: tuple[str, ...] = HEADER) -> str:
     buffer = io.StringIO(newline="")
     csv.writer(buffer, lineterminator="\n").writerows([header, *rows])
     return buffer.getvalue()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def lists(folder: Path) -> dict[str, Any]:
     }
 
 
-def taken(folder: Path, rows: list[Row], **options: Any) -> IngestResult:
+def taken(folder: Path, rows: Sequence[Row], **options: Any) -> IngestResult:
     source = folder / "in.csv"
     with source.open("w", newline="") as file:
         csv.writer(file).writerows([HEADER, *rows])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from storage.ingest import IngestConfig, IngestResult, check_source, ingest
 ROWS = [(f"{n / 10}", ("F", "I", "M")[n % 3], f"{100 + n}", f"{n % 2}") for n in range(40)]
 
 
-def table(path: Path, rows: list[tuple[str, ...]] = ROWS, header: str = "length,sex,weight,label") -> Path:
+def table(path: Path, rows: Sequence[tuple[str, ...]] = ROWS, header: str = "length,sex,weight,label") -> Path:
     path.write_text("\n".join([header, *(",".join(row) for row in rows)]) + "\n")
     return path
 
@@ -30,7 +30,7 @@ def config(**options: Any) -> IngestConfig:
 def images(path: Path, **arrays: Any) -> Path:
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (60, 3, 2), dtype=np.uint8)
-    named = {
+    named: dict[str, Any] = {
         "images": pixels,
         "labels": np.arange(60) % 3,
         "lesion": np.array([f"PLANTED-{n // 4}" for n in range(60)]),

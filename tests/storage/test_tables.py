@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from storage.tables.writer import open_writer, output_kind
 ROWS = [("1", "fell\nfrom a ladder"), ("2", 'cut "deep", twice'), ("3", ""), ("4", "brûlé")]
 
 
-def csv_of(path: Path, rows: list[tuple[str, ...]], header: tuple[str, ...] = ("id", "Text")) -> Path:
+def csv_of(path: Path, rows: Sequence[tuple[str, ...]], header: tuple[str, ...] = ("id", "Text")) -> Path:
     """Write a CSV."""
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([header, *rows])

@@ -36,7 +36,13 @@ def make_claim(kind: str = "asymptotic-local", **changes: Any) -> Claim:
 
 def make_event(**changes: Any) -> Event:
     """Returns the event of a SWAG-PPM draw with sensitivity 2."""
-    values = {"reweighted": False, "snapshots": 20, "rank": 20, "sensitivity_draws": 500, "sensitivity": 2.0}
+    values: dict[str, Any] = {
+        "reweighted": False,
+        "snapshots": 20,
+        "rank": 20,
+        "sensitivity_draws": 500,
+        "sensitivity": 2.0,
+    }
     return SwagPpmEvent(**(values | changes))
 
 

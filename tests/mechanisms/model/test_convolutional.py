@@ -71,7 +71,7 @@ def test_its_clipped_sum_is_that_of_gradients_taken_one_by_one() -> None:
 @pytest.mark.parametrize(
     "mechanism",
     [
-        NonPrivate(phase={"optimiser": "adamw", "learning_rate": 0.02, "epochs": 8, "batch_size": 16}),  # pyright: ignore[reportArgumentType]
+        NonPrivate(phase={"optimiser": "adamw", "learning_rate": 0.02, "epochs": 8, "batch_size": 16}),
         DpSgd(optimiser="sgd", learning_rate=1.0, momentum=0.9, epochs=20, sampling_prob=1.0),
     ],
 )

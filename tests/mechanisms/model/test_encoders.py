@@ -14,7 +14,7 @@ import torch
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import classifier, encoder_files, encoders
-from mechanisms.model.config import ModelConfig
+from mechanisms.model.config import ModelConfig, TrainablePart
 
 OFFLINE = """
 import json
@@ -58,7 +58,8 @@ def test_hub_names_without_a_network(tiny_roberta: Path, tmp_path: Path) -> None
     run = subprocess.run([sys.executable, "-c", OFFLINE], env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
     told = json.loads(run.stdout)
-    for trainable, scores in zip(("full", "lora", "head"), told["scores"], strict=True):
+    parts: tuple[TrainablePart, ...] = ("full", "lora", "head")
+    for trainable, scores in zip(parts, told["scores"], strict=True):
         config = ModelConfig(encoder=str(tiny_roberta), trainable=trainable, max_length=64)
         made = classifier.build(config, num_labels=3, seed=0)
         tokens = classifier.tokenize(config, ["The worker fell from a ladder", "burns"])
@@ -157,5 +158,5 @@ def test_everything_is_float32(tiny_roberta: Path, tmp_path: Path) -> None:
     """A half-precision folder is widened: moments and draws are float32 or better."""
     folder = tmp_path / "half"
     shutil.copytree(tiny_roberta, folder)
-    encoders.load_encoder(str(folder)).to(torch.bfloat16).save_pretrained(folder)  # pyright: ignore[reportCallIssue]
+    encoders.load_encoder(str(folder)).to(torch.bfloat16).save_pretrained(folder)  # pyrefly: ignore[not-callable]
     assert {p.dtype for p in encoders.load_encoder(str(folder)).parameters()} == {torch.float32}

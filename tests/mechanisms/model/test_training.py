@@ -335,7 +335,9 @@ def test_progress_counts_steps(linear: MakeLinear) -> None:
     made, inputs, labels = linear(30)
     seen: list[tuple[int, int]] = []
     phase = SGD.model_copy(update={"epochs": 6})
-    train(made, inputs, labels, phase=phase, seed=0, purpose="x", progress=lambda *x: seen.append(x))
+    train(
+        made, inputs, labels, phase=phase, seed=0, purpose="x", progress=lambda done, total: seen.append((done, total))
+    )
     done = [d for d, _ in seen]
     assert done == sorted(done)
     assert (done[-1], seen[0][1]) == (24, 24)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,7 +52,7 @@ def test_chains_that_differ_are_seen(moved: str) -> None:
     assert r_hat(values).min() > 1.05
 
 
-def drawn(**changed: torch.Tensor) -> Draws:
+def drawn(**changed: Any) -> Draws:
     g = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> torch.Tensor:

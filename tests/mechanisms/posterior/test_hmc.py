@@ -35,7 +35,7 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def posterior(n: int = 40, *, seed: int = 0, **how: object) -> SoftmaxPosterior:
+def posterior(n: int = 40, *, seed: int = 0, **how: Any) -> SoftmaxPosterior:
     g = generator(seed)
     features = torch.cat([torch.randn(n, WIDTH - 1, generator=g), torch.ones(n, 1)], 1)
     labels = torch.randint(CLASSES, (n,), generator=g)
@@ -274,20 +274,20 @@ class Killed(BaseException):
 def test_a_run_that_goes_on_equals_an_unbroken_one(tmp_path: Path, after: int) -> None:
     """Bit for bit, killed in warm-up or among the draws; the key is gone when it ends."""
     target = posterior()
-    given: dict[str, object] = {"draws": 120, "purpose": "test"}
+    given: dict[str, Any] = {"draws": 120, "purpose": "test"}
     config = SamplerConfig(warm_up=20)
 
     def kill(done: int, total: int | None) -> None:
         if done >= 4 * after:
             raise Killed
 
-    whole = hmc.sample(target, target.prior_mean, config, **given)  # pyright: ignore[reportArgumentType]
+    whole = hmc.sample(target, target.prior_mean, config, **given)
     file = tmp_path / "chains.safetensors"
     with pytest.raises(Killed):
-        hmc.sample(target, target.prior_mean, config, **given, file=file, progress=kill)  # pyright: ignore[reportArgumentType]
+        hmc.sample(target, target.prior_mean, config, **given, file=file, progress=kill)
     assert "key" in hmc.checkpoint.load(file)[0]
     for _ in range(2):  # the second time it finds itself finished
-        again = hmc.sample(target, target.prior_mean, config, **given, file=file)  # pyright: ignore[reportArgumentType]
+        again = hmc.sample(target, target.prior_mean, config, **given, file=file)
         assert torch.equal(again.theta, whole.theta)
         assert torch.equal(again.ell, whole.ell)
         assert torch.equal(again.ell_last, whole.ell_last)

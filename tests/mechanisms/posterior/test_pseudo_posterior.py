@@ -193,7 +193,7 @@ class TestRiskPass:
         seen: list[tuple[int, int]] = []
         risk_pass(
             made, inputs, labels, posterior(P), draws=range(2, 5), seed=0, purpose="a",
-            progress=lambda *x: seen.append(x),
+            progress=lambda done, total: seen.append((done, total)),
         )  # fmt: skip
         assert seen == [(1, 3), (2, 3), (3, 3)]
 

@@ -187,7 +187,7 @@ def test_a_proof_rolled_back(sealed: Sealed, tmp_path: Path) -> None:
     sealed.ledger.mark_drawn(other.release_id, draw_digest="e" * 64)
     from storage.artifacts import digest
 
-    files = {"README.md": "0" * 64}
+    files: dict[str, str] = {"README.md": "0" * 64}
     other = sealed.ledger.commit(other.release_id, bundle_digest=digest(files))
     earlier = proof_of(other, files, key=key)
     good = json.loads((sealed.folder / PROOF).read_text())

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from dp_accounting import dp_event
@@ -416,7 +417,7 @@ def test_units_and_shared_records_follow_the_same_rule(sqlite_site, tmp_path):
     charges = ledger.reserve(planned("b", population="second"), records=records).charges
     both = total(loss(gaussian()).plus(loss(gaussian())), rule="gaussian", delta=TEN[1])
     assert {charge.account: charge.epsilon_after for charge in charges} == {"2023": both, "first/2023": both}
-    unit = {"privacy_unit": "person", "max_records_per_unit": 2}
+    unit: dict[str, Any] = {"privacy_unit": "person", "max_records_per_unit": 2}
     of_unit = Claim(**(planned("c").claim.model_dump() | unit))
     charges = ledger.reserve(planned("c", population="third").model_copy(update={"claim": of_unit})).charges
     assert [charge.cohort for charge in charges] == ["2023", "all cohorts"]

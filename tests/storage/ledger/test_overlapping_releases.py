@@ -19,7 +19,8 @@ FORMAL: dict[str, Any] = {"event": DESCENT, "kind": "formal"}
 
 def plan(key: str, **changes: Any) -> ReleasePlan:
     """A release of SWAG-PPM, but for these changes."""
-    return make_plan(key, **({"cohorts": ("2015",), "data_fingerprint": key} | changes))
+    stated: dict[str, Any] = {"cohorts": ("2015",), "data_fingerprint": key} | changes
+    return make_plan(key, **stated)
 
 
 def records(first: int, last: int) -> RecordSet:

@@ -36,7 +36,7 @@ def table(tmp_path: Path, narratives: Callable[..., list[str]], monkeypatch: pyt
 
 def job(source: Path, out: Path, **changes: Any) -> CodingJob:
     """A job with all answer columns but the crosswalk's."""
-    settings = {
+    settings: dict[str, Any] = {
         "answers": AnswerColumns(top_k=2, threshold=0.6, crosswalk=None, grouped=True),
         "append": False,
     } | changes

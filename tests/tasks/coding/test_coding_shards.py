@@ -158,6 +158,7 @@ def test_a_late_worker_of_another_job_changes_nothing(
     played_workers.play(monkeypatch, on_a_worker, "failed")
     with pytest.raises(StorageError, match="lost 1 times"):
         spread(coder, one, tiny_bundle, attempts=1)
+    assert isinstance(one.answers, AnswerColumns)
     run(coder, replace(one, answers=replace(one.answers, top_k=1)))
     before = (tmp_path / "out.csv").read_bytes()
     with pytest.raises(StorageError, match="that run has ended"):

@@ -58,7 +58,8 @@ def table_of(folder: Path, rows: int = 60) -> Path:
 
 
 def job_of(coder: JointCoder | Coder, data: Path, out: Path, *, append: bool = False, **how: Any) -> CodingJob:
-    answers = answer_columns(coder, **{"top_k": 1, "threshold": None} | how)
+    options: dict[str, Any] = {"top_k": 1, "threshold": None} | how
+    answers = answer_columns(coder, **options)
     return CodingJob(survey(data, text_columns=("text",)), out, Narratives(("text",)), answers, append=append)
 
 

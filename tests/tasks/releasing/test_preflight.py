@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,9 @@ from tasks.comparing.run import estimate_seconds
 from tasks.releasing.preflight import Estimate
 
 
-def estimate(tiny_roberta: Path, tmp_path: Path, **given: object) -> Estimate:
+def estimate(tiny_roberta: Path, tmp_path: Path, *, rows: int, sampled: Mapping[str, int] | None = None) -> Estimate:
     chosen = tiny_jobs.retrain(tiny_jobs.demo(tmp_path / "data", population="demo"), tiny_roberta)
-    return Estimate.of(chosen, features=None, device="cpu", timed={}, **given)  # type: ignore[arg-type]
+    return Estimate.of(chosen, features=None, device="cpu", timed={}, rows=rows, sampled=sampled)
 
 
 def test_rows_once_read_are_no_guess(tiny_roberta: Path, tmp_path: Path) -> None:
