@@ -37,7 +37,7 @@ _USUAL = AuditSection()
 )
 def audit(
     plan: PlanFile,
-    settings: Annotated[AuditSection, with_title("Effort")] = _USUAL,  # type: ignore[valid-type]
+    settings: Annotated[AuditSection, with_title("Effort")] = _USUAL,
     home: Workspace = None,
     device: DeviceChoice = "auto",
     fan_out: Annotated[FanOut | None, with_title("Shards")] = None,

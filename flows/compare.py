@@ -70,7 +70,7 @@ class CompareResult(BaseModel, frozen=True):
 )
 def compare(
     parameters: Annotated[RecordsForm, with_title("Records and SWAG-PPM")],
-    settings: Annotated[CompareSection, with_title("Rivals")],  # type: ignore[valid-type]
+    settings: Annotated[CompareSection, with_title("Rivals")],
     branches: Annotated[str, with_title("Branches")] = "all",
     spread: Annotated[bool, with_title("Branches to workers")] = False,
 ) -> CompareResult:

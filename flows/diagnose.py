@@ -33,7 +33,7 @@ _USUAL = DiagnoseSection()
 )
 def diagnose(
     plan: PlanFile,
-    settings: Annotated[DiagnoseSection, with_title("Studies")] = _USUAL,  # type: ignore[valid-type]
+    settings: Annotated[DiagnoseSection, with_title("Studies")] = _USUAL,
     home: Workspace = None,
     device: DeviceChoice = "auto",
 ) -> DiagnoseResult:

@@ -57,7 +57,7 @@ _FILES = {
     "compare": "comparison",
     "curve": "comparison",
 }
-__all__ = [*_FILES]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [*_FILES]
 
 
 def __getattr__(name: str) -> Any:

@@ -19,7 +19,7 @@ import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data  # pyrefly: ignore[missing-module-attribute]
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
@@ -72,7 +72,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         epsilon: float | None = None,
         delta: float = 1e-5,
         bounds: tuple[Any, Any] | None = None,
-        classes: Sequence[Any] | None = None,
+        classes: Sequence[Any] | np.ndarray | None = None,
         titles: Mapping[Any, str] | Sequence[Sequence[float]] | np.ndarray | None = None,
         encoder: str = PACKAGED,
         records_per_unit: int = 1,
@@ -228,7 +228,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         return vectors
 
     def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
+        tags = super().__sklearn_tags__()  # pyrefly: ignore[missing-attribute]
         tags.non_deterministic = self.key is None
         return tags
 

@@ -138,6 +138,7 @@ class ExactPosterior(Mechanism, frozen=True, title="Exact posterior"):
         """All rounds of every trial, a chain each (`mechanisms.audit.posterior_trials`)."""
         config, members = self.pseudo_posterior, [own.nonzero()[:, 0] for own in pool.included]
         assert config is not None
+        weights_of = partial(risks.weights_of, config)
         names, theta = ROUNDS[self.round], initial
 
         def fit(name: RoundName, weights: list[Tensor] | None) -> list[RiskPass]:
@@ -164,7 +165,7 @@ class ExactPosterior(Mechanism, frozen=True, title="Exact posterior"):
         def weigh(name: RoundName, weights: list[Tensor] | None, measured: list[RiskPass]) -> list[Tensor]:
             alphas = weights or [None] * len(members)
             pairs = zip(alphas, measured, strict=True)
-            return [risks.weights_of(config, name, alpha, one.risk) for alpha, one in pairs]
+            return [weights_of(name, alpha, one.risk) for alpha, one in pairs]
 
         measured = rounds.run(names, fit, weigh)[self.round]
         ell, right = trials.log_likelihood(theta, pool.with_bias, pool.labels, pool.fields)

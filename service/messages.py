@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, create_model
 
 from tasks.coding.records import with_values
 
@@ -79,7 +79,7 @@ def code_request(columns: Mapping[str, Sequence[str]]) -> type[CodeRequest]:
         narrative=(Narrative, ...),
         columns=(own, ...),
     )
-    example = {"narrative": _EXAMPLE, "columns": {name: values[0] for name, values in columns.items()}}
+    example: JsonValue = {"narrative": _EXAMPLE, "columns": {name: values[0] for name, values in columns.items()}}
     several: Any = Annotated[list[record], Field(min_length=1, max_length=MOST_NARRATIVES)]
     described = CodeRequest.model_fields["narratives"].description
 

@@ -53,7 +53,7 @@ def statements(content: bytes, form: str) -> list[list[str]]:
     """
     import rdflib
 
-    rdflib.NORMALIZE_LITERALS = False
+    rdflib.NORMALIZE_LITERALS = False  # pyrefly: ignore[bad-assignment]
     rdflib.Graph().parse(data=_EMPTY[form], format=form)  # imports what the parser needs
     text = content.decode("utf-8-sig")
     if form == "xml" and ("<!DOCTYPE" in text or "<!ENTITY" in text):

@@ -260,7 +260,7 @@ def _summary(plan: Path, home: Path, result: AuditResult) -> list[str]:
     from tasks.running.stage import Context
 
     ledger = existing_ledger(Context(home=str(home)), Origin.of(plan)[1].parameters.release)
-    row = ledger and ledger.find(PlannedRelease.load(plan).plan.idempotency_key)
+    row = None if ledger is None else ledger.find(PlannedRelease.load(plan).plan.idempotency_key)
     if row:
         refuted = (
             f" Its claim is refuted: revoke it with `autocoder revoke {row.release_id} --reason WHY`."

@@ -164,7 +164,8 @@ def code(
     _require_consistent(narratives, files, review, shards, precision)
     if value and files.data is not None:
         raise typer.BadParameter("--value goes with narratives; --data has its values in columns")
-    files = replace(files, **{name: path.expanduser() for name, path in vars(files).items() if isinstance(path, Path)})
+    paths: dict[str, Any] = {name: path.expanduser() for name, path in vars(files).items() if isinstance(path, Path)}
+    files = replace(files, **paths)
     columns, template = released.columns(files.column, files.template)
     review = review.as_adopted(released.adopted())
     if shards > 1:

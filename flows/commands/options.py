@@ -360,7 +360,7 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
             values[name] = group(**{option.name: values.pop(option.name) for option in fields(group)})
         command(**values)
 
-    flat.__signature__ = inspect.Signature(spread)  # type: ignore[attr-defined]
+    flat.__signature__ = inspect.Signature(spread)  # pyrefly: ignore[missing-attribute]
     flat.__annotations__ = {parameter.name: parameter.annotation for parameter in spread}
     flat.__doc__ = unwrap(command.__doc__ or "")
     return flat

@@ -178,7 +178,7 @@ def _escaped_errors() -> Iterator[None]:
         message = getattr(error, "format_message", None)  # of Click's errors, which typer does not export
         if message is not None:
             text = escape_text(message())
-            error.format_message = lambda: text  # pyright: ignore[reportAttributeAccessIssue]
+            error.format_message = lambda: text  # pyrefly: ignore[missing-attribute]
         raise
 
 

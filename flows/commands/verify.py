@@ -52,7 +52,7 @@ def verify(
     bundle = bundle.expanduser()
     adopted = AdoptedBundle.read(bundle) if key is None else None
     trust = bundle_options.trust(key, roots, state) if adopted is None else adopted.trust
-    roots = roots or (adopted and adopted.roots)
+    roots = roots or (None if adopted is None else adopted.roots)
     if trust is None and not allow_unsigned:
         raise InputError("no trusted key. Give the agency's public key by --key.")
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from flows.server.ephemeral import ephemeral_server
@@ -25,7 +26,7 @@ def run_flow(job: Flow[..., R] | PlainJob[..., R], server: Server, **parameters:
     """Runs a flow with these parameters, which are checked as Prefect checks them."""
     if not _is_server_named() and server == "none":
         return job.fn(**(job.validate_parameters(parameters) if job.should_validate_parameters else parameters))
-    flow = job.flow() if isinstance(job, PlainJob) else job
+    flow: Callable[..., R] = job.flow() if isinstance(job, PlainJob) else job
     if _is_server_named():
         return flow(**parameters)
     with ephemeral_server():

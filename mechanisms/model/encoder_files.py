@@ -120,7 +120,7 @@ def architectures(name: str) -> set[str]:
 
     family = load(AutoConfig, name).model_type
     mappings = (modeling_auto.MODEL_MAPPING_NAMES, modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
-    return {mapping[family] for mapping in mappings if isinstance(mapping.get(family), str)}
+    return {known for mapping in mappings if isinstance(known := mapping.get(family), str)}
 
 
 _ACTIVATIONS = {"gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh"}

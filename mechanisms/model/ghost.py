@@ -129,9 +129,12 @@ class GhostClipping:
         self._gram = self._squared = None
 
     def _hook(self, layer: _Layer) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
-        see = {nn.Linear: self._linear, nn.Embedding: self._embedding, nn.LayerNorm: self._layer_norm}[
-            type(layer.module)
-        ]
+        ways: dict[type[nn.Module], Callable[[_Layer, Tensor, Tensor], None]] = {
+            nn.Linear: self._linear,
+            nn.Embedding: self._embedding,
+            nn.LayerNorm: self._layer_norm,
+        }
+        see = ways[type(layer.module)]
 
         def forward_hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
             if self._squared is None or not torch.is_grad_enabled():

@@ -62,7 +62,7 @@ def forward_passes(inputs: Inputs, device: torch.device) -> Iterator[Map]:
     threads = torch.get_num_threads()
     if device.type != "cpu" or isinstance(inputs, FeatureInputs) or threads == 1:
         with fitting(inputs):
-            yield map
+            yield map  # pyrefly: ignore[invalid-yield]
         return
     workers = min(threads, _SIDE_BY_SIDE)
     with using(threads // workers), ThreadPoolExecutor(workers, thread_name_prefix="forward") as pool:

@@ -13,7 +13,7 @@ def safe_root(excess: Callable[[float], float], inside: float, outside: float, *
     """
     from scipy.optimize import brentq  # takes half a second, and most commands solve nothing
 
-    root = float(brentq(excess, *sorted((inside, outside)), xtol=xtol, rtol=xtol / 1000))  # pyright: ignore
+    root = float(brentq(excess, *sorted((inside, outside)), xtol=xtol, rtol=xtol / 1000))  # pyrefly: ignore[bad-argument-type]
     while excess(root) > 0:  # Brent's root lies within the tolerance on either side
         root += math.copysign(xtol, inside - outside)
     return root

@@ -84,7 +84,9 @@ class ObjectivePerturbation(OfTables, Aimed, frozen=True, title="Objective pertu
         problems = 1 if task.classes == 2 else task.classes
         counted = self._counted(task)
         share = self.counts_share if counted else 0.0
-        weights = "none" if self.weights == "none" else "fixed" if counted else "frequencies"
+        weights: Literal["none", "fixed", "frequencies"] = (
+            "none" if self.weights == "none" else "fixed" if counted else "frequencies"
+        )
         how = {
             "records": task.records,
             "features": task.features + 1,

@@ -61,7 +61,11 @@ def hand_over(
     The row comes before the archive is put in place, so that the ledger knows every archive.
     """
     partner, requester = _name("--to", partner), _name("--requester", requester)
-    details = {"partner": partner, "bundle_digest": release.bundle_digest, "release_row": release.sequence}
+    details: dict[str, object] = {
+        "partner": partner,
+        "bundle_digest": release.bundle_digest,
+        "release_row": release.sequence,
+    }
     archive = out / f"{release.release_id}{SUFFIX}"
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -84,7 +88,7 @@ def record_revocation(ledger: Ledger, release_id: str, *, reason: str, requester
     release = ledger.release(release_id)
     if release.state != "committed":
         raise StorageError(f"release {release_id} is {release.state}. Only a committed release can be revoked.")
-    details = {"reason": reason, "bundle_digest": release.bundle_digest}
+    details: dict[str, object] = {"reason": reason, "bundle_digest": release.bundle_digest}
     return ledger.record(_row("revocation", release, "revoked", requester, details, f"revocation-{release_id}"))
 
 

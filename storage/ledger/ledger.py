@@ -384,7 +384,7 @@ class Ledger(LedgerReader):
             content = policy_content(policy, None, requester=requester, reason="first policy of this ledger")
             chain.append(connection, content)
             return policy
-        if self._policy not in (None, DEFAULT_POLICY) and self._policy.digest != row.policy_digest:
+        if self._policy is not None and self._policy != DEFAULT_POLICY and self._policy.digest != row.policy_digest:
             raise InputError(
                 f"policy {self._policy.name} is not the one in force ({row.label}, since row {row.sequence});"
                 " record the change first: `autocoder ledger change-policy`"

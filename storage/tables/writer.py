@@ -21,7 +21,8 @@ from storage.tables.formulas import escape_formula
 from storage.tables.reader import ABSENT, Row
 from storage.tables.source import JSON_LINES, Kind
 
-_SUFFIXES: dict[str, Kind] = {".csv": "csv", ".parquet": "parquet", **dict.fromkeys(JSON_LINES, "jsonl")}
+_LINES: dict[str, Kind] = dict.fromkeys(JSON_LINES, "jsonl")
+_SUFFIXES: dict[str, Kind] = {".csv": "csv", ".parquet": "parquet", **_LINES}
 
 
 Writer = Callable[[Sequence[Row]], object]

@@ -57,7 +57,7 @@ def compute(released: Released, texts: Sequence[str]) -> Tensor:
     assert isinstance(model, MeanPooled)
     width = model.head.in_features - (0 if model.lexicon is None else model.lexicon.columns)
     pooled = MeanPooled(model.encoder, width, 1)
-    pooled.head = nn.Identity()  # type: ignore[assignment]
+    pooled.head = nn.Identity()  # pyrefly: ignore[bad-assignment]
     alone = replace(released, model=pooled.eval(), codes=tuple(map(str, range(width))), spans={})
     return alone.logits_in("float32", texts)
 

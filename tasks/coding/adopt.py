@@ -137,7 +137,7 @@ def _fill(source: Path, folder: Path, key: Path, roots: Path | None, own: OwnRec
                 folder / file,
                 label=label,
                 field=name,
-                targets=sorted({*TARGETS, own.accuracy} - {None}),
+                targets=sorted({*TARGETS} if own.accuracy is None else {*TARGETS, own.accuracy}),
                 sets=own.sets,
             )
             files.append(file)

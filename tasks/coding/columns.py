@@ -92,12 +92,12 @@ class AnswerColumns:
         cells: list[str | float | bool | int | None] = []
         for place in range(self.top_k):
             answer = coding.answers[place] if place < len(coding.answers) else None
-            cells += [answer and answer.code, answer and answer.title, answer and round(answer.score, 6)]
+            cells += [None, None, None] if answer is None else [answer.code, answer.title, round(answer.score, 6)]
         if self.threshold is not None:
             cells.append(coding.needs_review or self.is_ambiguous(coding))
             if self.grouped:
                 group = coding.group
-                cells += [group and group.code, group and group.title, group and round(group.score, 6)]
+                cells += [None, None, None] if group is None else [group.code, group.title, round(group.score, 6)]
         if self.sets is not None:
             members = coding.members or ()
             cells += ["; ".join(members) or None, len(members)]

@@ -173,7 +173,7 @@ def pieces_of(
         threshold=job.answers.threshold,
         coverage=next((one.sets.coverage for one in coder.fields.values() if one.sets), None),
         crosswalk=walks.get("", walks) or None,
-        rules=rules and _path(rules),
+        rules=None if rules is None else _path(rules),
         append=job.append,
         first=0,
         end=1,

@@ -8,7 +8,7 @@ together (Holm 1979). On records without codes it shows which answers change.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ def differences(names: NDArray[np.str_], old: NDArray[np.bool_], new: NDArray[np
     for place, one in enumerate(tested):
         highest = max(highest, min(1.0, one.chance * (len(tested) - place)))
         adjusted[one.name] = highest
-    each = [Difference(**asdict(one) | {"chance": adjusted.get(one.name, 1.0)}) for one in each]
+    each = [replace(one, chance=adjusted.get(one.name, 1.0)) for one in each]
     return sorted(each, key=lambda one: (-one.records, one.name))
 
 

@@ -27,7 +27,7 @@ def write(file: Path, report: str, summaries: Sequence[BranchSummary], **facts: 
     """
     folder = file.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = {}
+    pictures: dict[str, str] = {}
     for name in FIGURES:
         svg = Path(report).with_name(f"{name}.svg")
         if svg.is_file():

@@ -9,6 +9,7 @@ import base64
 import csv
 import io
 import math
+from collections.abc import Callable
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
@@ -61,7 +62,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {
+    filters: dict[str, Callable[..., str]] = {
         "amount": amount,
         "csv_address": _csv_address,
         "exact": lambda value: short(Decimal(value)),
@@ -74,6 +75,7 @@ def _environment() -> Environment:
         "text": escape,
         "text_and_code": _text_and_code,
     }
+    environment.filters |= filters
     return environment
 
 

@@ -105,7 +105,7 @@ def _wrong_candidate(planned: PlannedRelease, store: Store) -> list[str]:
     made = planned.candidate
     recipe = store.recipe(made.fitted if made.measured is None else made.measured)
     config, inputs = recipe["config"], recipe["inputs"]
-    fields = {
+    fields: dict[str, tuple[object, object]] = {
         "model": (made.model.model_dump(mode="json"), config["model"]),
         "seed": (made.seed, config["seed"]),
         "dataset": (made.dataset.sha256, inputs["dataset"]),

@@ -102,7 +102,9 @@ def run(
         measured=outputs.measured,
     )
     figures = context.store.figures(outputs.evaluated)
-    scores = {name: {key: figures[f"{name}_{key}"] for key in _SCORES} for name in parameters.rounds}
+    scores: dict[str, dict[str, Any]] = {
+        name: {key: figures[f"{name}_{key}"] for key in _SCORES} for name in parameters.rounds
+    }
     return RetrainResult(parameters, planned, scores, running_maximum(outputs.measured[last].path))
 
 

@@ -166,7 +166,8 @@ def submit(context: Context, step: Step) -> ArtifactRef:
     from prefect.utilities.annotations import quote
 
     # quote: Prefect must not walk through the step in search of futures
-    return _task(step)(context, cast(Step, quote(step)))
+    task: Callable[..., ArtifactRef] = _task(step)
+    return task(context, cast(Step, quote(step)))
 
 
 def submit_all(context: Context, steps: Sequence[Step], *, slots: int) -> None:
