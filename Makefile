@@ -60,7 +60,7 @@ wheel: $(STAMP)  ## build the wheel, install it outside the checkout and run the
 check: $(STAMP)  ## formatter, linters, types, import arrows, names, tests, prose, docker-compose.yml
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright --threads 2 --pythonpath $(BIN)/python
+	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/check_vocabulary.py
 	$(BIN)/python scripts/check_tests.py
