@@ -142,14 +142,13 @@ class ShardRuns:
         Uses few requests, since a run that is cancelled has seconds. Gives up if the server does not answer.
         """
         import httpx
-        from prefect.exceptions import PrefectHTTPStatusError
 
         state = {"type": "CANCELLING", "name": "Cancelling", "message": "no longer needed"}
         for start in range(0, len(runs), _BATCH):
             runs_filter = {"id": {"any_": list(runs[start : start + _BATCH])}}
             try:
                 self.client.request("POST", _SET_STATES, json={"flow_runs": runs_filter, "state": state})
-            except (httpx.HTTPError, PrefectHTTPStatusError):
+            except httpx.HTTPError:
                 return
 
 
