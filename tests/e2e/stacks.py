@@ -90,7 +90,7 @@ class Stack:
         """The log lines of a run that the server has."""
         return [r["message"] for r in self.post("/logs/filter", {"logs": {"flow_run_id": {"any_": [run_id]}}}).json()]
 
-    def wait(self, what: str, ready: Callable[[], Any], *, pause: float = 0.5) -> Any:
+    def wait(self, what: str, ready: Callable[[], Any], *, pause: float = 1.0) -> Any:
         """What `ready` gives, once it is something. Half an hour is for a machine that has much else to do."""
         deadline = time.monotonic() + 1800
         while time.monotonic() < deadline:
@@ -154,7 +154,7 @@ def started(*, webhook: str | None = None) -> Iterator[Stack]:
         stderr=subprocess.STDOUT,
         text=True,
         env=env
-        | {"AUTOCODER_STACK_QUERY_SECONDS": "1", "PYTHONUNBUFFERED": "1"}
+        | {"AUTOCODER_STACK_QUERY_SECONDS": "2", "PYTHONUNBUFFERED": "1"}
         | ({"AUTOCODER_NOTIFY_WEBHOOK": webhook} if webhook else {}),
     )
     try:

@@ -58,15 +58,16 @@ def test_a_wrong_value_is_refused_in_the_form(stack: Stack, operator: Operator) 
 
 @pytest.fixture(scope="module")
 def retrained(stack: Stack, operator: Operator, officer: Path) -> str:
-    """Id of a retrain that was started by its form and followed to its end."""
+    """Id of a retrain that was started by its form and has ended."""
     operator.open_form("retrain/demo")
     settings = {"profile": "demo"} | SMALL | {"release": {"label": "from-the-page"}}
     operator.fill("Advanced (YAML)", yaml.safe_dump(settings, default_flow_style=True, width=10_000).strip())
     run_id = operator.submitted()
     assert yaml.safe_load(stack.run(run_id)["parameters"]["parameters"]["advanced"]) == settings
 
-    operator.open_run(run_id)  # and follow it, for as long or as short as it takes
+    operator.leave()
     assert (stack.wait("the retrain's end", lambda: ended(stack, run_id)) or {})["state_type"] == "COMPLETED"
+    operator.open_run(run_id)
     expect(operator.page.get_by_text("Completed").first).to_be_visible()
     return run_id
 
@@ -82,26 +83,6 @@ def test_a_retrain_and_its_plan_are_seen_in_the_page(stack: Stack, operator: Ope
     page.get_by_role("link", name=plan["id"][:8]).click()
     expect(page.get_by_text("asymptotic-local").first).to_be_visible()
     expect(page.get_by_text("autocoder approve").first).to_be_visible()
-
-
-def test_a_plan_is_audited_and_looked_at_by_its_forms(stack: Stack, operator: Operator, retrained: str) -> None:
-    """Between retrain and release: by the plan's path alone, the measurement beside the claim, and nothing released."""
-    asked = stack.wait("the release run", lambda: release_run(stack, retrained))
-    plan, page = asked["parameters"]["plan"], operator.page
-    for deployment, section, fields, key, said in (
-        ("audit/audit", "Effort (Optional)", {"Trials": "16"}, "audit", "AUC"),
-        ("diagnose/diagnose", "Studies (Optional)", {}, "diagnostics", "The page:"),
-    ):
-        operator.open_form(deployment, section=section)
-        operator.fill("Plan", plan)
-        for name, value in fields.items():
-            operator.fill(name, value)
-        run_id = operator.submitted()
-        assert (stack.wait("its end", lambda run_id=run_id: ended(stack, run_id)) or {})["state_type"] == "COMPLETED"
-        (shown,) = [a for a in stack.artifacts(run_id) if a["key"] == key]
-        operator.open_artifact(shown["id"])
-        expect(page.get_by_text(said).first).to_be_visible()
-    assert releases(stack, of_run=retrained) == []
 
 
 def test_a_release_is_approved_in_the_page(stack: Stack, operator: Operator, officer: Path, retrained: str) -> None:
@@ -121,8 +102,33 @@ def test_a_release_is_approved_in_the_page(stack: Stack, operator: Operator, off
     operator.open_run(asked["id"])
     operator.menu("Resume")
     operator.answer(signed.stdout.strip())
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    operator.leave()
     stack.wait("the release", lambda: in_state(stack, asked["id"], "COMPLETED"))
     (row,) = releases(stack, of_run=retrained)
     assert (row.state, row.approvals) == ("committed", ("officer",))
-    operator.open_run(asked["id"])  # a page that showed a waiting run need not follow it
+    operator.open_run(asked["id"])
     expect(page.get_by_text("Completed").first).to_be_visible()
+    operator.leave()
+
+
+def test_a_plan_is_audited_and_looked_at_by_its_forms(stack: Stack, operator: Operator, retrained: str) -> None:
+    """By its path alone, the measurement beside the claim; neither releases anything."""
+    asked = stack.wait("the release run", lambda: release_run(stack, retrained))
+    plan, page, before = asked["parameters"]["plan"], operator.page, releases(stack)
+    for deployment, section, fields, key, said in (
+        ("audit/audit", "Effort (Optional)", {"Trials": "16"}, "audit", "AUC"),
+        ("diagnose/diagnose", "Studies (Optional)", {}, "diagnostics", "The page:"),
+    ):
+        operator.open_form(deployment, section=section)
+        operator.fill("Plan", plan)
+        for name, value in fields.items():
+            operator.fill(name, value)
+        run_id = operator.submitted()
+        operator.leave()
+        assert (stack.wait("its end", lambda run_id=run_id: ended(stack, run_id)) or {})["state_type"] == "COMPLETED"
+        (shown,) = [a for a in stack.artifacts(run_id) if a["key"] == key]
+        operator.open_artifact(shown["id"])
+        expect(page.get_by_text(said).first).to_be_visible()
+    operator.leave()
+    assert [row.release_id for row in releases(stack)] == [row.release_id for row in before]
