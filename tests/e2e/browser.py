@@ -96,7 +96,7 @@ class Operator:
         self.page.goto(f"{self._ui}/artifacts/artifact/{artifact_id}")
 
     def leave(self) -> None:
-        """Away from Prefect's page, whose moving pictures take a quarter of a processor."""
+        """Leave Prefect's page, whose animations take processor time."""
         self.page.goto("about:blank")
 
     def settle(self) -> None:

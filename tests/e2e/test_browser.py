@@ -58,7 +58,7 @@ def test_a_wrong_value_is_refused_in_the_form(stack: Stack, operator: Operator) 
 
 @pytest.fixture(scope="module")
 def retrained(stack: Stack, operator: Operator, officer: Path) -> str:
-    """Id of a retrain that was started by its form and has ended."""
+    """Id of a retrain that was started by its form and has ended, under a policy that wants the officer's approval."""
     operator.open_form("retrain/demo")
     settings = {"profile": "demo"} | SMALL | {"release": {"label": "from-the-page"}}
     operator.fill("Advanced (YAML)", yaml.safe_dump(settings, default_flow_style=True, width=10_000).strip())
@@ -113,7 +113,7 @@ def test_a_release_is_approved_in_the_page(stack: Stack, operator: Operator, off
 
 
 def test_a_plan_is_audited_and_looked_at_by_its_forms(stack: Stack, operator: Operator, retrained: str) -> None:
-    """By its path alone, the measurement beside the claim; neither releases anything."""
+    """By its path alone, after its release: the measurement beside the claim. Neither releases anything."""
     asked = stack.wait("the release run", lambda: release_run(stack, retrained))
     plan, page, before = asked["parameters"]["plan"], operator.page, releases(stack)
     for deployment, section, fields, key, said in (

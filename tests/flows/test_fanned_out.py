@@ -122,7 +122,7 @@ def storage(s3: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def with_bucket(house: str, storage: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """Two workers that share a bucket. The last test that takes them ends one."""
+    """Two workers that share a bucket. The audit kills one of them, so its test comes last."""
     with two_workers(house, tmp_path_factory.mktemp("with-bucket"), **storage) as site:
         yield site
 
@@ -153,8 +153,8 @@ def shards_of(house: str, setting: str) -> list[dict[str, Any]]:
     return [run for run in runs_of(house, "shard") if setting in run["parameters"]["shard"]["settings"]]
 
 
-def told_little(run: dict[str, Any], storage: dict[str, str]) -> None:
-    """A shard's run is told neither where results are stored nor how to get there."""
+def check_parameters(run: dict[str, Any], storage: dict[str, str]) -> None:
+    """Checks that a shard's run names neither the bucket nor the secret that opens it."""
     assert set(run["parameters"]["shard"]) == {"settings", "inputs", "key"}
     text = json.dumps(run)
     assert storage["AUTOCODER_STORAGE"] not in text
@@ -230,8 +230,9 @@ def _by_command(site: Site, source: Path, out: Path, bundle: Path) -> int:
 def test_a_risk_pass_whose_shards_two_workers_do(
     house: str, storage: dict[str, str], finished: Job, tmp_path: Path
 ) -> None:
-    """It is the unbroken single process's, byte for byte, so that all after it is reused. The shard that died ran
-    again, alone.
+    """The risk pass is the unbroken single process's, byte for byte, so that all after it is reused.
+
+    The shard that died ran again, alone.
     """
     with two_workers(house, tmp_path, pool="gpu", **storage) as site:
         job = finished.copy(tmp_path / "home")
@@ -245,7 +246,7 @@ def test_a_risk_pass_whose_shards_two_workers_do(
     runs = shards_of(house, "purpose")
     assert sorted(run["state_type"] for run in runs) == ["COMPLETED"] * 3 + ["CRASHED"]
     for run in runs:
-        told_little(run, storage)
+        check_parameters(run, storage)
     computed = site.made("risk-shard")
     assert sum(computed) == 3, "on the workers, each once"
     assert all(computed)
@@ -275,7 +276,7 @@ def test_a_comparison_whose_branches_two_workers_run(
     runs = shards_of(house, "target")
     assert [run["state_type"] for run in runs] == ["COMPLETED"] * 2
     for run in runs:
-        told_little(run, storage)
+        check_parameters(run, storage)
     assert sum(with_bucket.made("branch-shard")) == 2, "on the workers"
 
 
@@ -311,7 +312,8 @@ def test_an_audit_whose_reruns_two_workers_do(
     there = finished.copy(tmp_path / "home")
     plan = _with_settings(there, finished)
     options = [f"--{name.replace('_', '-')}={value}" for name, value in AUDIT.items() if name != "power"]
-    process = began(with_bucket, *("-m", "flows.cli", "audit", plan, "--no-power", "--shards", "2", "--json", *options))
+    command = ("-m", "flows.cli", "audit", plan, "--no-power", "--shards", "2", "--json")
+    process = began(with_bucket, *command, *options)
     killed = kill_a_run(house, "shard", with_bucket.started, with_worker=True)
     told = json.loads(ended(process))
     names = ("audit-pool", "audit-trials", "audit")
@@ -323,4 +325,4 @@ def test_an_audit_whose_reruns_two_workers_do(
     assert runs[killed]["state_type"] == "CRASHED"
     assert sorted(run["state_type"] for run in runs.values()) == ["COMPLETED"] * 2 + ["CRASHED"]
     for run in runs.values():
-        told_little(run, storage)
+        check_parameters(run, storage)
