@@ -10,7 +10,7 @@ export DO_NOT_TRACK := 1
 # Python keeps what it compiled: without that every command compiles its libraries anew, up to seven seconds of it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo stack screenshots docs test test-servers test-containers test-long gpu wheel check format lock clean setup
+.PHONY: help demo stack screenshots docs test test-servers test-containers test-long attacks gpu wheel check format lock clean setup
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
 
@@ -63,7 +63,6 @@ check: $(STAMP)  ## formatter, linters, types, import arrows, names, tests, pros
 	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/check_vocabulary.py
-	$(BIN)/python scripts/check_tests.py
 	$(BIN)/python scripts/check_prose.py
 	$(BIN)/codespell -D - -D scripts/prose_words.txt README.md PRIVACY.md CONTRIBUTING.md docs tasks/pages/templates
 	$(BIN)/hadolint deployments/images/autocoder.Dockerfile
@@ -75,6 +74,9 @@ format: $(STAMP)  ## rewrite the code in the project's format
 
 lock: $(STAMP)  ## resolve the dependencies anew into requirements.lock
 	bash scripts/lock.sh "$(BIN)"
+
+attacks: $(STAMP)  ## print the table of attacks that tests/attacks tries
+	@$(BIN)/python scripts/list_attacks.py
 
 clean:  ## remove the environment and the demo's workspace
 	rm -rf $(VENV) demo-workspace

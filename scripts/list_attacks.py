@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""Writes the table of docs/threat-model.md from what the attack tests declare; a test refuses a stale page.
+"""Prints the table of attacks that the tests declare.
 
-    python scripts/threat_model.py
+    python scripts/list_attacks.py
 
 Each module of tests/attacks, and the fuzzing, has a constant `DECLARES`: rows of promise, attacks tried, what is not
 promised. Nothing is imported: a page can be written without the tests' libraries.
@@ -13,9 +13,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "docs" / "threat-model.md"
 HEAD = "| promise | attack tried | where | not promised |\n|---|---|---|---|\n"
-_TESTS = PAGE.parents[1] / "tests"
+_TESTS = Path(__file__).parents[1] / "tests"
 _NO_ATTACK = {"test_the_attacks_bite.py"}
 
 
@@ -42,11 +41,5 @@ def declared() -> Iterator[tuple[str, str, str, str]]:
             yield promise, attacks, place, beyond or "–"
 
 
-def page() -> str:
-    """Returns the page: the words in front as they are, and the table of all declarations."""
-    front = PAGE.read_text(encoding="utf-8").partition(HEAD)[0]
-    return front + HEAD + "".join(f"| {' | '.join(row)} |\n" for row in declared())
-
-
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    print(HEAD + "".join(f"| {' | '.join(row)} |\n" for row in declared()))
