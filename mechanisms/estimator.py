@@ -48,7 +48,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
     Args:
         mechanism: any that reads features (`from mechanisms import DpSgd, …`). None: `FormalHead()`.
         epsilon: target of one privacy unit. None for a mechanism without one (`NonPrivate`, `SwagPpm`).
-        delta: the probability of failure that a formal claim is stated at; well below 1/n.
+        delta: of a formal claim, which adds it to e^epsilon times a probability; well below 1/n.
         bounds: public (lowest, highest) of the features, a number or one per feature. Features are cut to them, and
             scaled to what the mechanism reads: [0, 1] for one of tables, [-1, 1] otherwise. None: features as they are;
             a mechanism of tables cuts them to [0, 1].

@@ -98,7 +98,7 @@ def dp_sgd(
         loss: (output, target) of one record as a batch of one -> one number; torch's losses as they are.
         dataset: (inputs [n, ...], targets [n, ...]), or a data set with a length of such pairs. Read once.
         target_epsilon: of one privacy unit, add or remove; the claim is at most this.
-        delta: the probability of failure that the claim is stated at; well below 1/n.
+        delta: of the claim, which adds it to e^epsilon times a probability; well below 1/n.
         epochs: in expectation: epochs * n / batch_size steps.
         batch_size: expected size of a Poisson sample; None: 512, or all records where there are fewer.
         l2_clip_norm: of each record's gradient.

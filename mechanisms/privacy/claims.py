@@ -121,7 +121,7 @@ def claim_of(
     """The claim that this event supports, for one privacy unit.
 
     Args:
-        delta: probability of failure that a formal claim is stated at; None for mechanisms that do not quantify it.
+        delta: of a formal claim, added to e^epsilon times a probability; None for mechanisms that do not quantify it.
         privacy_unit: whose presence is protected: a record, or a unit that may own several.
         max_records_per_unit: bound m on the records of one unit, enforced before training.
         unprotected_inputs: what reached the release from the data outside the mechanism; stated with the claim.

@@ -212,7 +212,7 @@ _PSEUDO_POSTERIOR = (
         "They are computed from the records. A record changes the weights of others, which no figure here counts.",
     ),
     assumed(
-        "The probability delta that the bound fails vanishes as records grow: O(n^-1/2), not quantified.",
+        "The delta that the bound is short by vanishes as records grow: O(n^-1/2), not quantified.",
         "At this n it may be large, for single records near one: epsilon alone is then no bound at all. "
         "What audits of public reports found of it: docs/truth.md.",
     ),
@@ -247,13 +247,13 @@ SECTIONS = (
             proved(
                 "For any two sets of training records that differ by one unit added or removed, the number of records "
                 "n that the program divides by held fixed, any set of released parameters is at most e^epsilon times "
-                "as probable under one as under the other, but for delta.",
+                "as probable under one as under the other, plus delta.",
                 "The event that ran, by its accountant (`mechanisms/privacy/claims.py`), which no other event passes.",
                 "added",
             ),
             proved(
                 "For any two sets of as many training records that differ in the values of one unit, any set of "
-                "released parameters is at most e^epsilon times as probable under one as under the other, but for "
+                "released parameters is at most e^epsilon times as probable under one as under the other, plus "
                 "delta.",
                 "The event that ran, by its accountant (`mechanisms/privacy/claims.py`), which no other event passes.",
                 "replaced",
