@@ -1,1 +1,4 @@
-"""Composes tasks into flows, and has the `autocoder` command (`cli`)."""
+"""The `autocoder` command (`cli`, `commands`) and the flows of Prefect that it and a server run.
+
+A flow orders the stages of `tasks`; `server` has what concerns a Prefect server: deployments, schedules, waiting runs.
+"""

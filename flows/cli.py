@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from deployments import VERSION
 from flows.commands import (
     adopt,
     approve,
@@ -77,12 +78,10 @@ app.add_typer(ledger.app, name="ledger", rich_help_panel="Agency")
 def _version(requested: bool) -> None:
     if not requested:
         return
-    from importlib.metadata import version
-
     from tasks.running.provenance import provenance
 
     source, changed = provenance(), ", changed" if provenance().code_dirty else ""
-    typer.echo(f"autocoder {version('swag-ppm-autocoder')}, commit {source.code_commit}{changed}")
+    typer.echo(f"autocoder {VERSION}, commit {source.code_commit}{changed}")
     raise typer.Exit
 
 

@@ -1,4 +1,7 @@
-"""The mathematics: knows no Prefect and no database. Names are imported at their first use, as torch takes seconds."""
+"""Private mechanisms: each plans its noise, fits, and states the event that its claim follows from; and audits.
+
+Knows no Prefect and no database. Names are imported at their first use, as torch takes seconds.
+"""
 
 from __future__ import annotations
 

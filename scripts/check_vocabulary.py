@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOMS = ("flows", "service", "tasks", "mechanisms", "storage")
+ROOMS = ("autocoder", "flows", "service", "tasks", "mechanisms", "storage")
 NAMES = frozenset({"told", "found", "said", "kept", "at_hand", "made_with", "looked", "judged", "asked"})
 OPENINGS = frozenset({"Of", "What", "Whether", "How", "Where", "Which", "Who", "That"})
 

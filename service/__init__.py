@@ -1,1 +1,4 @@
-"""Serves a released autocoder over HTTP, closed by a key; requests are not logged."""
+"""The HTTP service of one released bundle: `/code`, `/file` and its two pages, closed by a key.
+
+Requests are coded in memory and are neither stored nor logged.
+"""

@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +25,7 @@ from limits.strategies import SlidingWindowCounterRateLimiter
 from markupsafe import Markup
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
+from deployments import VERSION
 from service import files
 from service.batching import Batcher, Overloaded
 from service.clients import State
@@ -129,7 +129,7 @@ def create_app(coder: Coder | JointCoder, settings: Settings) -> FastAPI:
 
     app = FastAPI(
         title="Autocoder",
-        version=version_of("swag-ppm-autocoder"),
+        version=VERSION,
         description="Codes for narratives from one released model. Narratives are neither stored nor logged.",
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,

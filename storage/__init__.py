@@ -1,1 +1,4 @@
-"""Stores artifacts, data sets, bundles and the release ledger."""
+"""What outlives a process: data sets, artifacts, bundles and the ledger, with the readers of tables and code lists.
+
+Writes are atomic, and nothing is read by unpickling.
+"""

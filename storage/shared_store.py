@@ -41,7 +41,7 @@ class SharedStore:
             # Listings are not cached: other machines write too.
             self._fs: Any = fsspec.filesystem(scheme, **({"auto_mkdir": True} if self._folder else _S3_OPTIONS))
         except ImportError:
-            raise InputError(f"{VARIABLE}: S3 needs the extra `s3`: pip install 'swag-ppm-autocoder[s3]'") from None
+            raise InputError(f"{VARIABLE}: S3 needs the extra `s3`: pip install 'autocoder[s3]'") from None
         self._root = place
         self.url = place if self._folder else f"s3://{place}"
         if self._folder:

@@ -13,7 +13,7 @@ COPY deployments/images/slim.sh deployments/images/imported.txt /build/
 # pip takes no hashes beside an editable install: what it reads is the lock file without them.
 RUN sed -e '/^ *--hash/d' -e 's/ \\$//' requirements.lock > /build/pins.txt \
  && pip install --no-compile --no-deps --index-url "$TORCH_INDEX" "$(grep -E '^torch==' /build/pins.txt)" \
- && for name in flows tasks mechanisms storage service deployments; do mkdir "$name" && touch "$name/__init__.py"; done && touch README.md \
+ && for name in autocoder flows tasks mechanisms storage service deployments; do mkdir "$name" && touch "$name/__init__.py"; done && touch README.md \
  && pip install --no-compile -c /build/pins.txt -e '.[train,minilm,postgres,stack,s3,skos,imbalance]' \
  && bash /build/slim.sh \
  && useradd --create-home --uid 10001 autocoder \
@@ -23,6 +23,7 @@ RUN pip install --no-compile -c /build/pins.txt --target /build/sbom cyclonedx-b
  && PYTHONDONTWRITEBYTECODE=1 python -c 'import runpy, sys; sys.path.insert(0, "/build/sbom"); runpy.run_module("cyclonedx_py", run_name="__main__")' \
       environment --pyproject pyproject.toml --output-reproducible --output-file sbom.cdx.json "$(command -v python)" \
  && rm -r /build/sbom
+COPY autocoder autocoder
 COPY flows flows
 COPY tasks tasks
 COPY mechanisms mechanisms
@@ -31,7 +32,7 @@ COPY deployments deployments
 COPY service service
 COPY deployments/images/entrypoint.sh /usr/local/bin/entrypoint.sh
 # Whatever the umask of the checkout was.
-RUN python -m compileall -q flows tasks mechanisms storage service && chmod -R a+rX /app /usr/local/bin/entrypoint.sh
+RUN python -m compileall -q autocoder flows tasks mechanisms storage service && chmod -R a+rX /app /usr/local/bin/entrypoint.sh
 # Which code this is, for the ledger; without it a policy with require_clean_code refuses every release.
 ARG COMMIT=
 RUN printf '%s\n' "$COMMIT" > COMMIT

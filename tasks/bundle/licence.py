@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import metadata
-
+from deployments import licence_text
 from storage.errors import InputError
 
 OURS = "Apache-2.0"
@@ -30,8 +29,5 @@ def resolve(name: str | None) -> str:
 def text_of(name: str) -> str:
     """Returns the text that a bundle has of a licence."""
     if resolve(name) == OURS:
-        ours = metadata.distribution("swag-ppm-autocoder").read_text("licenses/LICENSE")
-        if ours is None:
-            raise InputError("release.licence: the installed package contains no licence. Name another licence.")
-        return ours
+        return licence_text()
     return f"SPDX-License-Identifier: {name}\n\nThe text of this licence: https://spdx.org/licenses/{name}.html\n"

@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel
 
 ROOT = Path(__file__).parents[2]
+PACKAGES = ("autocoder", "mechanisms", "storage", "tasks", "flows", "service", "deployments")
 
 
 class Mutation(BaseModel, extra="forbid", frozen=True):
@@ -107,7 +108,7 @@ def test_every_marker_has_a_mutation() -> None:
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sources, where guards may be taken out."""
     folder = tmp_path_factory.mktemp("mutated")
-    for name in ("mechanisms", "storage", "tasks", "flows", "service", "deployments", "tests", "pyproject.toml"):
+    for name in (*PACKAGES, "tests", "pyproject.toml"):
         of = ROOT / name
         if of.is_dir():
             shutil.copytree(of, folder / name, ignore=shutil.ignore_patterns("__pycache__"))

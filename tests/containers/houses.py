@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = "https://127.0.0.1:8443"
 IMAGE = "autocoder:containers-test"
 _CHECKOUT = ("docker-compose.yml", ".dockerignore", "requirements.lock", "pyproject.toml", "LICENSE",
-             "scripts", "deployments", "flows", "service", "tasks", "mechanisms", "storage")  # fmt: skip
+             "scripts", "deployments", "autocoder", "flows", "service", "tasks", "mechanisms",
+             "storage")  # fmt: skip
 
 _OF_THE_PACKAGES = ("requirements.lock", "pyproject.toml", "LICENSE",
                     "deployments/images/slim.sh", "deployments/images/imported.txt")  # fmt: skip

@@ -112,10 +112,10 @@ def test_the_images_bill_lists_what_is_installed(house: House) -> None:
     assert bill["bomFormat"] == "CycloneDX"
     script = "import importlib.metadata as m, json; print(json.dumps([[d.name, d.version] for d in m.distributions()]))"
     found = json.loads(house.inside("worker-cpu", "python", "-c", script))
-    installed = {(re.sub(r"[-_.]+", "-", n).lower(), v) for n, v in found} - {("swag-ppm-autocoder", "0.2.0")}
+    installed = {(re.sub(r"[-_.]+", "-", n).lower(), v) for n, v in found} - {("autocoder", "0.2.0")}
     listed = {(re.sub(r"[-_.]+", "-", c["name"]).lower(), c["version"]) for c in bill["components"]}
     assert len(installed) > 100
-    assert {pair for pair in listed if pair[0] != "swag-ppm-autocoder"} == installed
+    assert {pair for pair in listed if pair[0] != "autocoder"} == installed
 
 
 def test_what_a_worker_imports_is_compiled(house: House) -> None:

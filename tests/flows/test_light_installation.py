@@ -72,7 +72,7 @@ def hidden() -> set[str]:
             continue
         for other, extras in _names(required, extra).items():
             waiting += [(other, wanted) for wanted in ("", *extras)]
-    names = {name for name, _ in light} | {"swag-ppm-autocoder"}
+    names = {name for name, _ in light} | {"autocoder"}
     found = metadata.packages_distributions().items()
     return {module for module, owners in found if not names & set(_names(list(owners)))}
 

@@ -1,0 +1,42 @@
+"""Opens a bundle for coding, without a command, a workspace or a ledger."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from storage.bundle.archive import open_folder
+from tasks.coding import joint
+
+if TYPE_CHECKING:
+    from tasks.coding.coder import Coder
+    from tasks.coding.joint import JointCoder
+
+
+def open_bundle(
+    path: str | Path, *, key: str | Path | None = None, roots: str | Path | None = None
+) -> Coder | JointCoder:
+    """Loads a bundle's model, code list and thresholds on the CPU.
+
+        coder = open_bundle("coder")                      # the folder that `autocoder adopt` wrote: checked again
+        coder.code(["Fell from a ladder."], top_k=3)[0].answers[0].code
+
+    Args:
+        path: folder of a bundle, its `.tar.zst`, or a folder of `autocoder adopt`.
+        key: the agency's first public key (PEM), from a safe source. The signature, all digests and the place in the
+            ledger are checked against it before anything is loaded. None: nothing is checked, unless the bundle was
+            adopted.
+        roots: with `key`, the agency's newest roots (`roots.json`): replaced keys are followed, and a revoked bundle
+            is refused.
+
+    Raises:
+        storage.errors.InputError: there is no bundle, or it is damaged.
+        storage.bundle.folder.UnsoundBundle: a check failed; the message names the file.
+    """
+    with open_folder(Path(path).expanduser()) as folder:
+        if key is not None:
+            from storage.bundle.check import check
+            from storage.bundle.trust import Trust
+
+            check(folder, Trust(Path(key).expanduser(), None if roots is None else Path(roots).expanduser()))
+        return joint.open_bundle(folder)

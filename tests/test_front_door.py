@@ -1,0 +1,55 @@
+"""What a person imports by the package's name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from sealed_bundle import Sealed
+
+import autocoder
+from mechanisms.errors import MechanismError
+from storage.bundle.folder import UnsoundBundle
+from storage.errors import InputError
+from tasks.coding.coder import Coder
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_every_name_is_imported_at_its_first_use() -> None:
+    """Each name of `__all__` is there; `import autocoder` loads neither torch nor scikit-learn."""
+    assert all(getattr(autocoder, name) is not None for name in autocoder.__all__)
+    assert not hasattr(autocoder, "Undefined")
+    program = "import sys, autocoder; print({'torch', 'sklearn', 'pydantic'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "set()"
+
+
+def test_the_version_and_licence_are_the_projects() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert autocoder.__version__ == project["version"]
+    from deployments import licence_text
+
+    assert licence_text() == (ROOT / "LICENSE").read_text(encoding="utf-8")
+
+
+def test_a_bundle_codes_texts_in_two_lines(sealed: Sealed) -> None:
+    """With its key it is checked first; another key's is refused before the model is loaded."""
+    key = sealed.home / "signing-key.pub.pem"
+    coder = autocoder.open_bundle(sealed.folder, key=key)
+    assert isinstance(coder, Coder)
+    answers = coder.code(["Employee fell from a ladder.", " "])
+    assert answers[0].answers[0].code in coder.titles
+    assert answers[1].answers == ()
+
+
+def test_a_wrong_folder_or_key_is_refused(sealed: Sealed, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is not a bundle"):
+        autocoder.open_bundle(tmp_path)
+    with pytest.raises((UnsoundBundle, InputError)):
+        autocoder.open_bundle(sealed.folder, key=tmp_path / "absent.pem")
+    assert issubclass(autocoder.MechanismError, ValueError)
+    assert autocoder.MechanismError is MechanismError
