@@ -15,7 +15,6 @@ from tasks.coding import shards
 from tasks.coding.coder import newest_bundle, require_not_revoked
 from tasks.coding.job import run
 from tasks.coding.joint import open_bundle
-from tasks.coding.records import declared_columns
 from tasks.parameters import ShardSettings
 from tasks.running import progress
 from tasks.running.failures import private_errors
@@ -62,7 +61,7 @@ def code_batch(
         if settings.shards > 1:
             shards.preflight()
         folder = Path(bundle).expanduser() if bundle else newest_bundle(home_of(home))
-        table = survey(Path(data).expanduser(), text_columns=(column, *declared_columns(folder)))
+        table = survey(Path(data).expanduser(), text_columns=(column,))
         coder = open_bundle(folder)
         if not allow_revoked:
             otherwise = "name a newer one (Bundle), or set allow_revoked (Use a revoked bundle)"

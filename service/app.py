@@ -39,13 +39,11 @@ from service.messages import (
     Health,
     Problem,
     Version,
-    code_request,
 )
 from storage.errors import InputError
 from tasks.coding.coder import Coder, Coding
 from tasks.coding.explain import explain
 from tasks.coding.joint import Case, JointCoder
-from tasks.coding.records import with_values
 
 _STATIC = Path(__file__).parent / "static"
 _PARTS = ("review.css", "table.js", "review.js")
@@ -162,6 +160,7 @@ def create_app(coder: Coder | JointCoder, settings: Settings) -> FastAPI:
     def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
         return {status: {"model": Problem} for status in statuses}
 
+    @app.post("/code", responses=problems(400, 401, 413, 422, 429, 500, 503))
     async def code(body: CodeRequest, name: str = keyed) -> CodeResponse:
         """Code one narrative or several."""
         access.require_not_revoked()
@@ -172,9 +171,6 @@ def create_app(coder: Coder | JointCoder, settings: Settings) -> FastAPI:
         coded = iter(coder.from_scores(scores, top_k=body.top_k, threshold=body.threshold))
         codings = [next(coded) if text.strip() else blank for text in texts]
         return CodeResponse.model_validate(coder.origin | {"results": [_result(coding) for coding in codings]})
-
-    code.__annotations__["body"] = code_request(coder.model.value_columns)
-    app.post("/code", responses=problems(400, 401, 413, 422, 429, 500, 503))(code)
 
     most_rows = min(files.MOST_ROWS, settings.narratives_per_minute)
     coding: set[str] = set()
@@ -233,7 +229,6 @@ def create_app(coder: Coder | JointCoder, settings: Settings) -> FastAPI:
         | {
             "fields": listed,
             "sensitive": {name: list(own) for name, own in settings.sensitive.items()},
-            "columns": {name: list(own) for name, own in coder.model.value_columns.items()},
         }
     )
 
@@ -249,8 +244,7 @@ def create_app(coder: Coder | JointCoder, settings: Settings) -> FastAPI:
         access.count(name, 1 + len(body.codes))
         pairs = [(one.field, one.code) for one in body.codes]
         try:
-            text = with_values(body.narrative, body.columns)
-            answer = await batcher.single(lambda: explain(coder, text, pairs))
+            answer = await batcher.single(lambda: explain(coder, body.narrative, pairs))
         except InputError as error:
             raise HTTPException(422, str(error)) from None
         return ExplainResponse.model_validate(coder.origin | asdict(answer))

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from service.batching import Batcher, Overloaded
 from storage.errors import InputError
+from storage.tables.narratives import Narratives
 from storage.tables.reader import Row, survey
 from storage.tables.writer import csv_lines
 from tasks.coding.coder import Coder
 from tasks.coding.columns import AnswerColumns, JointAnswerColumns, answer_columns, output_schema
 from tasks.coding.joint import JointCoder
-from tasks.coding.records import Records
 
 MOST_BYTES = 4 << 20
 MOST_ROWS = 5000
@@ -60,7 +60,7 @@ def read(
         raise InputError("This takes a CSV. Code archives, Parquet and JSON Lines with `autocoder code`.")
     with _in_memory(content) as path:
         try:
-            records = Records.of(coder.model.value_columns, (), usual=column)
+            records = Narratives((column,))
             table = survey(path, text_columns=records.columns, option="file")
             if table.rows > most_rows:
                 raise InputError(

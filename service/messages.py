@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, create_model
-
-from tasks.coding.records import with_values
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 MOST_CHARACTERS = 20_000
 MOST_NARRATIVES = 64
 MOST_EXPLAINED = 9
 
 Narrative = Annotated[str, Field(max_length=MOST_CHARACTERS)]
-
-Cell = Annotated[str, Field(max_length=1000)]
-Values = Annotated[dict[str, Cell], Field(max_length=100)]
 
 _EXAMPLE = "Employee fell from a ladder while changing a light bulb and broke his left wrist."
 
@@ -50,47 +44,7 @@ class CodeRequest(BaseModel):
 
     @property
     def texts(self) -> list[str]:
-        """Returns the narratives as a list, with the values of their columns."""
-        every: list[Any] = self.narratives if isinstance(self.narratives, list) else [self.narratives]
-        return [
-            one if isinstance(one, str) else with_values(one.narrative, one.columns.model_dump(by_alias=True))
-            for one in every
-        ]
-
-
-def code_request(columns: Mapping[str, Sequence[str]]) -> type[CodeRequest]:
-    """Returns the request to a model that reads columns next to the narrative: each narrative has a value of each.
-
-    Args:
-        columns: their public values.
-    """
-    if not columns:
-        return CodeRequest
-    exact = ConfigDict(extra="forbid", strict=True)
-    cells: Any = {
-        f"column_{n}": (Cell, Field(alias=name, description="A value of /codes, another, or blank where unknown."))
-        for n, name in enumerate(columns)
-    }
-    own: Any = create_model("Columns", __config__=exact, __doc__="Holds the columns next to a narrative.", **cells)
-    record: Any = create_model(
-        "Record",
-        __config__=exact,
-        __doc__="Holds a narrative and the columns next to it.",
-        narrative=(Narrative, ...),
-        columns=(own, ...),
-    )
-    example: JsonValue = {"narrative": _EXAMPLE, "columns": {name: values[0] for name, values in columns.items()}}
-    several: Any = Annotated[list[record], Field(min_length=1, max_length=MOST_NARRATIVES)]
-    described = CodeRequest.model_fields["narratives"].description
-
-    class ValuedRequest(CodeRequest):
-        __doc__ = CodeRequest.__doc__
-        model_config = ConfigDict(json_schema_extra={"examples": [{"narratives": example, "top_k": 3}]})
-
-    made: Any = create_model(
-        "CodeRequest", __base__=ValuedRequest, narratives=(record | several, Field(description=described))
-    )
-    return made
+        return self.narratives if isinstance(self.narratives, list) else [self.narratives]
 
 
 class Answer(BaseModel):
@@ -157,7 +111,6 @@ class ExplainRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     narrative: Narrative
-    columns: Values = Field(default={}, description="Values of the columns next to it; others are blank.")
     codes: Annotated[list[Candidate], Field(min_length=1, max_length=MOST_EXPLAINED)]
 
 
@@ -169,7 +122,6 @@ class Reason(BaseModel):
     score: float = Field(ge=0, le=1)
     lexical: list[float] = Field(description="Per word, exact: feature times weight; empty without such features.")
     encoder: list[float] = Field(description="Per word, to first order: gradient times input of the encoder.")
-    columns: dict[str, float] = Field(default={}, description="Of each column's value, exact.")
 
 
 class Origin(BaseModel):
@@ -196,9 +148,6 @@ class CodeList(Origin):
 
     fields: dict[str, list[ListedCode]] = Field(description="By the field's name; empty for the only one.")
     sensitive: dict[str, list[str]] = Field(description="Codes that the operator wants looked at, by field.")
-    columns: dict[str, list[str]] = Field(
-        default={}, description="Columns that the model reads next to the narrative, with their public values."
-    )
 
 
 class ExplainResponse(Origin):

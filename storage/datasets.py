@@ -25,11 +25,6 @@ FIELDS = "fields.json"
 FEATURES = "features.json"
 """How the values of a table or of images become features; absent for text."""
 
-VALUES = "values.json"
-"""The public values of each column that is read next to the text, in order; absent without such columns."""
-COLUMN_VALUES = "column_values"
-"""Column of a split with a record's values, in the order of `VALUES`: null for a blank, "" for one on no list."""
-
 CELLS = "cells.parquet"
 """Digests of the records' text cells; absent for a table and for images."""
 
@@ -75,12 +70,6 @@ def load_cells(folder: Path) -> list[bytes]:
     """Returns the digests of all text cells, each once; none for a table and for images."""
     path = folder / CELLS
     return pq.ParquetFile(path).read().column("cell").to_pylist() if path.is_file() else []
-
-
-def load_value_lists(folder: Path) -> dict[str, tuple[str, ...]]:
-    """Returns the public values of each column that is read next to the text, in order; none without such columns."""
-    path = folder / VALUES
-    return {name: tuple(own) for name, own in json.loads(path.read_bytes()).items()} if path.is_file() else {}
 
 
 def load_values(folder: Path, split: str) -> NDArray[np.float64]:

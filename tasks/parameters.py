@@ -316,11 +316,6 @@ class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain")
             raise ValueError(f"data.ingest.kind `{kind}` has no encoder. Set model.pooling=none")
         if kind == "text" and pooling == "none":
             raise ValueError("model.pooling `none` does not read narratives. Set data.ingest.kind=table or images")
-        if self.data.ingest.value_columns and not self.model.reads_values:
-            raise ValueError(
-                "data.ingest.value_columns: the head reads them next to the mean of the encoder's tokens. Set "
-                "model.pooling=mean, and model.trainable=head or lora"
-            )
         if several and not self.model.linear_head:
             raise ValueError(
                 "data.ingest.fields: several fields need linear heads on one frozen encoding. Set "

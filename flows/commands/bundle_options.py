@@ -60,8 +60,8 @@ class BundleOptions:
         """Returns the text columns and their template: the options, or those of an adopted bundle."""
         adopted = None if columns else self.adopted()
         if adopted is None:
-            return columns or (), template
-        return adopted.adoption.columns, template or adopted.adoption.template
+            return columns or ("Final Narrative",), template
+        return adopted.adoption.columns or ("Final Narrative",), template or adopted.adoption.template
 
     def opened(self) -> AbstractContextManager[Path]:
         """Opens the folder of the bundle; an archive is unpacked for the length of the block."""

@@ -59,13 +59,12 @@ def calibrate(
     if out.exists():
         raise InputError(f"--out: {out} exists. Name another file.")
     with private_errors("calibrate"):
+        from storage.tables.narratives import Narratives
         from tasks.coding import calibrate as fitting
         from tasks.coding.joint import open_bundle
-        from tasks.coding.records import Records, declared_columns
 
         columns, template = released.columns(column, template)
         with released.opened() as folder:
-            records = Records.of(declared_columns(folder), columns, template, usual="Final Narrative")
             coder = open_bundle(folder)
         fitting.require_field(coder, field, option="--field")
         released.require_not_revoked(coder)
@@ -74,7 +73,7 @@ def calibrate(
             fitted = fitting.calibrate(
                 coder,
                 data,
-                records,
+                Narratives(tuple(columns), template),
                 out,
                 label=label_column,
                 field=field,

@@ -17,14 +17,14 @@ from storage.errors import InputError
 from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from storage.bundle.adoption import AdoptedBundle
+    from storage.tables.narratives import Narratives
     from storage.tables.reader import Table
     from tasks.coding.coder import Coder, Coding
     from tasks.coding.job import CodingJob, CodingReport
     from tasks.coding.joint import Case, JointCoder, Threshold
-    from tasks.coding.records import Records
 
 _file = partial(typer.Option, rich_help_panel="Files")
 _review = partial(typer.Option, rich_help_panel="Review")
@@ -39,8 +39,7 @@ class FileOptions:
     column: Annotated[
         list[str] | None,
         _file(
-            help="Text column of --data; repeated, several are joined. INDUSTRY=COLUMN: the column of --data for one "
-            "that the model reads next to the text.",
+            help="Text column of --data; repeated, several are joined.",
             show_default="Final Narrative",
         ),
     ] = None
@@ -119,12 +118,6 @@ def code(
     files: FileOptions,
     review: ReviewOptions,
     narratives: Annotated[list[str] | None, typer.Argument(help="Narratives, each in quotes.")] = None,
-    value: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COLUMN=VALUE", help="Value of a column that the model reads next to NARRATIVES; repeatable."
-        ),
-    ] = None,
     top_k: Annotated[int, typer.Option(min=1, max=50, help="Codes per narrative.")] = 1,
     precision: bundle_options.Precision = "auto",
     shards: Annotated[
@@ -162,8 +155,6 @@ def code(
           --out /narratives/coded.csv --shards 8
     """
     _require_consistent(narratives, files, review, shards, precision)
-    if value and files.data is not None:
-        raise typer.BadParameter("--value goes with narratives; --data has its values in columns")
     paths: dict[str, Any] = {name: path.expanduser() for name, path in vars(files).items() if isinstance(path, Path)}
     files = replace(files, **paths)
     columns, template = released.columns(files.column, files.template)
@@ -172,11 +163,11 @@ def code(
         configure_prefect(home_of(released.home), make_home=False)
     with private_errors("code"):
         from storage.crosswalk import crosswalk_files
+        from storage.tables.narratives import Narratives
         from tasks.coding.coded_summary import write_summary
         from tasks.coding.coder import describe_release
         from tasks.coding.job import run
         from tasks.coding.joint import open_bundle
-        from tasks.coding.records import Records, declared_columns, with_values
 
         if shards > 1:
             from tasks.coding.shards import preflight
@@ -184,9 +175,7 @@ def code(
             preflight()
         by_digits = {"auto": None, "digits": True, "none": False}[review.groups]
         with released.opened() as folder:
-            declared = declared_columns(folder)
-            given = _values(value or (), declared, wanted=files.data is None)
-            records = Records.of(declared, columns, template, usual="Final Narrative")
+            records = Narratives(tuple(columns), template)
             table = None if files.data is None else _survey(files.data, files, records, output)
             # a trial of bfloat16 on the golden texts takes longer than a few narratives; workers may differ
             # calibrate finds the limits of sets in float32
@@ -208,7 +197,7 @@ def code(
                 say(f"{f'{name}: ' if name else ''}{one.sets.statement}", err=True)
         threshold: Any = review.threshold if review.accuracy is None else coder.threshold_for(review.accuracy)
         if table is None or files.out is None:
-            texts = [with_values(text, given) for text in narratives or ()]
+            texts = narratives or ()
             for text, coding in zip(texts, coder.code(texts, top_k=top_k, threshold=threshold), strict=True):
                 say(json.dumps(coder.origin | coding.as_dict()) if output.as_json else _lines(text, coding))
             return
@@ -253,21 +242,7 @@ def _require_consistent(
         raise InputError("--shards: requires --data, since workers code parts of a file")
 
 
-def _values(given: Sequence[str], declared: Sequence[str], *, wanted: bool) -> dict[str, str]:
-    """Returns the values of --value by column; refuses another column, and one that lacks its value."""
-    values = {name: cell for name, _, cell in (one.partition("=") for one in given)}
-    if strange := [name for name in values if name not in declared]:
-        reads = f"The model reads {', '.join(declared)}" if declared else "The model reads the narrative alone"
-        raise InputError(f"--value: no column {strange[0]!r}. {reads}.")
-    if wanted and (missing := [name for name in declared if name not in values]):
-        raise InputError(
-            f"--value: the model reads {missing[0]} next to the narrative. Give --value '{missing[0]}=VALUE', without "
-            "VALUE where it is unknown."
-        )
-    return values
-
-
-def _survey(data: Path, files: FileOptions, records: Records, output: options.OutputOptions) -> Table:
+def _survey(data: Path, files: FileOptions, records: Narratives, output: options.OutputOptions) -> Table:
     """Reads the input to its end, so that its faults show before a model is loaded."""
     from storage.tables.reader import survey
     from storage.tables.writer import output_kind
@@ -277,7 +252,7 @@ def _survey(data: Path, files: FileOptions, records: Records, output: options.Ou
         options.require_writable("--out", files.out)
     with output.progress() as console:
         console.started("read the table through")
-        return survey(data, text_columns=records.columns, column_options=records.options)
+        return survey(data, text_columns=records.columns, column_options=dict.fromkeys(records.columns, "--column"))
 
 
 def _lines(text: str, coding: Coding | Case) -> str:
@@ -311,7 +286,7 @@ def _job(
     table: Table,
     out: Path,
     files: FileOptions,
-    records: Records,
+    records: Narratives,
     walks: Mapping[str, Path],
     top_k: int,
     threshold: Threshold | None,

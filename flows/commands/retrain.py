@@ -228,7 +228,6 @@ def _show_dry_run(
                 }
                 for word in preview.lists
             ],
-            **({"columns": survey.values} if survey.values else {}),
             "records": {"read": survey.rows, "usable": survey.usable, **survey.sampled},
             "cohorts": list(survey.cohorts),
             "charge": {
@@ -291,9 +290,6 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
         yield "advice", "give --codelist, a CSV of code and title: titles are public, and code better at the same ε"
     for word in preview.lists:
         yield "code list", f"{word.field}: {word.description}" if word.field else word.description
-    for name, counts in survey.values.items():
-        where = ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in counts.items())
-        yield "column", f"{name}: a list that is declared public; rows: {where}"
     yield "records", f"{survey.rows:,} read, {survey.usable:,} usable{f' (not: {dropped})' if dropped else ''}"
     left_out = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in survey.left_out.items())
     halves = ", ".join(f"{name} {count:,}" for name, count in survey.sampled.items())
@@ -305,7 +301,7 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
         yield "warning", warning
     if ingest.kind == "text":
         yield "model", _model(parameters.model)
-    if ingest.kind == "text" and (ingest.value_columns or not are_generated_for(data.classification)):
+    if ingest.kind == "text" and not are_generated_for(data.classification):
         yield "thresholds", f"none in the bundle: {NONE_FOR_OTHERS}"
     if preview.row is not None:
         yield "charge", "nothing more; it is in the ledger"

@@ -48,13 +48,12 @@ def successor(
             raise InputError(f"--html: {html} exists. Name another file, or replace it with --overwrite.")
     with private_errors("successor"):
         from storage.bundle.archive import open_folder
+        from storage.tables.narratives import Narratives
         from tasks.coding import successor as measure
         from tasks.coding.joint import open_bundle
-        from tasks.coding.records import Records, declared_columns
 
         with open_folder(old.expanduser()) as before, open_folder(new.expanduser()) as after:
-            declared = dict.fromkeys((*declared_columns(before), *declared_columns(after)))
-            records = Records.of(declared, column or (), template, usual="Final Narrative")
+            records = Narratives(tuple(column or ("Final Narrative",)), template)
             earlier, later = measure.coders_of(open_bundle(before), open_bundle(after), field)
         with ConsoleListener() as console:
             console.started("successor")

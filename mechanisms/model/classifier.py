@@ -269,7 +269,7 @@ def build(
         width: features a record, for pooling `none`.
         shape: of an image, (h, w) or (h, w, channels), for layers `convolutional`.
         fields: of a joint head on pooled features, whose classes add up to `num_labels`.
-        lexicon: the words and values that the head reads next to the encoder, where there are any.
+        lexicon: the words that the head reads next to the encoder, where there are any.
 
     Raises:
         MechanismError: the encoder cannot be had, or has no head that `head` knows.
@@ -279,10 +279,6 @@ def build(
         raise MechanismError("several fields are coded by one linear layer: set trainable `head` and pooling `mean`")
     if ("none" if lexicon is None else lexicon.kind) != config.lexical:
         raise MechanismError("model.lexical: the head needs the lexicon of its features, and without it none")
-    if lexicon is not None and not config.reads_values:
-        raise MechanismError(
-            "values of columns: the head reads none. Set pooling `mean`, and trainable `head` or `lora`"
-        )
     with seeded(seed, "initialise"):
         if config.pooling == "none":
             if width is None:

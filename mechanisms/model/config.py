@@ -143,11 +143,6 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         return self.model_copy(update={"trainable": "head", "prior": "none", "lexical": "none", "lora_layers": None})
 
     @property
-    def reads_values(self) -> bool:
-        """The head can read words and the values of columns next to the encoder."""
-        return self.pooling == "mean" and self.trainable != "full"
-
-    @property
     def linear_head(self) -> bool:
         """One linear layer on cached features is all that trains."""
         return self.trainable == "head" and self.pooling != "first" and self.layers == "linear"
@@ -166,7 +161,7 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         if self.prior == "titles" and self.pooling != "mean":
             raise ValueError("prior `titles` goes with pooling `mean`, whose head is one linear layer on the features")
         if self.lexical != "none":
-            if not self.reads_values:
+            if self.pooling != "mean" or self.trainable == "full":
                 raise ValueError(
                     f"lexical `{self.lexical}` goes with trainable part `head` or `lora` and pooling `mean`"
                 )

@@ -269,12 +269,6 @@ class Released:
         return out
 
     @property
-    def value_columns(self) -> Mapping[str, tuple[str, ...]]:
-        """Returns the public values of each column that it reads next to the text; none for most models."""
-        lexicon = self.model.lexicon if isinstance(self.model, MeanPooled) else None
-        return {} if lexicon is None else {column.name: column.values for column in lexicon.value_columns}
-
-    @property
     def places(self) -> tuple[slice, ...]:
         """Returns the places of each field's scores; all of them where there is one."""
         return tuple(self.spans.values()) or (slice(None),)

@@ -7,10 +7,6 @@ An encoder forgets rare words; a code list is made of them. A lexicon turns a te
 and the classifier reads both blocks side by side, [a f(x), b m(x)], with f the encoder's pooled features. The scales
 a and b come from public text alone: there both blocks have the same root mean square norm, and together the one that
 the encoder's block had alone. No record is read for the vocabulary or the scales, so that they cost no privacy.
-
-Where records have columns of public values (`valued_text`), a third block has a one for each of them, v_k(x) / sqrt(K)
-of K columns. Its norm is at most that of the others, however many columns there are, and the three together have the
-norm of the encoder's block.
 """
 
 from __future__ import annotations
@@ -21,15 +17,14 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
-from mechanisms.model.config import Lexical, stemmer
-from mechanisms.model.valued_text import ValueColumn, one_hot
+from mechanisms.model.config import stemmer
 
 FILE = "lexicon.json"
 """Its name next to features, and in a bundle."""
@@ -46,46 +41,36 @@ _ENGLISH = (
 )
 
 
-class Lexicon(BaseModel, frozen=True, extra="forbid"):
-    """Holds a public vocabulary, the stemmer's language, public values of columns, and the scales of the blocks."""
+Kind = Literal["titles", "hashed"]
 
-    kind: Lexical = Field(description="`none`: values of columns alone.")
+
+class Lexicon(BaseModel, frozen=True, extra="forbid"):
+    """Holds a public vocabulary, the stemmer's language, and the scales of the blocks."""
+
+    kind: Kind
     language: str = Field(default="english", description="Of the Snowball stemmer.")
     vocabulary: tuple[str, ...] = Field(default=(), description="Stems in the order of their columns; for `titles`.")
-    columns: int = Field(ge=1, description="Of the words, then of the values.")
+    columns: int = Field(ge=1)
     encoder_scale: float = Field(gt=0, allow_inf_nan=False)
     word_scale: float = Field(gt=0, allow_inf_nan=False)
-    value_columns: tuple[ValueColumn, ...] = Field(default=(), description="Each with its public values.")
-    value_weight: float = Field(default=1.0, gt=0, allow_inf_nan=False, description="Of a value, where a word has 1.")
 
     @model_validator(mode="after")
-    def _columns_of_words_and_values(self) -> Lexicon:
-        words = {"titles": len(self.vocabulary), "none": 0}.get(self.kind, max(self.word_columns, 1))
-        if self.word_columns != words:
-            raise ValueError("the lexicon has another number of columns than its vocabulary and values")
-        if len({column.name for column in self.value_columns}) < len(self.value_columns):
-            raise ValueError("two columns of values have the same name")
+    def _a_column_per_stem(self) -> Lexicon:
+        if self.kind == "titles" and self.columns != len(self.vocabulary):
+            raise ValueError("the lexicon has another number of columns than its vocabulary")
         return self
 
-    @property
-    def word_columns(self) -> int:
-        """Returns the columns of words, which come first."""
-        return self.columns - sum(column.width for column in self.value_columns)
-
     def words(self, texts: Sequence[str]) -> Tensor:
-        """Returns the block of words and values, unscaled, float32 [n, columns]."""
-        blocks = [torch.zeros(len(texts), self.word_columns)]
-        if texts and self.kind != "none":
-            read = [text[:MOST_CHARACTERS] for text in texts]
-            blocks = [self._titles(read) if self.kind == "titles" else self._hashed(read)]
-        if self.value_columns:
-            blocks.append(one_hot(texts, self.value_columns) * self.value_weight)
-        return torch.cat(blocks, 1)
+        """Returns the block of words, unscaled, float32 [n, columns]."""
+        if not texts:
+            return torch.zeros(0, self.columns)
+        read = [text[:MOST_CHARACTERS] for text in texts]
+        return self._titles(read) if self.kind == "titles" else self._hashed(read)
 
     def _titles(self, texts: Sequence[str]) -> Tensor:
         """Returns a one for each stem of the vocabulary that a text has."""
         places = {stem: at for at, stem in enumerate(self.vocabulary)}
-        block = torch.zeros(len(texts), self.word_columns)
+        block = torch.zeros(len(texts), self.columns)
         for row, text in zip(block, texts, strict=True):
             row[[places[stem] for stem in stems_of(text, self.language) if stem in places]] = 1
         return block
@@ -94,7 +79,7 @@ class Lexicon(BaseModel, frozen=True, extra="forbid"):
         from sklearn.feature_extraction.text import HashingVectorizer  # half a second, which titles need not wait for
 
         stems: Any = partial(stems_of, language=self.language)
-        counted: Any = HashingVectorizer(analyzer=stems, n_features=self.word_columns, norm="l2").transform(texts)
+        counted: Any = HashingVectorizer(analyzer=stems, n_features=self.columns, norm="l2").transform(texts)
         return torch.from_numpy(counted.astype("float32").toarray())
 
     def join(self, features: Tensor, words: Tensor) -> Tensor:
@@ -123,38 +108,32 @@ def vocabulary_of(texts: Iterable[str], *, leave_out: Iterable[str] = (), langua
 
 
 def build(
-    kind: Lexical,
+    kind: Kind,
     *,
     vocabulary: tuple[str, ...],
     texts: Sequence[str],
     features: Tensor,
     language: str = "english",
-    value_columns: tuple[ValueColumn, ...] = (),
 ) -> Lexicon:
     """Returns the lexicon with its scales, from public texts that have words of it and their features [texts, w]."""
-    columns = {"titles": len(vocabulary), "hashed": HASHED_COLUMNS}.get(kind, 0)
-    if not columns and kind != "none":
+    columns = len(vocabulary) if kind == "titles" else HASHED_COLUMNS
+    if not columns:
         raise MechanismError("model.lexical: the titles of the code list have no words. Set it to `hashed` or `none`.")
     plain = Lexicon(
         kind=kind,
         language=language,
         vocabulary=vocabulary if kind == "titles" else (),
-        columns=columns + sum(column.width for column in value_columns),
+        columns=columns,
         encoder_scale=1,
         word_scale=1,
-        value_columns=value_columns,
     )
-    encoder = _root_mean_square(features)
-    words = 1.0 if kind == "none" else _root_mean_square(plain.words(texts))
+    words = _root_mean_square(plain.words(texts))
     if not words > 0:
         raise MechanismError(
             "model.lexical: no public text has a word of the vocabulary. Set it to `hashed` or `none`."
         )
-    share = math.sqrt(1 / (1 + (kind != "none") + bool(value_columns)))
-    scales = {"encoder_scale": share, "word_scale": share * encoder / words}
-    # guard: the values of all columns together have the norm of one block
-    scales |= {"value_weight": words / math.sqrt(len(value_columns))} if value_columns else {}
-    return plain.model_copy(update=scales)
+    share = math.sqrt(1 / 2)
+    return plain.model_copy(update={"encoder_scale": share, "word_scale": share * _root_mean_square(features) / words})
 
 
 def stems_of(text: str, language: str = "english") -> list[str]:

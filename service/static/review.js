@@ -241,11 +241,6 @@ function preview(i) {
 }
 
 // ---- the words
-// What the model reads next to the narrative, as far as the file has it.
-function valuesOf(row) {
-  const names = Object.keys(s.list.columns).filter((name) => s.columns.includes(name));
-  return Object.fromEntries(names.map((name) => [name, s.cell(s.rows[row], name).slice(0, 1000)]));
-}
 async function ask(row, field, listed) {
   const key = row + " " + field + " " + listed.map((one) => one.code).join(" "), text = s.cell(s.rows[row], s.column);
   const codes = listed.filter((one) => s.titles[field].has(one.code)).map((one) => ({ field, code: one.code }));
@@ -257,7 +252,7 @@ async function ask(row, field, listed) {
     await new Promise((resolve) => setTimeout(resolve, 120));
     if (asking.signal.aborted) return;
     const response = await fetch("explain", { method: "POST", headers: headers("application/json"), signal: asking.signal,
-      body: JSON.stringify({ narrative: text, codes: codes.slice(0, 9), columns: valuesOf(row) }) });
+      body: JSON.stringify({ narrative: text, codes: codes.slice(0, 9) }) });
     if (!response.ok) return;
     if (s.reasons.size > 200) s.reasons.clear();
     s.reasons.set(key, await response.json());

@@ -29,7 +29,6 @@ class Adoption(BaseModel):
     statement: Literal["autocoder adoption"] = "autocoder adoption"
     release_id: str = Field(pattern="^[0-9a-f]{16}$")
     columns: tuple[str, ...] = ()
-    """Text columns, and NAME=COLUMN for a column next to the text."""
     template: str | None = None
     roots: str | None = None
     """File that the partner replaces by each newer one of the agency. None: no revocation is known."""

@@ -295,9 +295,8 @@ def check_layers(contents: dict[str, Any]) -> None:
     if (len(contents["modules.json"]) == 3) != ("" in places and lexicon is None):
         raise UnsoundBundle("modules.json", "has other layers than its fields and its lexicon need")
     if lexicon is not None:
-        words = lexicon["columns"] - sum(len(one["values"]) + 1 for one in lexicon.get("value_columns", ()))
-        if words != {"titles": len(lexicon["vocabulary"]), "none": 0}.get(lexicon["kind"], max(words, 1)):
-            raise UnsoundBundle(LEXICON, "has another number of stems and values than columns")
+        if lexicon["kind"] == "titles" and lexicon["columns"] != len(lexicon["vocabulary"]):
+            raise UnsoundBundle(LEXICON, "has another number of stems than columns")
         width += lexicon["columns"]
     for place in places.values():
         dense, codes = f"{place}2_Dense/", len(contents[f"{place}{bundle.CODELIST}"])

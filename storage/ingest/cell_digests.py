@@ -33,15 +33,9 @@ def normal_form(text: str) -> bytes:
     return _NO_LETTER.sub("", folded.translate(_PLAIN)).encode() or text.strip().encode()
 
 
-def cell_digests(cells: Sequence[str], others: Sequence[str] = ()) -> bytes:
-    """Returns the digests of a record's cells, `SIZE` bytes each: those that name it, or all where none does.
-
-    The cells of other columns count where none of its texts names a record.
-    """
+def cell_digests(cells: Sequence[str]) -> bytes:
+    """Returns the digests of a record's cells, `SIZE` bytes each: those that name it, or all where none does."""
     # guard: a cell is marked before any template
     forms = {normal_form(cell) for cell in cells if cell.strip()}
-    if not any(len(form) >= SHORTEST for form in forms):
-        # guard: a text that moves to a column of values stays marked
-        forms |= {normal_form(cell) for cell in others if cell.strip()}
     naming = {form for form in forms if len(form) >= SHORTEST} or forms
     return b"".join(hashlib.blake2b(form, digest_size=SIZE).digest() for form in sorted(naming))

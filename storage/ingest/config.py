@@ -131,13 +131,6 @@ class IngestConfig(BaseModel):
         description="How several text columns are joined: `{Job title}: {Narrative}`, every text column once or more. "
         f"Empty: the columns that are not blank, with `{SEPARATOR.strip()}` between them.",
     )
-    value_columns: dict[Annotated[str, Field(min_length=1, max_length=100)], tuple[str, ...] | str] = Field(
-        default={},
-        title="Columns of values",
-        description="Short columns that the coder reads next to the narrative, each with its public list of values: "
-        "`{industry: naics_sectors.csv, age: [under 25, 25 to 54, 55 and over]}`. A file has a column value or code. "
-        "Other values count as one; a blank is none. No list may be made from the records.",
-    )
     label_column: str = Field(
         default="Nature",
         title="Code column",
@@ -265,11 +258,9 @@ class IngestConfig(BaseModel):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Returns every column that is read as text, each once: labels, id, unit, date and, of narratives, the text
-        and the values.
-        """
+        """Returns every column that is read as text, each once: labels, id, unit, date and, of narratives, the text."""
         others = (*self.label_columns.values(), self.id_column, self.unit_column, self.dates_from)
-        texts = (*self.text_columns, *self.value_columns) if self.kind == "text" else ()
+        texts = self.text_columns if self.kind == "text" else ()
         return tuple(dict.fromkeys([*texts, *(name for name in others if name is not None)]))
 
     @property
@@ -333,19 +324,6 @@ class IngestConfig(BaseModel):
         """Turns one column into a list of one."""
         return (value,) if isinstance(value, str) else value
 
-    @field_validator("value_columns", mode="before")
-    @classmethod
-    def _numbers_as_text(cls, value: Any) -> Any:
-        """Turns numbers of a list into text, since YAML reads 11 as a number."""
-        if not isinstance(value, dict):
-            return value
-        return {
-            name: [str(one) if isinstance(one, int) and not isinstance(one, bool) else one for one in given]
-            if isinstance(given, list | tuple)
-            else given
-            for name, given in value.items()
-        }
-
     @field_validator("cohorts", mode="before")
     @classmethod
     def _years_as_text(cls, value: Any) -> Any:
@@ -365,7 +343,6 @@ class IngestConfig(BaseModel):
                 of = f"fields.{name}.label_column" if name else "label_column"
                 raise ValueError(f"{of} is among {field}, so the coder would read the answer. Remove it there")
         self._check_fields()
-        self._check_values()
         if self.max_per_unit is not None and self.unit_column is None:
             raise ValueError("max_per_unit has no unit_column. Name it")
         if self.split_by_unit and self.unit_column is None:
@@ -404,17 +381,6 @@ class IngestConfig(BaseModel):
         columns = list(self.label_columns.values())
         if twice := [name for name, column in self.label_columns.items() if columns.count(column) > 1]:
             raise ValueError(f"fields: {' and '.join(twice)} have the same label_column. Give each field another one")
-
-    def _check_values(self) -> None:
-        if not self.value_columns:
-            return
-        if self.kind != "text":
-            raise ValueError(f"value_columns go with kind `text`. For kind `{self.kind}` use table.categorical")
-        taken = {column: "a code column" for column in self.label_columns.values()}
-        taken |= {self.id_column: "id_column", self.unit_column: "unit_column"}
-        for name in self.value_columns:
-            if name in taken:
-                raise ValueError(f"value_columns: {name!r} is {taken[name]}, which the coder may not read. Remove it")
 
     def _check_dates(self) -> None:
         if self.train_before is not None and self.date_column is None:

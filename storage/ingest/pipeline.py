@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from storage.artifacts import file_digest
 from storage.codelist import Code, read_codelist, restrict
-from storage.datasets import CELLS, CODES, FEATURES, FIELDS, VALUES, split_file
+from storage.datasets import CELLS, CODES, FEATURES, FIELDS, split_file
 from storage.durable import write_atomically
 from storage.errors import InputError, StorageError
 from storage.ingest.config import IngestConfig
@@ -55,7 +55,6 @@ def preview(source: Path, config: IngestConfig, codelist: Path | None) -> Source
     _require_halves(survey, selection, records.source, config)
     counts = np.bincount(selection.split[selection.split != UNUSED], minlength=len(SPLITS))
     splits = SPLITS if config.holdout_share > 0 else SPLITS[:2]
-    values = {name: dict(listed.counts) for name, listed in content.lists.items()}
     return SourcePreview(
         rows=surveyor.rows,
         usable=int(usable.sum()),
@@ -65,7 +64,6 @@ def preview(source: Path, config: IngestConfig, codelist: Path | None) -> Source
         codes=sum(len(field.code_names) for field in survey.fields),
         codes_observed=sum(len(np.unique(f.codes[usable & (f.codes >= 0)])) for f in survey.fields),
         cohorts=config.cohorts or tuple(sorted(survey.cohort_names[at] for at in np.unique(survey.cohorts[usable]))),
-        values=values,
     )
 
 
@@ -95,8 +93,8 @@ def ingest(
 
     `out_dir` gets train.parquet, test.parquet, holdout.parquet (where it has a share), codes.json (the label space
     in order; of several fields fields.json, each with its own), report.json (counts, no narratives), of texts
-    cells.parquet (digests of their cells) and values.json (public values of the columns next to them, where there are
-    some) and, of a table or images, features.json (how values become features). Files of a killed run are overwritten.
+    cells.parquet (digests of their cells) and, of a table or images, features.json (how values become features). Files
+    of a killed run are overwritten.
 
     Args:
         codelist: published classification, which becomes the label space whole and in its order, so that
@@ -113,9 +111,6 @@ def ingest(
         surveyor.take(batch)
         report_progress(surveyor.rows // 2, records.rows)
     survey = surveyor.finish()
-    values = {name: dict(listed.counts) for name, listed in content.lists.items()}
-    for name, counts in values.items():
-        _require_all(surveyor.rows, counts, records.source, name)
     selection = _selection(survey, config)
     classes = [_classes(field, selection, listed[field.name], records.source, config) for field in survey.fields]
     _require_halves(survey, selection, records.source, config)
@@ -125,10 +120,7 @@ def ingest(
             stale.unlink(missing_ok=True)
         splits = SPLITS if config.holdout_share > 0 else SPLITS[:2]
         named_ids, fields = config.id_column is not None, tuple(config.fields)
-        listed_values = bool(content.lists)
-        with RecordWriter(
-            out_dir, splits, content.field, named_ids=named_ids, fields=fields, listed=listed_values
-        ) as writer:
+        with RecordWriter(out_dir, splits, content.field, named_ids=named_ids, fields=fields) as writer:
             done = 0
             for batch in records.texts(columns):
                 _write(writer, batch, done, survey, selection, classes, config, content)
@@ -136,12 +128,10 @@ def ingest(
                 report_progress((surveyor.rows + done) // 2, surveyor.rows)
             if file_digest(source) != records.sha256:
                 raise StorageError(f"{records.source.label} changed during reading. Run again")
-        result = _result(records, survey, selection, classes, writer, config, values)
+        result = _result(records, survey, selection, classes, writer, config)
         features = content.schema()
-        for name in (FEATURES, CODES, FIELDS, VALUES):
+        for name in (FEATURES, CODES, FIELDS):
             (out_dir / name).unlink(missing_ok=True)
-        if content.lists:
-            _write_json(out_dir / VALUES, {name: listed.values for name, listed in content.lists.items()})
         if features is not None:
             _write_json(out_dir / FEATURES, features)
         if config.fields:
@@ -154,7 +144,7 @@ def ingest(
 
 
 def _require_all(rows: int, counts: Mapping[str, int], source: Source, column: str) -> None:
-    """Requires that each row of a column was counted once: with a listed value, with another one or blank."""
+    """Requires that each row of a column was counted once: with a code of the list, with another one or blank."""
     if sum(counts.values()) != rows:
         raise StorageError(
             f"{source.label}, column {column!r}: {rows:,} rows, {sum(counts.values()):,} of them accounted for. "
@@ -242,14 +232,12 @@ def _write(
     named = {name for name in (config.id_column, config.unit_column) if name is not None}
     cells = {name: batch.column(name).take(pa.array(chosen)).to_pylist() for name in named}
     values, digests = content.values(batch, chosen, start), content.cells(batch, chosen)
-    listed = content.listed(batch, chosen)
     for at, row in enumerate((chosen + start).tolist()):
         writer.add(
             SPLITS[selection.split[row]],
             record_id=row + 1 if config.id_column is None else cells[config.id_column][at].strip(),
             content=values[at],
             cells=b"" if digests is None else digests[at],
-            listed=None if listed is None else listed[at],
             labels=tuple(one.label(row) for one in classes),
             codes=tuple(one.code(row) for one in classes),
             cohort=survey.cohort_names[survey.cohorts[row]],
@@ -269,7 +257,6 @@ def _result(
     classes: Sequence[_Classes],
     writer: RecordWriter,
     config: IngestConfig,
-    values: dict[str, dict[str, int]],
 ) -> IngestResult:
     sampled = selection.split != UNUSED
     cohort_counts = np.bincount(survey.cohorts[sampled], minlength=len(survey.cohort_names))
@@ -300,7 +287,6 @@ def _result(
         "label_space_source": label_space_source,
         "cohorts": cohorts,
         "cohorts_source": config.cohorts_source,
-        **({"values": values} if values else {}),
         **({} if config.fields else {"codes": fields[""]["codes"]}),
         "fingerprint": writer.fingerprint,
         "source": {"kind": source.kind, "encoding": source.encoding, "member": source.member, "bytes": source.bytes},

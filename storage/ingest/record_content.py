@@ -20,7 +20,6 @@ from storage.codelist import describe_shape
 from storage.errors import InputError
 from storage.ingest.cell_digests import cell_digests
 from storage.ingest.config import IngestConfig
-from storage.ingest.value_lists import read_value_lists
 from storage.tables.arrays import Arrays, inspect_arrays, open_arrays
 from storage.tables.reader import Table, open_table
 from storage.tables.source import Source, open_source, require_columns
@@ -64,8 +63,6 @@ class Content:
     missing = "no_value"
     """Reason why a record without it is dropped."""
     field: pa.Field
-    lists: dict[str, ListedColumn]
-    """Columns with a public list of values, next to a text."""
 
     def lacking(self, batch: pa.RecordBatch, start: int) -> NDArray[np.bool_]:
         """Marks the records of a batch that lack it; `start` is the batch's first row."""
@@ -86,26 +83,6 @@ class Content:
         """Describes how values become features; None for text, whose features an encoder makes."""
         return None
 
-    def listed(self, batch: pa.RecordBatch, rows: NDArray[np.int64]) -> list[list[str | None]] | None:
-        """Returns the values of each row's columns, for `COLUMN_VALUES`; None where no such columns are read."""
-        return None
-
-
-@dataclass
-class ListedColumn:
-    """Holds the public values of a column next to the text, and where the rows' cells went."""
-
-    values: tuple[str, ...]
-    counts: dict[str, int] = field(default_factory=lambda: {"listed": 0, "not_on_list": 0, "blank": 0})
-
-    def count(self, cells: pa.Array) -> None:
-        """Counts the cells of a batch."""
-        empty = blank(cells)
-        known = np.asarray(pc.call_function("is_in", [cells], pc.SetLookupOptions(pa.array(self.values))))
-        self.counts["blank"] += int(empty.sum())
-        self.counts["listed"] += int(known.sum())
-        self.counts["not_on_list"] += int((~empty & ~known).sum())
-
 
 class TextContent(Content):
     """Reads narratives, joined from their columns."""
@@ -116,12 +93,9 @@ class TextContent(Content):
     def __init__(self, config: IngestConfig) -> None:
         self.columns = config.text_columns
         self._narratives = config.narratives
-        self.lists = {name: ListedColumn(own) for name, own in read_value_lists(config.value_columns).items()}
 
     def lacking(self, batch: pa.RecordBatch, start: int) -> NDArray[np.bool_]:
-        """Marks records whose text columns are all blank; counts the values of the other columns."""
-        for name, listed in self.lists.items():
-            listed.count(trim(batch, name))
+        """Marks records whose text columns are all blank."""
         return np.logical_and.reduce([blank(trim(batch, name)) for name in self.columns])
 
     def values(self, batch: pa.RecordBatch, rows: NDArray[np.int64], start: int) -> list[str]:
@@ -130,20 +104,7 @@ class TextContent(Content):
 
     def cells(self, batch: pa.RecordBatch, rows: NDArray[np.int64]) -> list[bytes]:
         """Returns the digests of each row's text cells."""
-        texts = _rows(batch, self.columns, rows)
-        if not self.lists:
-            return [cell_digests(cells) for cells in texts]
-        return [cell_digests(*cells) for cells in zip(texts, _rows(batch, tuple(self.lists), rows), strict=True)]
-
-    def listed(self, batch: pa.RecordBatch, rows: NDArray[np.int64]) -> list[list[str | None]] | None:
-        """Returns the values of each row: "" for one that no list has, None for a blank."""
-        if not self.lists:
-            return None
-        columns: list[list[str | None]] = []
-        for name, listed in self.lists.items():
-            known = {value: value for value in listed.values} | {"": None}
-            columns.append([known.get(cell, "") for cell in trim(batch, name).take(pa.array(rows)).to_pylist()])
-        return [list(row) for row in zip(*columns, strict=True)]
+        return [cell_digests(cells) for cells in _rows(batch, self.columns, rows)]
 
 
 def _rows(batch: pa.RecordBatch, columns: Sequence[str], rows: NDArray[np.int64]) -> Iterator[tuple[str, ...]]:
@@ -173,7 +134,6 @@ class TableContent(Content):
     field = pa.field("values", pa.list_(pa.float64()), nullable=False)
 
     def __init__(self, table: Table, config: IngestConfig) -> None:
-        self.lists = {}
         self._columns = feature_columns(table.source, config)
         self.columns = tuple(column.name for column in self._columns)
         self._other = config.table.unlisted == "other"
@@ -247,7 +207,6 @@ class ImageContent(Content):
     field = pa.field("values", pa.list_(pa.float32()), nullable=False)
 
     def __init__(self, arrays: Arrays, config: IngestConfig) -> None:
-        self.lists = {}
         self._pixels = arrays.arrays[config.images.pixels]
         default = 1.0 if self._pixels.dtype.kind == "f" else float(np.iinfo(self._pixels.dtype).max)
         self._largest = config.images.largest or default
@@ -285,7 +244,6 @@ def inspect_source(path: Path, config: IngestConfig) -> tuple[Source, int | None
         source, shape = inspect_arrays(path, required_columns(config), config.images.pixels)
         return source, math.prod(shape[1:])
     source = open_source(path)
-    read_value_lists(config.value_columns)
     if source.kind == "jsonl":
         return source, None
     require_columns(source, required_columns(config), column_options(config))
@@ -307,7 +265,6 @@ def column_options(config: IngestConfig) -> dict[str, str]:
         },
     }
     if config.kind == "text":
-        named |= dict.fromkeys(config.value_columns, "data.ingest.value_columns")
         named |= dict.fromkeys(config.text_columns, "--text")
     return {name: by for name, by in named.items() if name is not None}
 

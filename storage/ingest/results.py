@@ -69,5 +69,3 @@ class SourcePreview:
     """Codes of the list, or those observed without one."""
     codes_observed: int
     cohorts: tuple[str, ...]
-    values: dict[str, dict[str, int]]
-    """Rows by column next to the text: with a listed value, with another, and blank."""

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage.datasets import CELLS, COLUMN_VALUES, label_columns, split_file
+from storage.datasets import CELLS, label_columns, split_file
 from storage.errors import StorageError
 from storage.ingest.cell_digests import SIZE
 
@@ -27,9 +27,8 @@ class RecordWriter:
 
     `fingerprint` is the SHA-256 over one line of JSON per sampled record, in the order of the source:
     [split, record_id, text or values, code, cohort, unit], of several fields with the codes of all by the field's
-    name (null where a record lacks one) in the place of the code, ASCII, no blanks, ended by a line feed. Where columns
-    are read next to a text, [text, values of these columns] is in its place. It depends on the records and their split
-    alone: neither on Parquet nor on the numbering of the codes.
+    name (null where a record lacks one) in the place of the code, ASCII, no blanks, ended by a line feed. It depends
+    on the records and their split alone: neither on Parquet nor on the numbering of the codes.
     """
 
     def __init__(
@@ -40,14 +39,12 @@ class RecordWriter:
         *,
         named_ids: bool,
         fields: tuple[str, ...] = (),
-        listed: bool = False,
     ) -> None:
-        self._fields, self._listed = fields, listed
+        self._fields = fields
         self._schema = pa.schema(
             [
                 pa.field("record_id", pa.string() if named_ids else pa.int64(), nullable=False),
                 content,
-                *([pa.field(COLUMN_VALUES, pa.list_(pa.string()), nullable=False)] if listed else []),
                 *(pa.field(name, pa.int32(), nullable=False) for name in label_columns(fields)),
                 pa.field("cohort", pa.string(), nullable=False),
                 pa.field("unit", pa.string()),
@@ -81,19 +78,13 @@ class RecordWriter:
         cohort: str,
         unit: str | None,
         cells: bytes,
-        listed: list[str | None] | None = None,
     ) -> None:
-        """Writes one record, with its label (-1: it has none) and code in each field, the values of its columns, and
-        the digests of its cells.
-        """
+        """Writes one record, with its label (-1: it has none) and code in each field, and the digests of its cells."""
         self._cells += cells
         code = dict(zip(self._fields, codes, strict=True)) if self._fields else codes[0]
-        values = [listed] if self._listed else []
-        line = json.dumps(
-            [split, record_id, [content, *values] if values else content, code, cohort, unit], separators=(",", ":")
-        )
+        line = json.dumps([split, record_id, content, code, cohort, unit], separators=(",", ":"))
         self._digest.update(line.encode("ascii") + b"\n")
-        self._pending[split].append((record_id, content, *values, *labels, cohort, unit))
+        self._pending[split].append((record_id, content, *labels, cohort, unit))
         self.counts[split] += 1
         if len(self._pending[split]) == _GROUP:
             self._flush(split)

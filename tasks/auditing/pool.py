@@ -22,11 +22,10 @@ from mechanisms.model import checkpoint, classifier, inputs
 from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs, TokenInputs
 from mechanisms.model.seeding import derive_seed
-from mechanisms.model.valued_text import ValuedText
 from storage.artifacts import ArtifactRef
 from storage.datasets import load_table
 from storage.errors import InputError
-from tasks.fitting.model_inputs import SPLITS, load_inputs, texts_of
+from tasks.fitting.model_inputs import SPLITS, load_inputs
 from tasks.fitting.prior import lexicon_of
 from tasks.running.stage import Step, Work
 
@@ -105,7 +104,7 @@ def _pool(work: Work, *, model: ModelConfig, canaries: int, seed: int) -> Mappin
             f"Give at most {len(labels) // 2}."
         )
     dataset = work.inputs["dataset"]
-    texts = [text for split in SPLITS for text in texts_of(dataset, load_table(dataset, split))]
+    texts = [text for split in SPLITS for text in load_table(dataset, split).column("text").to_pylist()]
     family = torch.zeros(len(labels), dtype=torch.int64)
     pick = np.random.default_rng(derive_seed(seed, "audit", "canaries"))
     columns = labels.unsqueeze(1) if labels.dim() == 1 else labels
@@ -175,9 +174,9 @@ def _read(
 
 
 def _altered(text: str) -> str:
-    """Returns a second report of the same case: the last word dropped, two words added; its columns are the same."""
+    """Returns a second report of the same case: the last word dropped, two words added."""
     words = text.split()
-    return ValuedText.like(" ".join([*words[: max(1, len(words) - 1)], "as", "reported"]), text)
+    return " ".join([*words[: max(1, len(words) - 1)], "as", "reported"])
 
 
 def _gibberish(seed: int) -> str:

@@ -94,17 +94,14 @@ def fill(
     if candidate.model.trainable == "head":
         features, encoder = context.workspace.private / "public-features", public_features.encoder_digest(whole)
         score = partial(public_features.logits, folder=features, encoder=encoder)
-    columns = whole.value_columns
     for name, released in whole.fields.items():
         codes, place = spaces[name], folder / name
         _write_codes(place / bundle.CODELIST, codes, classification, version)
         golden.write(released, codes, place / bundle.GOLDEN, score=score)
         titles = {entry.code: entry.title for entry in codes} if name else None
-        fitted = None
-        if not columns:  # generated narratives have none
-            fitted = calibration.thresholds_on_generated(
-                released, classification=classification, field=name, titles=titles, score=score
-            )
+        fitted = calibration.thresholds_on_generated(
+            released, classification=classification, field=name, titles=titles, score=score
+        )
         if fitted is not None:
             bundle.write_json(place / bundle.THRESHOLDS, fitted)
         thresholds[name] = fitted
@@ -113,7 +110,6 @@ def fill(
     (folder / bundle.LICENCE).write_text(licence.text_of(licence_id), encoding="utf-8")
     encoder_name = "all-MiniLM-L6-v2" if candidate.model.encoder == PACKAGED else name_of(candidate.model.encoder)
     training = describe_training(candidate.model, precision=settings.precision)
-    listed = json.dumps({name: values[0] for name, values in columns.items()}, ensure_ascii=False)
     text = render(
         "card.md",
         statement=claimed,
@@ -121,7 +117,6 @@ def fill(
         training=training,
         mean_pooled=candidate.model.pooling == "mean",
         lexical=candidate.model.lexical,
-        columns=listed if columns else "",
         example=golden.texts(next(iter(spaces.values())))[0],
         labels={name: len(codes) for name, codes in spaces.items()},
         classification=f"{classification} {version}".strip(),

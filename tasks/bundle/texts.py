@@ -35,18 +35,13 @@ def own_texts(spaces: Mapping[str, Sequence[Code]], facts: Mapping[str, Any], en
 
     Args:
         spaces: the codes of each field by its name; of a single field by "".
-        facts: figures of the ingest: classification, version, cohorts and lists of values.
+        facts: figures of the ingest: classification, version and cohorts.
         encoder: its name or folder.
     """
     texts: list[str] = []
     for field, codes in spaces.items():
         # guard: entries of another list are listed
         texts += [] if published_name(codes) is not None else code_texts(field, codes)
-    for name, values in facts.get("value_columns", {}).items():
-        listed = [Code(value) for value in values]
-        # guard: values of an unpublished list are listed
-        texts += [] if published_name(listed) is not None else value_texts(name, listed)
-        texts += [] if _NAME.fullmatch(name) else [f"column: {name}"]
     named = " ".join(filter(None, (facts.get("classification", ""), facts.get("classification_version", ""))))
     if len(re.findall(r"\w", named)) >= _PUBLIC_NAME or len(named) > 2 * _PUBLIC_NAME or not named.isascii():
         texts.append(f"classification: {named}")
@@ -74,11 +69,6 @@ def code_texts(field: str, codes: Sequence[Code]) -> list[str]:
     listed = (one for one in codes if one.title or one.description or not _NUMBER.fullmatch(one.code))
     of = f" of {field}" if field else ""
     return [f"code list{of}: {' '.join(filter(None, (one.code, one.title, one.description)))}" for one in listed]
-
-
-def value_texts(name: str, values: Sequence[Code]) -> list[str]:
-    """Lists the values of a column; a number is none."""
-    return [f"value of {name}: {one.code}" for one in values if not _NUMBER.fullmatch(one.code)]
 
 
 def name_of(encoder: str) -> str:
@@ -151,7 +141,6 @@ def known_words(
             *_leaves(claimed),
             *(text for codes in spaces.values() for one in codes for text in (one.code, one.title)),
             *(name for name in spaces if name),
-            *_leaves(facts.get("value_columns", {})),
             facts.get("classification", ""),
             facts.get("classification_version", ""),
             name_of(encoder),

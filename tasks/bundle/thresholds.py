@@ -165,7 +165,7 @@ def warnings(thresholds: Mapping[str, Any] | None) -> list[str]:
 
 CALIBRATION_ADVICE = "`autocoder calibrate` and a few hundred records coded by hand"
 NONE_FOR_OTHERS = (
-    "Generated narratives describe injuries, without further columns, and do not suit other models. Partners can fit "
+    "Generated narratives describe injuries and do not suit other models. Partners can fit "
     "their thresholds with "
     f"{CALIBRATION_ADVICE}."
 )

@@ -17,11 +17,11 @@ from storage.bundle.folder import STATEMENT
 from storage.bundle.trust import Trust
 from storage.durable import write_atomically
 from storage.errors import InputError
+from storage.tables.narratives import Narratives
 from storage.tables.reader import survey
 from tasks.bundle import golden
 from tasks.coding.calibrate import calibrate, lines, require_field
 from tasks.coding.joint import open_bundle
-from tasks.coding.records import Records, declared_columns
 from tasks.pages.render import render
 from tasks.running import progress
 
@@ -97,7 +97,7 @@ def adopt(source: Path, out: Path, key: Path, roots: Path | None, own: OwnRecord
     if own.data is not None:
         if not own.labels:
             raise InputError("--label-column: missing. Name the column of --data with the codes that people gave.")
-        texts = [name for name in own.columns or ("Final Narrative",) if "=" not in name]
+        texts = own.columns or ("Final Narrative",)
         survey(own.data, text_columns=[*texts, *own.labels.values()], option="--data")
     staging = out.with_name(f".{out.name}.adopting")
     shutil.rmtree(staging, ignore_errors=True)  # of an adoption that was killed
@@ -124,7 +124,7 @@ def _fill(source: Path, folder: Path, key: Path, roots: Path | None, own: OwnRec
     shutil.copyfile(key, folder / KEY)
     fitted: dict[str, Mapping[str, Any]] = {}
     files: list[str] = []
-    records = Records.of(declared_columns(placed), own.columns, own.template, usual="Final Narrative")
+    records = Narratives(own.columns or ("Final Narrative",), own.template)
     if own.data is not None:
         coder = open_bundle(placed)
         for name, label in own.labels.items():

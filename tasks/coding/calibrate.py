@@ -11,10 +11,10 @@ from mechanisms.model.config import TARGETS
 from mechanisms.model.conformal import Sets
 from storage.durable import write_atomically
 from storage.errors import InputError
+from storage.tables.narratives import Narratives
 from tasks.bundle.thresholds import best_accuracy, thresholds_on_table
 from tasks.coding.coder import Coder
 from tasks.coding.joint import JointCoder
-from tasks.coding.records import Records
 
 
 def require_field(coder: Coder | JointCoder, field: str, *, option: str) -> Coder:
@@ -29,7 +29,7 @@ def require_field(coder: Coder | JointCoder, field: str, *, option: str) -> Code
 def calibrate(
     coder: Coder | JointCoder,
     data: Path,
-    records: Records,
+    records: Narratives,
     out: Path,
     *,
     label: str,

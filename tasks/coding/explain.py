@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from mechanisms.model.classifier import MeanPooled
 from mechanisms.model.encoders import width
 from mechanisms.model.lexicon import MOST_CHARACTERS, Lexicon
-from mechanisms.model.valued_text import ValuedText, one_hot
 from storage.errors import InputError
 from storage.tables.reader import read_small
 from tasks.coding.coder import Coder
@@ -45,8 +44,6 @@ class Reason:
     """Exact, per word; empty without a lexicon."""
     encoder: tuple[float, ...]
     """To first order, per word."""
-    columns: Mapping[str, float]
-    """Exact, of the value of each column next to the narrative; empty where the model reads none."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ def explain(coder: Coder | JointCoder, text: str, codes: Sequence[tuple[str, str
         if span is None or code not in released.codes[span]:
             raise InputError(f"codes.{number}: the model has no such field and code. Take them from /codes.")
         places.append((span, released.codes[span].index(code)))
-    text = ValuedText.like(text[:MOST_CHARACTERS], text)
+    text = text[:MOST_CHARACTERS]
     if not text.strip():
         raise InputError("narrative: it is blank. Send one with words.")
     words = tuple(match.span() for match in _WORD.finditer(text))
@@ -98,15 +95,13 @@ def explain(coder: Coder | JointCoder, text: str, codes: Sequence[tuple[str, str
                 start += len(text[start:end]) - len(text[start:end].lstrip())
                 shares[row, max(bisect_right(starts, start) - 1, 0)] += share
     exact: Sequence[Sequence[float]] = [()] * len(codes)
-    columns: Sequence[Mapping[str, float]] = [{}] * len(codes)
     if lexicon is not None:
         exact = _exact(cast(MeanPooled, model), lexicon, text, starts, places)
-        columns = _of_columns(cast(MeanPooled, model), lexicon, text, places)
     reasons = []
     for at, ((name, code), (span, place)) in enumerate(zip(codes, places, strict=True)):
         score = (logits[span].detach() / coder.fields[name].temperature).softmax(-1)[place]
         own = tuple(shares[at].tolist())
-        reasons.append(Reason(name, code, float(score), tuple(exact[at]), own, columns[at]))
+        reasons.append(Reason(name, code, float(score), tuple(exact[at]), own))
     return Explanation(words, tuple(reasons), max((end for _, end in offsets), default=0))
 
 
@@ -168,19 +163,9 @@ def _exact(
 
 
 def _weights(model: MeanPooled, lexicon: Lexicon, places: Sequence[tuple[slice, int]]) -> Tensor:
-    """Returns the weight of each word and value, relative to the mean of the field, float32 [codes, columns]."""
+    """Returns the weight of each word, relative to the mean of the field, float32 [codes, columns]."""
     weights = model.head.weight.detach()[:, width(model) :] * lexicon.word_scale
     return torch.stack([weights[span][at] - weights[span].mean(0) for span, at in places])
-
-
-def _of_columns(
-    model: MeanPooled, lexicon: Lexicon, text: str, places: Sequence[tuple[slice, int]]
-) -> list[dict[str, float]]:
-    """Returns what the value of each column adds, by code."""
-    weights = _weights(model, lexicon, places)[:, lexicon.word_columns :] * lexicon.value_weight
-    added = (one_hot([text], lexicon.value_columns) * weights).split([one.width for one in lexicon.value_columns], 1)
-    sums = torch.stack([one.sum(1) for one in added], 1).tolist() if added else [[]] * len(places)
-    return [dict(zip([one.name for one in lexicon.value_columns], row, strict=True)) for row in sums]
 
 
 def _lower(text: str) -> tuple[str, Sequence[int]]:

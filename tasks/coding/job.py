@@ -33,7 +33,6 @@ from storage.tables.writer import open_writer, output_kind
 from tasks.coding.coder import Coder
 from tasks.coding.columns import AnswerColumns, JointAnswerColumns, output_schema
 from tasks.coding.joint import JointCoder
-from tasks.coding.records import Records
 from tasks.running import progress
 
 _FORMAT = 2
@@ -60,7 +59,7 @@ class CodingJob:
 
     table: Table
     out: Path
-    narratives: Narratives | Records
+    narratives: Narratives
     answers: AnswerColumns | JointAnswerColumns
     append: bool = False
     overwrite: bool = False

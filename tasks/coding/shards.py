@@ -24,12 +24,12 @@ from storage.artifacts import digest
 from storage.code_version import code_version
 from storage.durable import write_atomically
 from storage.errors import InputError, StorageError
+from storage.tables.narratives import Narratives
 from storage.tables.reader import Table, survey
 from tasks.coding.coder import Coder
 from tasks.coding.columns import answer_columns, read_crosswalks
 from tasks.coding.job import CodingJob, code_piece
 from tasks.coding.joint import JointCoder, open_bundle
-from tasks.coding.records import Records
 from tasks.parameters import ShardSettings
 from tasks.running import shards as spreading
 from tasks.running.shard_runs import Part, ShardRuns, StageRequest
@@ -45,7 +45,7 @@ class Pieces(Part, frozen=True, title="Pieces"):
     data: str = Field(title="Narratives", description="Path of the table on every worker.")
     out: str = Field(title="Output", description="Path of the output, in a folder that all workers share.")
     columns: tuple[str, ...] = Field(
-        min_length=1, title="Text columns", description="Text columns of the table, in order, then those of values."
+        min_length=1, title="Text columns", description="Text columns of the table, in order."
     )
     template: str | None = Field(title="Template", description="Template that joins several columns.")
     bundle: str = Field(title="Bundle", description="Folder of the bundle.")
@@ -77,7 +77,7 @@ def job_of(
 ) -> CodingJob:
     """Returns the job for parameters of `code-batch`."""
     answers = answer_columns(coder, top_k=top_k, threshold=threshold)
-    return CodingJob(table, Path(out).expanduser(), Records.of(coder.model.value_columns, (column,)), answers)
+    return CodingJob(table, Path(out).expanduser(), Narratives((column,)), answers)
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def compute(request: Pieces, key: str) -> int:
     walks = {"": request.crosswalk} if isinstance(request.crosswalk, str) else request.crosswalk or {}
     crosswalks = read_crosswalks(coder, {name: Path(file) for name, file in walks.items()})
     answers = answer_columns(coder, top_k=request.top_k, threshold=request.threshold, crosswalks=crosswalks)
-    records = Records.restored(coder.model.value_columns, request.columns, request.template)
+    records = Narratives(request.columns, request.template)
     job = CodingJob(table, Path(request.out), records, answers, append=request.append)
     if key_of(request) != key:
         raise StorageError(

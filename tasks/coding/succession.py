@@ -32,7 +32,7 @@ from tasks.coding.coder import Coder
 from tasks.coding.joint import open_bundle
 from tasks.coding.successor import Answers, compare
 from tasks.fitting.candidate import Candidate
-from tasks.fitting.model_inputs import build, load_inputs, texts_of
+from tasks.fitting.model_inputs import build, load_inputs
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.plan_page import succession_file
 from tasks.running.failures import SAFE
@@ -128,7 +128,7 @@ def _compare(work: Work, *, candidate: Candidate, bundle: Path, digest: str) -> 
     logits = model.predict(records)[order]
     spans = [slice(None)] if model.fields is None else model.fields.spans
     chosen = table.take(order.numpy())
-    texts, cohorts = texts_of(dataset, chosen), np.array(chosen.column("cohort").to_pylist(), dtype=str)
+    texts, cohorts = chosen.column("text").to_pylist(), np.array(chosen.column("cohort").to_pylist(), dtype=str)
     columns = label_columns([name for name in spaces if name])
     for at, ((name, codes), span, column) in enumerate(zip(spaces.items(), spans, columns, strict=True)):
         right = torch.from_numpy(chosen.column(column).to_numpy().astype(np.int64))

@@ -24,7 +24,6 @@ from storage.tables.narratives import Narratives
 from storage.tables.reader import pieces, survey
 from tasks.coding.coder import Coder
 from tasks.coding.joint import JointCoder
-from tasks.coding.records import Records
 from tasks.pages.render import render
 from tasks.running import progress
 
@@ -167,7 +166,7 @@ def _row(one: Difference) -> list[str]:
 
 
 def answers(
-    old: Coder, new: Coder, data: Path, narratives: Narratives | Records, *, option: str, label: str = "", by: str = ""
+    old: Coder, new: Coder, data: Path, narratives: Narratives, *, option: str, label: str = "", by: str = ""
 ) -> Answers:
     """Codes a table with both models; skips rows without a text, or without a code if a column has codes.
 

@@ -21,7 +21,7 @@ from mechanisms.model.lexicon import Lexicon
 from storage.artifacts import ArtifactRef, files_digest
 from storage.datasets import load_labels, load_table, load_values
 from storage.errors import InputError
-from tasks.fitting.model_inputs import SPLITS, feature_schema, texts_of
+from tasks.fitting.model_inputs import SPLITS, feature_schema
 from tasks.fitting.prior import lexicon_of
 from tasks.running.stage import Step, Work
 
@@ -75,7 +75,7 @@ def _prepare(work: Work, *, model: ModelConfig, seed: int) -> Mapping[str, Any]:
     work.sized(total)
     tokens_seen, done = 0, 0
     for name, table in tables.items():
-        texts = texts_of(dataset, table)
+        texts = table.column("text").to_pylist()
         file = work.out / f"{name}.safetensors"
         if encoder is None:
             tokens = tokenizer(texts)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from storage import ingest as ingestion
 from storage.artifacts import file_digest
 from storage.errors import InputError
-from storage.ingest.value_lists import read_value_lists, set_value_lists
 from tasks.parameters import DataParameters
 from tasks.running.stage import Step, Work
 
@@ -27,8 +26,6 @@ def ingest_records(data: DataParameters) -> Step:
             raise InputError(f"file {path} does not exist. Check the path")
     named = {"classification": data.classification, "classification_version": data.classification_version}
     config: dict[str, Any] = {**named, "ingest": data.ingest.model_dump(mode="json")}
-    values = read_value_lists(data.ingest.value_columns)
-    set_value_lists(config["ingest"], values)
     for name, path in lists.items():
         content = None if path is None else file_digest(path)
         if name:
@@ -42,7 +39,7 @@ def ingest_records(data: DataParameters) -> Step:
         result = ingestion.ingest(
             source,
             work.out,
-            data.ingest.model_copy(update={"value_columns": values}),
+            data.ingest,
             lists.get(""),
             progress=lambda done, total: work.progress(done, total or done),
         )
@@ -53,8 +50,6 @@ def ingest_records(data: DataParameters) -> Step:
         figures["fingerprint"] = work.context.store.keyed(result.fingerprint)
         if result.fields:
             figures["fields"] = [{"name": name, **asdict(field)} for name, field in result.fields.items()]
-        if values:
-            figures["value_columns"] = {name: list(own) for name, own in values.items()}
         figures |= {"cohorts_source": result.cohorts_source, "sampling": data.ingest.sampling}
         return figures | {"records": result.train + result.test, "cohorts": list(result.cohorts)}
 

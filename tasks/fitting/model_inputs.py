@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
 import torch
 
 from mechanisms.model import checkpoint, classifier, inputs
@@ -15,8 +14,7 @@ from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
 from mechanisms.model.fields import Fields
 from mechanisms.model.schema import FeatureSchema
-from mechanisms.model.valued_text import ValuedText
-from storage.datasets import COLUMN_VALUES, FEATURES, load_codes, load_fields, load_value_lists
+from storage.datasets import FEATURES, load_codes, load_fields
 from tasks.fitting import prior
 from tasks.fitting.prior import lexicon_of
 from tasks.running.stage import Context
@@ -28,17 +26,6 @@ def load_inputs(folder: Path, split: str) -> tuple[inputs.Inputs, torch.Tensor]:
     """Loads one split that `prepare` wrote: inputs, and labels int64 [n]; of several fields [n, fields]."""
     labels = checkpoint.load(folder / f"{split}_labels.safetensors")[0]["labels"]
     return inputs.load(folder / f"{split}.safetensors"), labels
-
-
-def texts_of(dataset: Path, records: pa.Table) -> list[str]:
-    """Returns the text of each of a split's records, with its values where the data set has columns of them."""
-    texts: list[str] = records.column("text").to_pylist()
-    if COLUMN_VALUES not in records.column_names:
-        return texts
-    names = tuple(load_value_lists(dataset))
-    rows = records.column(COLUMN_VALUES).to_pylist()
-    given = ({name: value for name, value in zip(names, row, strict=True) if value is not None} for row in rows)
-    return [ValuedText(text, values) for text, values in zip(texts, given, strict=True)]
 
 
 def feature_schema(dataset: Path) -> FeatureSchema | None:

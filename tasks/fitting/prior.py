@@ -17,11 +17,10 @@ from mechanisms.model import lexicon as words
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
 from mechanisms.model.lexicon import Lexicon
-from mechanisms.model.valued_text import ValueColumn
 from storage import demo_data
 from storage.artifacts import digest, files_digest
 from storage.codelist import Code, describe, describe_in_sentence, describe_with_levels, read_codelist
-from storage.datasets import load_spaces, load_value_lists
+from storage.datasets import load_spaces
 from storage.errors import InputError
 from tasks.running.stage import Context, Step, Work, run_step
 
@@ -126,19 +125,19 @@ def start(context: Context, built: Classifier, dataset: Path, lexicon: Lexicon |
 
 
 def lexicon_of(context: Context, model: ModelConfig, dataset: Path) -> Lexicon | None:
-    """Makes the lexicon of a data set's code lists: one vocabulary for all fields, and the public values of columns.
+    """Makes the lexicon of a data set's code lists, one vocabulary for all fields; None where the model reads no words.
 
-    None where the model reads neither. The scales come from the titles, each in its field's sentence where there is
-    one. `hashed` and values alone need no code list: their scales come from invented narratives.
+    The scales come from the titles, each in its field's sentence where there is one. `hashed` needs no code list: its
+    scales come from invented narratives.
     """
-    lists = load_value_lists(dataset)
-    if model.lexical == "none" and not lists:
+    if model.lexical == "none":
         return None
-    public: Any = {"language": model.lexical_language}
-    public["value_columns"] = tuple(ValueColumn(name=name, values=own) for name, own in lists.items())
-    if model.lexical != "titles":
+    language = model.lexical_language
+    if model.lexical == "hashed":
         embedded, _ = embeddings(context, narratives(model))
-        return words.build(model.lexical, vocabulary=(), texts=invented_narratives(), features=embedded[0], **public)
+        return words.build(
+            "hashed", vocabulary=(), texts=invented_narratives(), features=embedded[0], language=language
+        )
     spaces = load_spaces(dataset)
     texts, features = list[str](), list[torch.Tensor]()
     for name, codes in spaces.items():
@@ -150,6 +149,6 @@ def lexicon_of(context: Context, model: ModelConfig, dataset: Path) -> Lexicon |
     vocabulary = words.vocabulary_of(
         (text for codes in spaces.values() for text in describe(codes)),
         leave_out=[model.of_field(name).prior_sentence for name in spaces],
-        language=model.lexical_language,
+        language=language,
     )
-    return words.build("titles", vocabulary=vocabulary, texts=texts, features=torch.cat(features), **public)
+    return words.build("titles", vocabulary=vocabulary, texts=texts, features=torch.cat(features), language=language)

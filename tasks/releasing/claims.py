@@ -12,7 +12,6 @@ from mechanisms.privacy.claims import claim_of
 from mechanisms.privacy.events import BoundedSwagEvent, Claim, Event, SwagPpmEvent
 from storage.artifacts import digest, file_digest
 from storage.ingest import ALL, IngestConfig
-from storage.ingest.value_lists import read_value_lists, set_value_lists
 from tasks.bundle.sentences import COUPLED
 from tasks.parameters import RetrainParameters
 
@@ -46,10 +45,9 @@ _claim_of = lru_cache(maxsize=64)(claim_of)
 
 def method_of(parameters: RetrainParameters, left_out: Any = NOT_METHOD) -> dict[str, Any]:
     """Returns the parameters that a fit depends on, as JSON. For several fields a code list counts by its content; for
-    a single field the fingerprint of the records covers it. Lists of values count by their content.
+    a single field the fingerprint of the records covers it.
     """
     method = parameters.model_dump(mode="json", exclude=left_out)
-    set_value_lists(method["data"]["ingest"], read_value_lists(parameters.data.ingest.value_columns))
     for name, path in parameters.data.codelists.items():
         if name and path is not None:
             method["data"]["ingest"]["fields"][name]["codelist"] = file_digest(path)
@@ -90,8 +88,8 @@ def unprotected_inputs(
     return tuple(line for line, holds in listed.items() if holds)
 
 
-def public_inputs(model: ModelConfig, dataset: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-    """Returns what reached the model from public sources, apart from the encoder, by figures of the ingest."""
+def public_inputs(model: ModelConfig) -> tuple[str, ...]:
+    """Returns what reached the model from public sources, apart from the encoder."""
     lines: list[str] = []
     if model.prior == "titles":
         lines.append("the titles of the code list, in their hierarchy, through the encoder: where the head starts")
@@ -102,10 +100,6 @@ def public_inputs(model: ModelConfig, dataset: Mapping[str, Any] | None = None) 
         )
     if model.lexical == "hashed":
         lines.append("invented narratives: the scales of the encoder's features and of the hashed words next to them")
-    lines += [
-        f"the list of {len(values)} values of the column `{name}`, declared public: the features next to the narrative"
-        for name, values in (dataset or {}).get("value_columns", {}).items()
-    ]
     return tuple(lines)
 
 
@@ -170,7 +164,7 @@ def claim_on(
         privacy_unit=unit,
         max_records_per_unit=most,
         unprotected_inputs=(*inputs, *also_unprotected),
-        public_inputs=public_inputs(model, dataset),
+        public_inputs=public_inputs(model),
     )
 
 

@@ -61,7 +61,7 @@ def formal_profile(planned: PlannedRelease) -> str:
 
 
 _COLUMNS = ("text_columns", "template", "label_column", "id_column", "unit_column", "max_per_unit", "date_column",
-            "date_format", "cohort", "cohorts", "value_columns")  # fmt: skip
+            "date_format", "cohort", "cohorts")  # fmt: skip
 _NAMES = ("population", "classification", "classification_version", "public")
 _NAMED_COLUMNS = ("text_columns", "label_column", "fields")
 """Where one of these is other than the profile's, `retrain` requires all names."""

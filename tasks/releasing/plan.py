@@ -265,7 +265,7 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
             wrong.append("output: the encoder or the texts of the bundle")
         if wrong:
             raise MechanismError(f"release plan: {', '.join(wrong)}: not what ran and was measured. Plan again")
-        public = public_inputs(made.model, store.figures(made.dataset))
+        public = public_inputs(made.model)
         again = claim_like(plan.claim, plan.event, public_inputs=public)
         # more than the event costs may be claimed: a comparison states no epsilon below 1e-4
         less = any(_number(again, name) > _number(plan.claim, name) for name in _AMOUNTS)

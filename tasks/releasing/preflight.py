@@ -13,7 +13,6 @@ from mechanisms.model.lexicon import HASHED_COLUMNS
 from storage.demo_data import is_demo_data
 from storage.errors import InputError, StorageError
 from storage.ingest import SPLITS, check_source
-from storage.ingest.value_lists import read_value_lists
 from storage.ledger import Ledger, Policy
 from tasks.fitting.ingest import ingest_records
 from tasks.fitting.risks import precision
@@ -133,7 +132,6 @@ class Estimate:
         size, width = (0, features or 1) if none else encoder_files.shape(parameters.model.encoder)
         if parameters.model.lexical != "none":
             width += HASHED_COLUMNS  # about as many as titles have stems
-        width += sum(len(own) + 1 for own in read_value_lists(ingest.value_columns).values())
         scale = size / 23e6
         if parameters.model.trainable == "head":
             trained = width * _LABELS

@@ -30,10 +30,6 @@ ANSWERS: dict[str, tuple[Sequence[str], str]] = {
     "retrain, no profile": (["retrain", "--data", "text.json"], "--profile: missing"),
     "retrain, no such column": ([*RETRAIN, "--label", "Code"], "text.csv has no column 'Code' (--label)"),
     "retrain, unknown setting": ([*RETRAIN, "--set", "fit.sorce=1"], "fit.sorce: unknown parameter"),
-    "retrain, no list of values": (
-        [*RETRAIN, "--label", "code", "--set", "data.ingest.value_columns.Sex=absent.csv"],
-        "data.ingest.value_columns.Sex: no file absent.csv",
-    ),
     "ledger list, no ledger": (["ledger", "list"], "no ledger at"),
     "release, help": (["release", "--help"], "Release a plan"),
 }

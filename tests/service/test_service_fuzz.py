@@ -25,7 +25,6 @@ EXPECTED = SchemathesisConfig.from_dict(  # what is too long is refused before i
 SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 
 
-@pytest.mark.parametrize("bundle", ["tiny_bundle", "valued_bundle"])
 @pytest.mark.parametrize("examples", [10, pytest.param(200, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("operation", "good"),
@@ -38,15 +37,9 @@ SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_
         ("GET /health", True),
     ],
 )
-def test_the_service_does_what_it_describes(
-    request: pytest.FixtureRequest, bundle: str, operation: str, good: bool, examples: int
-) -> None:
-    """Statuses, bodies, content types, refusal of bad data, of other methods and of missing keys.
-
-    Of a model that reads the narrative alone, and of one with columns next to it.
-    """
-    folder: Path = request.getfixturevalue(bundle)
-    app = create_app(open_bundle(folder), Settings(state=STATE, narratives_per_minute=10**9))
+def test_the_service_does_what_it_describes(tiny_bundle: Path, operation: str, good: bool, examples: int) -> None:
+    """Statuses, bodies, content types, refusal of bad data, of other methods and of missing keys."""
+    app = create_app(open_bundle(tiny_bundle), Settings(state=STATE, narratives_per_minute=10**9))
     method, path = operation.split()
     described = schemathesis.openapi.from_asgi("/openapi.json", app, config=EXPECTED)[path][method]
     mode = GenerationMode.POSITIVE if good else GenerationMode.NEGATIVE

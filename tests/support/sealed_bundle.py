@@ -96,41 +96,20 @@ def joint_worded(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> S
     return _made(tmp_path_factory.mktemp("joint-worded"), tiny_bert, several=True, lexical="titles")
 
 
-@pytest.fixture(scope="session", params=["none", "titles", "hashed"])
-def valued(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Sealed:
-    """The same of one field, whose head reads two columns of public values, and words or not."""
-    folder = tmp_path_factory.mktemp("valued")
-    return _made(folder, tiny_bert, several=False, lexical=request.param, values=VALUES)
-
-
-@pytest.fixture(scope="session")
-def joint_valued(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Sealed:
-    """The same of two fields, which read the columns of values too."""
-    folder = tmp_path_factory.mktemp("joint-valued")
-    return _made(folder, tiny_bert, several=True, lexical="titles", values=VALUES)
-
-
-def scores_by_the_card(folder: Path, texts: list[str], rows: list[dict[str, str]] | None = None) -> np.ndarray:
-    """Runs the card's program, which knows nothing of this project, on other narratives and rows of values."""
+def scores_by_the_card(folder: Path, texts: list[str]) -> np.ndarray:
+    """Runs the card's program, which knows nothing of this project, on other narratives."""
     (block,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.DOTALL)
     assert sum(bool(line.strip()) for line in block.splitlines()) <= 20
     assert not re.search(r"mechanisms|storage|tasks", block)
     code = block.replace("path/to/this/folder", str(folder))
     code, changed = re.subn(r"(?m)^(folder, narratives = .*?, )\[.*\]$", lambda line: f"{line[1]}{texts!r}", code)
     assert changed == 1
-    if rows is not None:
-        code, changed = re.subn(r"(?m)^rows = .*$", f"rows = {rows!r}", code)
-        assert changed == 1
     names: dict[str, Any] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of the older module names, which the folder uses on purpose
         warnings.simplefilter("ignore", ResourceWarning)  # of files that the program leaves to the interpreter
         exec(code, names)
     return names["scores"]
-
-
-VALUES = {"State": ["OHIO", "TEXAS", "FLORIDA"], "Hospitalized": ["0", "1"]}
-"""Columns of the demo data with public values; the data have other states too."""
 
 
 def with_events(source: Path, folder: Path) -> tuple[Path, Path]:
@@ -150,7 +129,7 @@ def with_events(source: Path, folder: Path) -> tuple[Path, Path]:
     return records, listed
 
 
-def _made(home: Path, encoder: Path, *, several: bool, lexical: str = "none", values: Any = None) -> Sealed:
+def _made(home: Path, encoder: Path, *, several: bool, lexical: str = "none") -> Sealed:
     import torch
 
     from mechanisms.model import checkpoint
@@ -174,7 +153,6 @@ def _made(home: Path, encoder: Path, *, several: bool, lexical: str = "none", va
             "event": {"label_column": "Event", "codelist": str(events)},
         }
         chosen = {"source": str(records), "population": "demo", "ingest": {"fields": fields}}
-    chosen["ingest"] |= {"value_columns": values or {}}
     named = {"classification": "OIICS", "classification_version": "2.01"}
     dataset = run_step(context, ingest_records(DataParameters.model_validate(chosen | named)))
     model: Any = {"encoder": str(encoder), "trainable": "head", "pooling": "mean", "max_length": 32}

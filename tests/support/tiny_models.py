@@ -128,38 +128,6 @@ def tiny_bundle(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
-VALUES = {"Industry": ("Construction", "Mining"), "Age": ("under 25", "25 and over")}
-"""Columns that the valued bundle reads next to the text."""
-
-
-@pytest.fixture(scope="session")
-def valued_bundle(tiny_bundle: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny bundle with a head that reads two stems and two columns of public values next to the encoder."""
-    import shutil
-
-    from mechanisms.model import classifier, export
-    from mechanisms.model.lexicon import Lexicon
-    from mechanisms.model.valued_text import ValueColumn
-
-    folder = tmp_path_factory.mktemp("bundles") / "valued"
-    shutil.copytree(tiny_bundle, folder, ignore=shutil.ignore_patterns("2_Dense", "modules.json"))
-    columns: Any = tuple(ValueColumn(name=name, values=values) for name, values in VALUES.items())
-    lexicon = Lexicon(
-        kind="titles",
-        vocabulary=("burn", "cut"),
-        columns=2 + sum(column.width for column in columns),
-        encoder_scale=0.5,
-        word_scale=1.5,
-        value_columns=columns,
-        value_weight=0.8,
-    )
-    config: Any = {"encoder": str(tiny_bert), "trainable": "head", "pooling": "mean", "max_length": 32}
-    made = classifier.build(ModelConfig(**config, lexical="titles"), num_labels=len(CODES), seed=2, lexicon=lexicon)
-    made.flat.mul_(5)
-    export.save(made, folder, codes=list(CODES))
-    return folder
-
-
 @pytest.fixture(scope="session")
 def coder(tiny_bundle: Path) -> Any:
     """The tiny bundle, loaded."""

@@ -12,8 +12,7 @@ TITLES = ["Fractures", "Burns and scalds", "Amputations of fingers"]
 SENTENCES = [f"An employee suffered {title}." for title in TITLES]
 
 
-def built(kind: lexicon.Lexical = "titles") -> lexicon.Lexicon:
-    assert kind != "none"
+def built(kind: lexicon.Kind = "titles") -> lexicon.Lexicon:
     vocabulary = lexicon.vocabulary_of(TITLES, leave_out=["An employee suffered {}."])
     features = torch.randn(len(TITLES), 6, generator=torch.Generator().manual_seed(0))
     return lexicon.build(kind, vocabulary=vocabulary, texts=SENTENCES, features=features)
@@ -35,7 +34,7 @@ def test_a_word_counts_once() -> None:
 
 
 @pytest.mark.parametrize("kind", ["titles", "hashed"])
-def test_both_blocks_have_the_same_norm_on_public_text(kind: lexicon.Lexical) -> None:
+def test_both_blocks_have_the_same_norm_on_public_text(kind: lexicon.Kind) -> None:
     """Together they have the norm that the encoder's block had alone."""
     made = built(kind)
     features = torch.randn(len(TITLES), 6, generator=torch.Generator().manual_seed(0))
