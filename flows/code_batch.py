@@ -6,9 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+from prefect import flow
 from pydantic import BaseModel, Field
 
 from flows.server.form import Workspace, with_title
+from flows.server.prefect_run import NOTHING_STORED
 from flows.server.settings import home_of
 from storage.tables.reader import survey
 from tasks.coding import shards
@@ -18,7 +20,6 @@ from tasks.coding.joint import open_bundle
 from tasks.parameters import ShardSettings
 from tasks.running import progress
 from tasks.running.failures import private_errors
-from tasks.running.flow_run import job
 
 
 class CodingReport(BaseModel, frozen=True):
@@ -30,7 +31,11 @@ class CodingReport(BaseModel, frozen=True):
     release: str
 
 
-@job(name="code-batch", description="Code a file of narratives (CSV, Parquet, JSON Lines) with a released model.")
+@flow(
+    name="code-batch",
+    description="Code a file of narratives (CSV, Parquet, JSON Lines) with a released model.",
+    **NOTHING_STORED,
+)
 def code_batch(
     data: Annotated[str, with_title("Narratives")],
     out: Annotated[str, with_title("Output")],

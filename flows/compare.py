@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any
 
 from pydantic import BaseModel
 
-from flows.server.form import RecordsForm, parameters_of_run, section, with_title
+from flows.server.form import RecordsForm, parameters_of_run
 from flows.server.settings import home_of
 from tasks.branches.branch import CompareParameters, choose
 from tasks.comparing import protocols, shards, summary
@@ -21,15 +20,13 @@ from tasks.comparing import run as comparison
 from tasks.comparing.assessment import assess
 from tasks.comparing.decision import Decision
 from tasks.comparing.summary import BranchSummary
-from tasks.parameters import FanOut, RetrainParameters
+from tasks.parameters import RetrainParameters
 from tasks.running import progress
 from tasks.running.failures import private_errors
-from tasks.running.flow_run import job, run_id
-from tasks.running.stage import Context, Device, submit, submit_all
+from tasks.running.run import Run
+from tasks.running.stage import Context, submit, submit_all
 from tasks.running.timings import TimingsListener
 from tasks.running.worker_metrics import MetricsListener
-
-CompareSection: Any = section(CompareParameters)
 
 
 class ProtocolResult(BaseModel, frozen=True):
@@ -63,57 +60,21 @@ class CompareResult(BaseModel, frozen=True):
     """The comparison under each protocol, by name; `own`: records as the profile takes them."""
 
 
-@job(
-    name="compare",
-    description="SWAG-PPM and its rivals on the same records, on equal terms. Internal: nothing is released.",
-    flow_run_name="{parameters.population}",
-)
+def compare_form(form: RecordsForm, settings: CompareParameters, branches: str, run: Run) -> CompareResult:
+    """Runs a comparison with a form of Prefect's page."""
+    worker = form.run()
+    context = Context(home=str(home_of(worker.home)), device=worker.device, fan_out=worker.fan_out, run=run)
+    return _run(lambda: parameters_of_run(form, run), settings, branches, context=context, spread=False)
+
+
 def compare(
-    parameters: Annotated[RecordsForm, with_title("Records and SWAG-PPM")],
-    settings: Annotated[CompareSection, with_title("Rivals")],
-    branches: Annotated[str, with_title("Branches")] = "all",
-    spread: Annotated[bool, with_title("Branches to workers")] = False,
+    parameters: RetrainParameters, settings: CompareParameters, branches: str, context: Context, *, spread: bool
 ) -> CompareResult:
-    """Run every branch at every seed, write the report, and record each claim as internal.
+    """Runs every branch at every seed, writes the report, and records each claim as internal.
 
     Args:
-        parameters: records, columns and population; model and SWAG-PPM's fit as YAML. Its seed is the first.
-        settings: target, delta, seeds, the rivals' common settings, and further branches.
         branches: names by comma, or `all`.
-        spread: whether each branch at each seed runs separately, on whichever worker is free.
     """
-    worker = parameters.run()
-    return _run(
-        lambda: parameters_of_run(parameters),
-        CompareParameters.model_validate(settings.model_dump()),
-        branches,
-        context=Context(home=str(home_of(worker.home)), device=worker.device, fan_out=worker.fan_out),
-        spread=spread,
-    )
-
-
-@job(
-    name="compare",
-    description="A comparison as a command has it. Internal: nothing is released.",
-    flow_run_name="{parameters.data.population}",
-)
-def compare_parameters(
-    parameters: RetrainParameters,
-    settings: CompareParameters,
-    branches: str,
-    home: str,
-    device: Device,
-    fan_out: FanOut,
-    spread: bool,
-) -> CompareResult:
-    """Run every branch at every seed, write the report, and record each claim as internal.
-
-    Args:
-        fan_out: whether SWAG-PPM's passes over draws are spread over workers; it does not change what comes out.
-        spread: whether each branch at each seed runs separately, on whichever worker is free; patience and
-            attempts are those of the shards. It does not change what comes out.
-    """
-    context = Context(home=str(home_of(home)), device=device, fan_out=fan_out)
     return _run(lambda: parameters, settings, branches, context=context, spread=spread)
 
 
@@ -140,7 +101,7 @@ def _run(
         every = under_each(run_parameters, rivals)
         estimates = [comparison.refuse_early(context, one, rivals, chosen, slots=rivals.slots) for one in every]
     with private_errors("compare"), progress.listening(metrics):
-        run = run_id()
+        run = context.run.id
         decided: list[Decision] = []
         plans: dict[str, str] = {}
         for taken, estimate in zip(every, estimates, strict=True):

@@ -10,17 +10,18 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Annotated
 
+from prefect import flow
 from prefect.events import emit_event
 from pydantic import BaseModel, Field
 
 from flows.server.dead_runs import declare_dead, resume
 from flows.server.form import with_title
+from flows.server.prefect_run import NOTHING_STORED
 from flows.server.settings import home_of
 from storage.ledger.amounts import short
 from tasks.parameters import LedgerParameters
 from tasks.releasing import ledger_access
 from tasks.running.failures import private_errors
-from tasks.running.flow_run import job
 from tasks.running.stage import Context
 
 RESUMED = ("retrain", "compare", "audit", "diagnose", "release", "code-batch")
@@ -39,7 +40,7 @@ class HousekeepingReport(BaseModel, frozen=True):
     low_budgets: tuple[str, ...] = Field(description="accounts with little left")
 
 
-@job(name="housekeeping", description="Resume runs that died, and report low budgets.")
+@flow(name="housekeeping", description="Resume runs that died, and report low budgets.", **NOTHING_STORED)
 def housekeeping(
     home: Annotated[str | None, with_title("Workspace")] = None,
     ledger: Annotated[LedgerParameters | None, with_title("Ledger")] = None,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import Annotated
 
+from prefect import flow
 from pydantic import BaseModel
 
 from flows.server.form import Workspace, with_title
+from flows.server.prefect_run import NOTHING_STORED
 from flows.server.settings import home_of
 from storage.durable import write_atomically
 from storage.errors import StorageError
@@ -15,7 +17,6 @@ from storage.ledger.heads import read_head, state_head
 from tasks.parameters import LedgerParameters
 from tasks.releasing import ledger_access
 from tasks.running.failures import private_errors
-from tasks.running.flow_run import job
 from tasks.running.stage import Context
 
 
@@ -28,9 +29,10 @@ class VerificationResult(BaseModel, frozen=True):
     notes: tuple[str, ...]
 
 
-@job(
+@flow(
     name="ledger-verify",
     description="Check every row of the release ledger, and that none was cut off since the last check.",
+    **NOTHING_STORED,
 )
 def ledger_verify(
     home: Workspace = None, ledger: Annotated[LedgerParameters | None, with_title("Ledger")] = None

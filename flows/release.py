@@ -7,12 +7,9 @@ starts from the top at each answer, which Prefect stores. A run without a deploy
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field
-
-from flows.server.form import DeviceChoice, PlanFile, Workspace, with_title
-from flows.server.settings import home_of, require_same_workspace
+from flows.server.settings import require_same_workspace
 from storage.errors import InputError
 from tasks.parameters import BundleParameters
 from tasks.releasing import approval, ledger_access, prefect_page, preflight, publish
@@ -20,51 +17,41 @@ from tasks.releasing.checked_plan import check
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.publish import Released
 from tasks.running.failures import private_errors
-from tasks.running.flow_run import call_task, deployment_id, in_flow_run, job, named_by_plan, run_id
 from tasks.running.progress import listening
 from tasks.running.stage import Context
 from tasks.running.worker_metrics import MetricsListener
 
+WAIT_DAYS = 30
+"""Days that a run of the deployment waits for approvals."""
 
-@job(
-    name="release",
-    description="Release a plan: wait for approvals, reserve the budget, draw once, bundle, commit.",
-    flow_run_name=named_by_plan,
-)
+
 def release(
-    plan: PlanFile,
-    home: Workspace = None,
-    device: DeviceChoice = "auto",
-    ledger: Annotated[BundleParameters | None, with_title("Ledger and bundle")] = None,
-    wait_days: Annotated[int, Field(ge=1, le=365), with_title("Days to wait for approvals")] = 30,
+    plan: str, context: Context, *, ledger: BundleParameters | None = None, wait_days: int = WAIT_DAYS
 ) -> Released:
-    """Release a plan; return the release of one that was released before, and resume one that died.
+    """Releases a plan; returns the release of one that was released before, and resumes one that died.
 
     Args:
         plan: path of the plan that `retrain` or `compare` wrote.
-        home: workspace folder; empty: that of the worker (AUTOCODER_HOME).
-        device: `auto`, `cpu` or `cuda`.
         ledger: which ledger, under which policy.
-        wait_days: how long a run waits for approvals before it fails.
+        wait_days: how long the run of a deployment waits for approvals before it fails.
     """
-    context = Context(home=str(home_of(home)), device=device)
     settings = ledger or BundleParameters()
     metrics = MetricsListener(context.workspace.private, "release")
-    with private_errors("release"), listening(prefect_page.PrefectListener(), metrics):
+    with private_errors("release"), listening(*context.run.listeners(), metrics):
         require_same_workspace(Path(plan), Path(context.home))
         preflight.check_device(context)
         publish.check_signing(context, settings)
         planned = PlannedRelease.load(Path(plan).expanduser())
         checked = check(planned, ledger_access.open_ledger(context, settings))
         checked.require_current(context)  # before anybody is asked
-        if deployment_id():
+        if context.run.deployment:
             from flows.server import approvals
 
             approvals.wait(context, checked, file=plan, days=wait_days)
         else:
             approval.may_release(checked, approval.require_unrefused(context, checked), file=plan, deployed=False)
         prefect_page.publish_budget(context, settings)
-        return call_task("release", publish.release, context, planned, settings)
+        return context.run.call("release", "release", publish.release, context, planned, settings)
 
 
 def request(context: Context, planned: PlannedRelease, plan_file: Path, settings: BundleParameters, name: str) -> str:
@@ -73,7 +60,7 @@ def request(context: Context, planned: PlannedRelease, plan_file: Path, settings
     Raises:
         InputError: there is no server, or it has no such deployment.
     """
-    if not in_flow_run():
+    if not context.run.shows:
         raise InputError("release.deployment: a deployment needs a server. Set PREFECT_API_URL, or leave it out.")
     from prefect.deployments import run_deployment
     from prefect.exceptions import ObjectNotFound
@@ -90,7 +77,7 @@ def request(context: Context, planned: PlannedRelease, plan_file: Path, settings
             timeout=0,
             as_subflow=False,
             # a retrain that died after asking does not ask twice
-            idempotency_key=f"{planned.digest}-{run_id()}",
+            idempotency_key=f"{planned.digest}-{context.run.id}",
         )
     except ObjectNotFound:
         raise InputError(f"release.deployment: the server has no deployment {name}. Run `autocoder deploy`.") from None

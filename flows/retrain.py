@@ -12,6 +12,7 @@ With `formal` set, one formally private fit is released instead (`tasks.branches
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -21,16 +22,16 @@ from flows.server.settings import home_of
 from storage.ledger.overlapping_releases import other_population_names, overlapping_releases, population_name_warning
 from tasks.branches.plan import Origin
 from tasks.coding import succession
-from tasks.parameters import FanOut, RetrainParameters
+from tasks.parameters import RetrainParameters
 from tasks.releasing import approval, ledger_access, plan_page, prefect_page, publish
 from tasks.releasing.checked_plan import check
 from tasks.releasing.plan_page import PlanContext
 from tasks.releasing.publish import Released
 from tasks.retraining import run as retraining
 from tasks.running.failures import private_errors
-from tasks.running.flow_run import call_task, in_flow_run, job, run_id
 from tasks.running.progress import listening
-from tasks.running.stage import Context, Device, submit
+from tasks.running.run import Run
+from tasks.running.stage import Context, submit
 from tasks.running.timings import TimingsListener
 from tasks.running.worker_metrics import MetricsListener
 
@@ -46,45 +47,29 @@ class RetrainResult(BaseModel):
     warnings: tuple[str, ...] = Field(default=(), description="for those who decide on the plan")
 
 
-@job(
-    name="retrain",
-    description="Train an autocoder on confidential narratives and plan its release: one private draw (SWAG-PPM), or, "
-    "with `formal`, one fit with a formal guarantee. The plan is audited, then released.",
-    flow_run_name="{parameters.data.population}",
-)
-def retrain(parameters: RetrainParameters, home: str, device: Device, fan_out: FanOut) -> RetrainResult:
-    """Run the whole method with the parameters of a command; finished stages of the same inputs and code are reused.
-
-    The forms of Prefect's page are `flows.formal` and `flows.estimated`.
-    """
-    return run_retrain(lambda: parameters, home=home, device=device, fan_out=fan_out)
+def retrain(parameters: RetrainParameters, context: Context) -> RetrainResult:
+    """Runs the whole method; finished stages of the same inputs and code are reused."""
+    return _retrain(lambda: parameters, context)
 
 
-def run_form(form: RecordsForm) -> RetrainResult:
-    """Runs all stages of a form of Prefect's page."""
+def retrain_form(form: RecordsForm, run: Run) -> RetrainResult:
+    """Runs the whole method with a form of Prefect's page."""
     worker = form.run()
-    return run_retrain(lambda: parameters_of_run(form), home=worker.home, device=worker.device, fan_out=worker.fan_out)
+    context = Context(home=str(home_of(worker.home)), device=worker.device, fan_out=worker.fan_out, run=run)
+    return _retrain(lambda: parameters_of_run(form, run), context)
 
 
-def run_retrain(
-    parameters: Callable[[], RetrainParameters],
-    *,
-    home: str | None,
-    device: Device,
-    fan_out: FanOut,
-) -> RetrainResult:
+def _retrain(read: Callable[[], RetrainParameters], context: Context) -> RetrainResult:
     """Runs all stages of parameters, which are read inside, so that an error of theirs is the run's."""
-    context = Context(home=str(home_of(home)), device=device, fan_out=fan_out)
     measured = MetricsListener(context.workspace.private, "retrain")
     with private_errors("retrain"):
         context.workspace.create()
-        run_parameters = parameters()
-        estimate = retraining.refuse_early(context, run_parameters)
+        parameters = read()
+        estimate = retraining.refuse_early(context, parameters)
     timed = TimingsListener(context.workspace.private, estimate.stages)
-    with private_errors("retrain"), listening(prefect_page.PrefectListener(), measured, timed):
-        run = run_id()
-        made = retraining.run(context, run_parameters, lambda step: submit(context, step), prefect_run_id=run)
-        return _release(context, made, Origin(parameters=run_parameters))
+    with private_errors("retrain"), listening(*context.run.listeners(), measured, timed):
+        made = retraining.run(context, parameters, partial(submit, context), prefect_run_id=context.run.id)
+        return _release(context, made, Origin(parameters=parameters))
 
 
 def _release(context: Context, made: retraining.RetrainResult, origin: Origin) -> RetrainResult:
@@ -93,13 +78,13 @@ def _release(context: Context, made: retraining.RetrainResult, origin: Origin) -
     planned, plan_file = publish.save_plan(context, made.planned, settings)
     origin.save(plan_file)
     ledger = ledger_access.open_ledger(context, settings)
-    uncompared = succession.compare_with_release(context, planned, ledger, lambda step: submit(context, step))
+    uncompared = succession.compare_with_release(context, planned, ledger, partial(submit, context))
     checked = check(planned, ledger)
     plan_context = PlanContext.of(context, checked)
-    if in_flow_run():
+    if context.run.shows:
         status = approval.approval_status(context, checked)
         page = plan_page.page_of(checked, status, file=str(plan_file), context=plan_context)
-        prefect_page.publish_plan(plan_page.markdown(page))
+        prefect_page.publish_plan(context.run, plan_page.markdown(page))
     names = other_population_names(
         planned.plan, overlapping_releases(ledger, planned.plan, records=plan_context.records)
     )
@@ -108,8 +93,8 @@ def _release(context: Context, made: retraining.RetrainResult, origin: Origin) -
         release_run = request(context, planned, plan_file, settings, settings.deployment)
     elif settings.enabled:
         prefect_page.publish_budget(context, settings)  # before too: it is needed most after a refusal
-        released = call_task("release", publish.release, context, planned, settings)
-    if in_flow_run():
+        released = context.run.call("release", "release", publish.release, context, planned, settings)
+    if context.run.shows:
         prefect_page.publish_artifacts(
             context,
             parameters,

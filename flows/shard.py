@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from prefect import flow
+
 from flows.server.form import DeviceChoice, Workspace, with_title
+from flows.server.prefect_run import NOTHING_STORED, PrefectRun
 from flows.server.settings import home_of
 from storage.artifacts import ArtifactRef
 from tasks.auditing import trials
@@ -15,10 +18,8 @@ from tasks.comparing import shards as comparing
 from tasks.comparing.shards import SeedAndTarget
 from tasks.fitting import risks
 from tasks.fitting.risks import Draws
-from tasks.releasing import prefect_page
 from tasks.running import shards
 from tasks.running.failures import private_errors
-from tasks.running.flow_run import job
 from tasks.running.progress import listening
 from tasks.running.shard_runs import StageRequest
 from tasks.running.stage import Context, Step
@@ -27,10 +28,11 @@ from tasks.running.worker_metrics import MetricsListener
 ShardRequest = StageRequest[Draws | TrialRange | SeedAndTarget | Pieces]
 
 
-@job(
+@flow(
     name="shard",
     description="Compute a shard: draws of a pass, reruns of an audit, a branch of a comparison, or pieces of a table. "
     "Its output is a stage of the private store; answers go next to the table's output.",
+    **NOTHING_STORED,
 )
 def shard(
     shard: Annotated[ShardRequest, with_title("Which part of what")],
@@ -50,7 +52,7 @@ def shard(
             return coding.compute(settings, shard.key)
     context = Context(home=str(home_of(home)), device=device)
     metrics = MetricsListener(context.workspace.private, "shard")
-    with private_errors("shard"), listening(prefect_page.PrefectListener(), metrics):
+    with private_errors("shard"), listening(*PrefectRun().listeners(), metrics):
         context.workspace.create()
         return shards.compute(context, shard, step_of)
 

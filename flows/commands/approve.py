@@ -12,7 +12,7 @@ import typer
 
 from flows.commands import options
 from flows.commands.terminal import say
-from flows.server.settings import configure_prefect, home_of
+from flows.server.settings import configure_prefect
 from storage.errors import InputError
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def outcome_of(context: Context, plan: CheckedPlan, decision: Decision, name: st
 
 def _decide_in_dossier(plan: Path, key: Path, answer: Answer, reason: str, to: DecisionTarget) -> None:
     """Signs on the officer's own desk, after the dossier was checked and quoted."""
-    configure_prefect(home_of(None), make_home=False)
+    configure_prefect()
     from tasks.releasing.dossier import Dossier
 
     dossier = Dossier(plan)

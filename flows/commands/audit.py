@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flows.commands import options
 from flows.commands.terminal import say
-from flows.server.run_flow import run_flow
+from flows.server.run_flow import run_command
 from flows.server.settings import require_same_workspace
 from tasks.running.failures import private_errors
 
@@ -120,7 +121,6 @@ def audit(
     shards: options.Shards = 1,
     results: options.Results = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 when a claim is contradicted.")] = False,
-    server: options.Server = "none",
 ) -> None:
     r"""Measure what a release would leak, and compare it with the claim.
 
@@ -142,7 +142,7 @@ def audit(
     """
     if plan is not None:
         options.refuse_with_plan(run, chosen, variation, results=results)
-        result = _of_plan(plan, run, effort, output, shards, server)
+        result = _of_plan(plan, run, effort, output, shards)
         say(
             result.model_dump_json(indent=2)
             if output.as_json
@@ -165,17 +165,19 @@ def audit(
         if reruns:
             console.expect(f"{reruns} reruns", seconds, measured=measured)
         audits = {
-            change: run_flow(
-                job.audit_branches,
-                server,
-                parameters=case.parameters,
-                terms=case.terms,
-                settings=case.settings,
-                branches=case.branches,
-                seeds=case.seeds,
-                home=context.home,
-                device=run.device,
-                fan_out=context.fan_out,
+            change: run_command(
+                partial(
+                    job.audit_branches,
+                    case.parameters,
+                    case.terms,
+                    case.settings,
+                    branches=case.branches,
+                    seeds=case.seeds,
+                ),
+                context,
+                name="audit",
+                label=case.parameters.data.population,
+                parameters={"case": case},
             )
             for change, case in cases.items()
         }
@@ -201,7 +203,6 @@ def _of_plan(
     effort: EffortOptions,
     output: options.OutputOptions,
     shards: int,
-    server: Literal["none", "own"],
 ) -> AuditResult:
     """Audits what a plan releases."""
     workspace = options.home_of_plan(plan, run.home)
@@ -224,14 +225,12 @@ def _of_plan(
     with output.progress() as console:
         if reruns:
             console.expect(f"{reruns} reruns", seconds, measured=measured)
-        return run_flow(
-            job.audit,
-            server,
-            plan=str(plan),
-            settings=settings.model_dump(),
-            home=context.home,
-            device=run.device,
-            fan_out=context.fan_out,
+        return run_command(
+            partial(job.audit_plan, str(plan), settings),
+            context,
+            name="audit",
+            label=plan.stem,
+            parameters={"plan": str(plan), "settings": settings},
         )
 
 

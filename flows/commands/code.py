@@ -12,7 +12,7 @@ import typer
 
 from flows.commands import bundle_options, options
 from flows.commands.terminal import say
-from flows.server.settings import configure_prefect, home_of
+from flows.server.settings import configure_prefect
 from storage.errors import InputError
 from tasks.running.failures import private_errors
 
@@ -160,7 +160,7 @@ def code(
     columns, template = released.columns(files.column, files.template)
     review = review.as_adopted(released.adopted())
     if shards > 1:
-        configure_prefect(home_of(released.home), make_home=False)
+        configure_prefect()
     with private_errors("code"):
         from storage.crosswalk import crosswalk_files
         from storage.tables.narratives import Narratives

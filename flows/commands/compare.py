@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +12,7 @@ import typer
 from flows.commands import options
 from flows.commands.ledger_text import KINDS, spent
 from flows.commands.terminal import Column, fitted_table
-from flows.server.run_flow import run_flow
+from flows.server.run_flow import run_command
 from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
@@ -62,7 +63,6 @@ def compare(
         ),
     ] = False,
     results: options.Results = None,
-    server: options.Server = "none",
 ) -> None:
     r"""Compare branches on the same records. Nothing is released; the report is internal.
 
@@ -108,16 +108,12 @@ def compare(
     with output.progress(bars=settings.slots == 1) as console:
         measured = all(estimate.measured for estimate in estimates)
         console.expect(f"{len(chosen)} branches, {settings.seeds} seeds", seconds, measured=measured)
-        result = run_flow(
-            job.compare_parameters,
-            server,
-            parameters=parameters,
-            settings=settings,
-            branches=branches,
-            home=context.home,
-            device=run.device,
-            fan_out=context.fan_out,
-            spread=spread,
+        result = run_command(
+            partial(job.compare, parameters, settings, branches, spread=spread),
+            context,
+            name="compare",
+            label=parameters.data.population,
+            parameters={"retrain": parameters, "settings": settings, "branches": branches},
         )
     if results is not None:
         from tasks.comparing.protocols import protocol_title

@@ -14,7 +14,7 @@ import typer
 import yaml
 
 from flows.commands.terminal import say
-from flows.server.settings import configure_prefect, home_of
+from flows.server.settings import configure_prefect
 from storage.errors import InputError, StorageError
 from tasks.catalogue import CATALOGUE
 
@@ -43,7 +43,7 @@ def deploy(
         content = _without_unset(yaml.safe_load(file.read_text(encoding="utf-8")), os.environ)
     except (yaml.YAMLError, UnicodeDecodeError):
         raise InputError(f"{file} is not YAML. Compare it with deployments/prefect.yaml.") from None
-    configure_prefect(home_of(None), make_home=False)
+    configure_prefect()
     from flows.server.automations import apply_pools, apply_rules
 
     apply_pools(POOLS)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from flows.commands import options
-from flows.server.run_flow import run_flow
+from flows.server.run_flow import run_command
 from tasks.running.failures import private_errors
 
 
@@ -36,7 +37,6 @@ def diagnose(
     run: options.RunOptions,
     studies: StudyOptions,
     output: options.OutputOptions,
-    server: options.Server = "none",
 ) -> None:
     r"""Diagnose a retrain: is its epsilon stable, its posterior sound, and how much does a single record matter?
 
@@ -74,12 +74,11 @@ def diagnose(
     with output.progress() as console:
         if missing is not None:  # the mixing time of a formal posterior's sampler is unknown
             console.expect("these diagnostics", estimate.of_labels(missing), measured=estimate.measured)
-        result = run_flow(
-            job.diagnose_retrain,
-            server,
-            parameters=parameters,
-            settings=settings,
-            home=context.home,
-            device=run.device,
+        result = run_command(
+            partial(job.diagnose, parameters, settings),
+            context,
+            name="diagnose",
+            label=parameters.data.population,
+            parameters={"retrain": parameters, "settings": settings},
         )
     output.answer(result, result.report)

@@ -43,7 +43,7 @@ def doctor(
     commands need is missing.
     """
     workspace = home_of(home)
-    configure_prefect(workspace, make_home=False)
+    configure_prefect()
     findings = [check(workspace) for check in (_LIGHT if installation.is_light() else _CHECKS)]
     if as_json:
         say(json.dumps([asdict(finding) for finding in findings], indent=2))

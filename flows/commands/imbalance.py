@@ -53,7 +53,7 @@ def imbalance(
     from flows.server.settings import configure_prefect, home_of
 
     place = home_of(home)
-    configure_prefect(place, make_home=True)
+    configure_prefect()
     from tasks.imbalance import page, run
     from tasks.imbalance import suite as suites
 

@@ -54,13 +54,6 @@ Shards = Annotated[
         "`autocoder deploy`.",
     ),
 ]
-Server = Annotated[
-    Literal["none", "own"],
-    typer.Option(
-        help="Without PREFECT_API_URL. none: run without Prefect; own: start a server for this run, which records it "
-        "in the workspace.",
-    ),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 
 
@@ -173,10 +166,10 @@ class RunOptions:
 
         return bool(apply_settings(load_profile(self.profile_name), self.settings or []).get("formal"))
 
-    def context(self, *, make_home: bool = True, **fields: Any) -> Context:
-        """Returns the context of the run; imports Prefect for the first time."""
+    def context(self, **fields: Any) -> Context:
+        """Returns the context of the run."""
         home = home_of(self.home)
-        configure_prefect(home, make_home=make_home)
+        configure_prefect()
         from tasks.running.stage import Context
 
         return Context(home=str(home), device=self.device, **fields)
@@ -224,7 +217,7 @@ class LedgerOptions:
 
 def select_ledger(workspace: Path, url: str | None) -> tuple[Context, LedgerParameters]:
     """Returns the context of a workspace and the settings of its ledger, with Prefect configured."""
-    configure_prefect(workspace, make_home=False)
+    configure_prefect()
     from tasks.parameters import LedgerParameters
     from tasks.running.stage import Context
 

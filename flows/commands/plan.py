@@ -252,7 +252,7 @@ def _print(page: PlanPage) -> None:
 
 def _show_dossier(plan: Path, html: Path | None, *, as_json: bool) -> None:
     """Prints what a dossier says of its plan, after its signature was checked."""
-    configure_prefect(home_of(None), make_home=False)
+    configure_prefect()
     from tasks.releasing.dossier import PAGE, Dossier
     from tasks.releasing.plan_page import MARKS
 

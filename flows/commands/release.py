@@ -11,7 +11,7 @@ import typer
 
 from flows.commands import options
 from flows.commands.ledger_text import KINDS, cohorts, delta, left, relation, spent
-from flows.server.run_flow import run_flow
+from flows.server.run_flow import run_command
 from flows.server.settings import configure_prefect, require_same_workspace
 from tasks.running.failures import private_errors
 
@@ -46,7 +46,6 @@ def release(
     output: options.OutputOptions,
     home: options.HomeOfPlan = None,
     device: options.Device = "auto",
-    server: options.Server = "none",
 ) -> None:
     """Release a plan: charge the budget, draw once, bundle, record, sign.
 
@@ -68,7 +67,7 @@ def release(
 
     given = {name: str(value) if isinstance(value, Path) else value for name, value in vars(settings).items()}
     ledger = validate(BundleParameters, given, at="")
-    configure_prefect(workspace, make_home=True)
+    configure_prefect()
 
     import flows.release as job
     from tasks.releasing import publish
@@ -78,7 +77,13 @@ def release(
     with private_errors("release"):  # the flow checks too, but later
         publish.require_current(Context(home=str(workspace)), PlannedRelease.load(plan.expanduser()), ledger)
     with output.progress():
-        result = run_flow(job.release, server, plan=str(plan), home=str(workspace), device=device, ledger=ledger)
+        result = run_command(
+            lambda context: job.release(str(plan), context, ledger=ledger),
+            Context(home=str(workspace), device=device),
+            name="release",
+            label=plan.stem,
+            parameters={"plan": str(plan), "ledger": ledger},
+        )
     output.warn(result.warnings)
     output.note_estimate(result.guarantee_kind)
     output.answer(result, "" if output.as_json else ending(result, str(workspace), ledger))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,7 +17,7 @@ from flows.commands.console import duration
 from flows.commands.plan import summary_of
 from flows.commands.release import ending
 from flows.commands.terminal import Console, say
-from flows.server.run_flow import run_flow
+from flows.server.run_flow import run_command
 from storage.errors import InputError
 from tasks.running.failures import private_errors
 
@@ -56,7 +57,6 @@ def retrain(
             show_default="--plan-only; for profile demo --release",
         ),
     ] = None,
-    server: options.Server = "none",
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -115,7 +115,7 @@ def retrain(
 
     from tasks.parameters import FanOut
 
-    context = run.context(make_home=not dry_run and deploy is None, fan_out=FanOut(shards=shards))
+    context = run.context(fan_out=FanOut(shards=shards))
 
     import flows.retrain as job
     from tasks.releasing import code_lists
@@ -136,8 +136,12 @@ def retrain(
     with output.progress() as console:
         if missing:
             console.expect("this retrain", estimate.of_labels(missing), measured=estimate.measured)
-        result = run_flow(
-            job.retrain, server, parameters=parameters, home=context.home, device=run.device, fan_out=context.fan_out
+        result = run_command(
+            partial(job.retrain, parameters),
+            context,
+            name="retrain",
+            label=parameters.data.population,
+            parameters={"retrain": parameters},
         )
     warnings = (*result.warnings, *(result.release.warnings if result.release is not None else ()))
     output.warn([warning for warning in warnings if warning not in given])

@@ -53,7 +53,7 @@ def wait(context: Context, plan: CheckedPlan, *, file: str, days: int) -> None:
         if decision is None:
             plan_context = PlanContext.of(context, plan)
             text = plan_page.markdown(plan_page.page_of(plan, status, file=file, context=plan_context))
-            prefect_page.publish_plan(text)
+            prefect_page.publish_plan(context.run, text)
             warning = f"**The last answer does not count.** {problem}\n\n" if problem else ""
             decision = _ask(number, warning + text, days=days)
         if not decision:

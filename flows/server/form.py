@@ -17,7 +17,7 @@ from flows.commands import profiles
 from storage import strict_yaml
 from storage.errors import InputError
 from tasks.parameters import FanOut, RetrainParameters
-from tasks.running.flow_run import deployment_id
+from tasks.running.run import Run
 from tasks.running.stage import Device
 
 NO_LIST = "none"
@@ -201,8 +201,8 @@ def _take(content: dict[str, Any], key: str) -> Any:
     return content.pop(last)
 
 
-def parameters_of_run(form: RecordsForm) -> RetrainParameters:
-    """Returns the parameters of a run's form; a deployment lends neither population nor settings to other records.
+def parameters_of_run(form: RecordsForm, run: Run) -> RetrainParameters:
+    """Returns the parameters of a run's form; its deployment lends neither population nor settings to other records.
 
     A profile drops what it says of its own records alone. A deployment that holds all its settings cannot.
 
@@ -211,7 +211,7 @@ def parameters_of_run(form: RecordsForm) -> RetrainParameters:
             deployment of its own settings.
         StorageError: the server does not answer.
     """
-    theirs = _values_of_deployment()
+    theirs = {} if run.deployment is None else _values_of_deployment(run.deployment)
     names = ("text_columns", "label_column", "population")
     changed = [name for name in names if name in theirs and list_of(theirs[name]) != list_of(getattr(form, name))]
     if changed and changed[-1] != "population" and "population" in theirs:
@@ -227,11 +227,8 @@ def parameters_of_run(form: RecordsForm) -> RetrainParameters:
     return form.parameters()
 
 
-def _values_of_deployment() -> dict[str, Any]:
-    """Returns the form's values in the deployment of this run; `deployment.parameters` are those of the run itself."""
-    deployment = deployment_id()
-    if deployment is None:
-        return {}
+def _values_of_deployment(deployment: str) -> dict[str, Any]:
+    """Returns the form's values in a deployment; `prefect.runtime.deployment.parameters` are those of the run."""
     from flows.server.client import server
 
     with server() as client:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from prefect.client.schemas.objects import ConcurrencyLimitStrategy, Concurrency
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectNotFound
 
+from flows import deployed
 from flows.server.client import server
 from flows.server.form import WorkerSettings, form_of
 from storage.errors import InputError
@@ -65,7 +65,7 @@ def register_retrain(
 ) -> str:
     """Create or replace the deployment `retrain/NAME`, with the form of its kind of release; return its name."""
     kind = "estimated" if parameters.formal is None else "formal"
-    flow: Flow[Any, Any] = import_module(f"flows.{kind}").retrain
+    flow: Flow[Any, Any] = getattr(deployed, kind)
     values = {"parameters": form_of(parameters, worker).model_dump(mode="json")}
     schedules = [] if schedule is None else [DeploymentScheduleCreate(schedule=schedule, slug="own")]
     with server() as client:
@@ -77,7 +77,7 @@ def register_retrain(
             client.create_flow(flow),
             name=name,
             description=f"Registered by `autocoder retrain --deploy`; its claim is {kind}.",
-            entrypoint=f"flows.{kind}.retrain",
+            entrypoint=f"flows.deployed.{kind}",
             path="/",
             pull_steps=[_PULL],
             work_pool_name=pool,

@@ -21,7 +21,6 @@ from tasks.fitting.risks import running_maximum
 from tasks.fitting.scores import codes_of
 from tasks.pages.render import render
 from tasks.parameters import DataParameters
-from tasks.running.flow_run import publish_markdown, publish_table
 from tasks.running.provenance import provenance
 from tasks.running.stage import Context
 
@@ -45,7 +44,7 @@ ARTIFACTS = {
 
 
 def write(decisions: Sequence[Decision]) -> Path:
-    """Writes the report and the decision page, and publishes aggregates as Prefect artifacts; returns the report."""
+    """Writes the report and the decision page, and publishes aggregates on the run's page; returns the report."""
     study = decisions[0].comparison.study
     sections = [_section(one, number) for number, one in enumerate(decisions)]
     text = render(
@@ -144,10 +143,11 @@ def _titles(data: DataParameters) -> dict[str, str]:
 
 
 def _artifacts(sections: Sequence[Mapping[str, Any]], decisions: Sequence[Decision], folder: Path) -> None:
+    run = decisions[0].comparison.study.context.run
     for section in sections:
         for key, title in ARTIFACTS.items():
             head, rows = section["tables"][title]
-            publish_table(
+            run.publish_table(
                 key=f"{section['prefix']}{key}",
                 table=[dict(zip(head, row, strict=True)) for row in rows],
                 description=f"{title}. {section['title']}. Internal.",
@@ -156,7 +156,7 @@ def _artifacts(sections: Sequence[Mapping[str, Any]], decisions: Sequence[Decisi
         f"**{section['title']}.** {one.recommendation.sentence}"
         for section, one in zip(sections, decisions, strict=True)
     ]
-    publish_markdown(
+    run.publish_markdown(
         key="comparison-report",
         markdown="\n\n".join(
             [

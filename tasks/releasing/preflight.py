@@ -20,7 +20,6 @@ from tasks.parameters import DEMO_POPULATION, RetrainParameters
 from tasks.releasing import publish
 from tasks.releasing.ledger_access import ledger_url
 from tasks.running import timings
-from tasks.running.flow_run import deployment_id
 from tasks.running.provenance import provenance
 from tasks.running.shard_runs import ShardRuns
 from tasks.running.shards import place_of
@@ -317,7 +316,7 @@ def _check_release(context: Context, parameters: RetrainParameters) -> None:
         )
     if kind != "text" or settings.deployment is not None:
         return
-    if settings.enabled and deployment_id() and parameters.data.population != DEMO_POPULATION:
+    if settings.enabled and context.run.deployment and parameters.data.population != DEMO_POPULATION:
         raise InputError(
             f"release.deployment: a deployment signs releases of the population {DEMO_POPULATION} only. Name the "
             "deployment that waits for approvals and signs (release/release), or switch release.enabled off"

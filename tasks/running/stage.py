@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
 
@@ -23,23 +23,22 @@ from storage.shared_store import VARIABLE, SharedStore
 from tasks.parameters import FanOut
 from tasks.running import progress
 from tasks.running.failures import private_errors
-from tasks.running.flow_run import NOTHING_STORED, in_flow_run
+from tasks.running.run import PLAIN, Run
 
 if TYPE_CHECKING:
-    from prefect import Task
-
     from mechanisms.model.training import Progress
 
 Device = Literal["auto", "cpu", "cuda"]
 """Devices that a form offers."""
 
 
-class Context(BaseModel, frozen=True, extra="forbid"):
-    """Holds workspace and device of a run. Not part of any key: it does not change what is computed."""
+class Context(BaseModel, frozen=True, extra="forbid", arbitrary_types_allowed=True):
+    """Holds workspace and device of a run, and what surrounds it. Not part of any key: no result depends on it."""
 
     home: str
     device: str = "auto"
     fan_out: FanOut = FanOut()
+    run: Run = PLAIN
 
     @property
     def workspace(self) -> Workspace:
@@ -151,42 +150,16 @@ def run_step(context: Context, step: Step) -> ArtifactRef:
         return ref
 
 
-def _task(step: Step) -> Task[..., ArtifactRef]:
-    """Wraps a step as a Prefect task. Retries are the flow's: a stage resumes from its files."""
-    from prefect import Task
-    from prefect.cache_policies import NO_CACHE
-
-    return Task(run_step, name=step.name, task_run_name=step.label, retries=0, cache_policy=NO_CACHE, **NOTHING_STORED)
-
-
 def submit(context: Context, step: Step) -> ArtifactRef:
-    """Runs a step, within a flow run as a task run of that name."""
-    if not in_flow_run():
-        return run_step(context, step)
-    from prefect.utilities.annotations import quote
-
-    # quote: Prefect must not walk through the step in search of futures
-    task: Callable[..., ArtifactRef] = _task(step)
-    return task(context, cast(Step, quote(step)))
+    """Runs a step as a unit of the context's run."""
+    return context.run.call(step.name, step.label, run_step, context, step)
 
 
 def submit_all(context: Context, steps: Sequence[Step], *, slots: int) -> None:
-    """Runs independent steps, at most `slots` at once; within a flow run as task runs."""
+    """Runs independent steps, at most `slots` at once."""
     # computed once before the threads start: Python's parser, which it uses, is not safe in several threads
     _ = [step.code for step in steps]
-    if not in_flow_run():
-        with ThreadPoolExecutor(slots) as pool:
-            # each in a copy of the context, which holds the listeners
-            for done in [pool.submit(copy_context().run, run_step, context, step) for step in steps]:
-                done.result()
-        return
-    from prefect.task_runners import ThreadPoolTaskRunner
-    from prefect.utilities.annotations import quote
-
-    with ThreadPoolTaskRunner(max_workers=slots) as runner:
-        futures = [
-            runner.submit(_task(step), parameters={"context": context, "step": cast(Step, quote(step))})
-            for step in steps
-        ]
-        for future in futures:
-            future.result()
+    with ThreadPoolExecutor(slots) as pool:
+        # each in a copy of the context, which holds the listeners
+        for done in [pool.submit(copy_context().run, submit, context, step) for step in steps]:
+            done.result()

@@ -14,7 +14,6 @@ import pytest
 
 from storage.errors import InputError, StorageError
 from storage.ledger import Ledger
-from storage.paths import Workspace
 from storage.shared_store import SharedStore
 from storage.tables.narratives import Narratives
 from storage.tables.reader import survey
@@ -88,16 +87,6 @@ def test_a_shared_storage_that_is_closed(tmp_path: Path, mode: int) -> None:
     SharedStore(str(place))
     SharedStore(str(tmp_path / "new"))
     assert (tmp_path / "new").stat().st_mode & 0o077 == 0
-
-
-def test_what_prefect_keeps_of_a_run(tmp_path: Path) -> None:
-    """Parameters, states and figures: its folder is closed, also one that was open before."""
-    from flows.server.settings import _prefect_home
-
-    (tmp_path / "prefect").mkdir(mode=0o755)
-    home = Workspace(tmp_path).create().home
-    for _ in range(2):
-        assert _prefect_home(home, make_home=True).stat().st_mode & 0o077 == 0
 
 
 DIES = """

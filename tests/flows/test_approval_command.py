@@ -189,9 +189,11 @@ def test_the_retrain_asks_for_a_release_on_the_release_workers_own_device(
     finished: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A plan that was trained on a GPU is released by a worker that need not have one."""
+    from flows import deployed
     from flows import release as flow
     from tasks.parameters import ReleaseParameters
     from tasks.releasing.plan import PlannedRelease
+    from tasks.running.run import Run
     from tasks.running.stage import Context
 
     (file,) = (finished.home / "private" / "plans").glob("*.json")
@@ -202,11 +204,12 @@ def test_the_retrain_asks_for_a_release_on_the_release_workers_own_device(
         return SimpleNamespace(id=name)
 
     monkeypatch.setattr("prefect.deployments.run_deployment", run_deployment)
-    context = Context(home=str(tmp_path), device="cuda")
-    monkeypatch.setattr(flow, "in_flow_run", lambda: True)
+    run = Run()
+    run.shows = True
+    context = Context(home=str(tmp_path), device="cuda", run=run)
     flow.request(context, PlannedRelease.load(file), file, ReleaseParameters(), "release/release")
     (parameters,) = sent
-    assert flow.release.validate_parameters(parameters)["device"] == "auto"
+    assert deployed.release.validate_parameters(parameters)["device"] == "auto"
 
 
 @pytest.mark.parametrize(
@@ -221,12 +224,12 @@ def test_what_could_not_release_is_told_before_anybody_is_asked(
     site: tuple[Job, str], monkeypatch: pytest.MonkeyPatch, wrong: dict, said: str
 ) -> None:
     """Not after the officers have signed."""
-    from flows import release as flow
+    from flows import deployed
     from tasks.releasing import preflight
     from tasks.running.failures import StageError
 
     job, plan = site
     monkeypatch.setattr(preflight, "_has_cuda", lambda: False)
-    parameters = flow.release.validate_parameters({"plan": plan, "home": str(job.home)} | wrong)
+    parameters = deployed.release.validate_parameters({"plan": plan, "home": str(job.home)} | wrong)
     with pytest.raises((*SAFE, StageError), match=said):
-        flow.release.fn(**parameters)
+        deployed.release.fn(**parameters)

@@ -25,10 +25,11 @@ from pydantic import ValidationError
 
 from flows.commands.deploy import _without_unset
 from flows.commands.profiles import load_profile, parameters, profile_names
-from flows.estimated import retrain
+from flows.deployed import estimated
 from flows.housekeeping import RESUMED
 from flows.server import automations
 from flows.server.form import FormalForm, RecordsForm, WorkerSettings, form_of, parameters_of_run
+from flows.server.prefect_run import PrefectRun
 from storage.errors import InputError
 from tasks.auditing.trials import TrialRange
 from tasks.coding.shards import Pieces
@@ -80,7 +81,7 @@ def flow_of(name: str) -> Flow[Any, Any]:
 def given(name: str) -> dict[str, Any]:
     """Returns the deployment's own values, with what must be given."""
     values = copy.deepcopy(DEPLOYMENTS[name].get("parameters", {})) | GIVEN.get(name, {})
-    if DEPLOYMENTS[name]["entrypoint"] == "flows.formal.retrain":
+    if DEPLOYMENTS[name]["entrypoint"] == "flows.deployed.formal":
         values["parameters"] = {"target_epsilon": 3} | values["parameters"]
     return values
 
@@ -187,7 +188,6 @@ def test_every_field_of_a_form_says_what_it_is_for(name: str) -> None:
         ("release", "plan", None),
         ("gpu", "shard.key", "../elsewhere"),
         ("shard", "shard.key", "../elsewhere"),
-        ("audit", "fan_out", {"shards": 0}),
         ("code-batch", "fan_out", {"shards": 0}),
         ("release", "wait_days", -1),
         ("release", "device", "gpu"),
@@ -314,7 +314,7 @@ def run_of(url: str, theirs: dict[str, Any], values: dict[str, Any], *, flow: Fl
 @flow(name="parameters-of-the-run")
 def parameters_of_the_run(parameters: FormalForm) -> RetrainParameters:
     """Returns what a retrain would work with."""
-    return parameters_of_run(parameters)
+    return parameters_of_run(parameters, PrefectRun())
 
 
 def test_a_deployment_lends_its_population_to_no_other_columns() -> None:
@@ -367,7 +367,7 @@ def test_the_flow_of_a_form_reads_it_within_its_run(server: str, tmp_path: Path)
     home = f"{{profile: demo, run: {{home: '{tmp_path}'}}}}"
     own = form_with("demo", source=str(tmp_path / "missing.csv"), codelist="none", advanced=home)
     with pytest.raises(InputError, match=r"missing\.csv"):
-        run_of(server, own.model_dump(mode="json"), own.model_dump(mode="json"), flow=retrain)
+        run_of(server, own.model_dump(mode="json"), own.model_dump(mode="json"), flow=estimated)
     with temporary_settings({PREFECT_API_URL: server}), get_client(sync_client=True) as client:
         names = [
             run.name for run in client.read_flow_runs(flow_filter=FlowFilter(name=FlowFilterName(any_=["retrain"])))
@@ -384,7 +384,7 @@ def test_dead_runs_of_every_flow_are_found() -> None:
     """The rule that declares silent runs crashed leaves out none but those that have a reason to be silent or short."""
     rules = yaml.safe_load((FOLDER / "automations.yaml").read_text(encoding="utf-8"))
     (zombies,) = [rule["trigger"] for rule in rules if rule["name"] == "zombies"]
-    runs = {d["entrypoint"].rsplit(".", 1)[1].replace("_", "-") for d in DEPLOYMENTS.values()}
+    runs = {flow_of(name).name for name in DEPLOYMENTS}
     assert runs - set(zombies["match_related"]["prefect.resource.name"]) == {"release", "housekeeping", "ledger-verify"}
 
 
@@ -400,7 +400,7 @@ def test_a_release_runs_alone_and_new_ones_are_cancelled() -> None:
 
 def test_every_retrain_asks_the_release_deployment() -> None:
     """Train and release are two: none releases by itself, and but for the demo none asks for it before an audit."""
-    retrains = [name for name, d in DEPLOYMENTS.items() if d["entrypoint"].endswith(".retrain")]
+    retrains = [name for name, d in DEPLOYMENTS.items() if "retrain" in d["tags"]]
     assert sorted(retrains) == sorted([*RETRAINED, "formal"])
     asked = {name: form_with(name).parameters().release for name in RETRAINED}
     assert {release.deployment for release in asked.values()} == {"release/release"}

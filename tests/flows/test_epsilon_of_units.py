@@ -21,6 +21,7 @@ from tasks.fitting.risks import running_maximum
 from tasks.parameters import RetrainParameters
 from tasks.releasing import ledger_records, prefect_page
 from tasks.running import progress
+from tasks.running.run import Run
 from tasks.running.stage import Context, run_step
 
 UNIT = {"unit_column": "Establishment", "max_per_unit": 3}
@@ -58,19 +59,22 @@ def sensitivity(made: Chain) -> float:
     return running_maximum(measured.path)[-1]
 
 
-def artifacts(monkeypatch: pytest.MonkeyPatch, module: Any) -> dict[str, str]:
-    """The Markdown that goes to Prefect's page, by key."""
-    texts: dict[str, str] = {}
-    monkeypatch.setattr(module, "publish_markdown", lambda key, markdown, **_: texts.update({key: markdown}))
-    return texts
+class Page(Run):
+    """Keeps the Markdown of a run's page, by key."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+
+    def publish_markdown(self, *, key: str, markdown: str, description: str) -> None:
+        self.texts[key] = markdown
 
 
-def test_a_plan_that_is_not_released(
-    finished: tuple[Context, RetrainParameters, Chain, Lines], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_that_is_not_released(finished: tuple[Context, RetrainParameters, Chain, Lines]) -> None:
     """The page of a run that stops after its plan shows the plan's claim."""
     context, chosen, made, _ = finished
-    texts, planned = artifacts(monkeypatch, prefect_page), tiny_jobs.planned(context, chosen, made)
+    page = Page()
+    context, texts = context.model_copy(update={"run": page}), page.texts
+    planned = tiny_jobs.planned(context, chosen, made)
     assert planned.plan.claim.epsilon == pytest.approx(6 * sensitivity(made))
     file = planned.save(context)
     measured = made.measured["weighted"]
@@ -82,13 +86,11 @@ def test_a_plan_that_is_not_released(
     assert f"| sensitivity | {sensitivity(made):.4g} |" in texts["release"]
 
 
-def test_diagnose(finished: tuple[Context, RetrainParameters, Chain, Lines], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diagnose(finished: tuple[Context, RetrainParameters, Chain, Lines]) -> None:
     """Result, page and refits; every study of a setting too."""
     context, chosen, made, _ = finished
-    artifacts(monkeypatch, flows.diagnose)
-    monkeypatch.setattr(flows.diagnose, "submit", run_step)
     settings = DiagnoseParameters(leave_out=3, refits=True, study_draws=10)
-    done = flows.diagnose.diagnose_retrain.fn(chosen, settings, home=context.home, device="cpu")
+    done = flows.diagnose.diagnose(chosen, settings, context)
     claimed = 6 * sensitivity(made)
     assert done.epsilon == pytest.approx(claimed)
     page = Path(done.report).read_text()

@@ -9,14 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
 import pytest
 import warm
-from jobs import Job, environment
+from jobs import Job
 
 from storage.ledger import Ledger
 from storage.paths import Workspace
@@ -45,7 +43,7 @@ def test_killed_at_random_moments_it_ends_as_if_unbroken(finished: Job, tmp_path
             time.sleep(0.02)
         time.sleep(moments.uniform(0, 0.5))
         kills += process.poll() is None
-        process.kill()  # its server ends by itself
+        process.kill()
         process.wait()
     done = job.run()
     assert done.returncode == 0, done.stderr
@@ -73,66 +71,6 @@ def test_two_retrains_at_once_release_once(finished: Job, tmp_path: Path) -> Non
     assert job.stages() == finished.stages()
     reused = sum(done.stderr.count("reused") for done in both)
     assert reused == 1 + len(finished.stages()) + 1, "a stage was computed twice, or by neither"
-
-
-WAITING = """
-import signal, sys, time
-from pathlib import Path
-from flows.server.settings import configure_prefect
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background ignores it
-configure_prefect(Path(sys.argv[1]), make_home=True)
-from flows.server.ephemeral import ephemeral_server
-from prefect import flow
-
-@flow
-def waits():
-    print("at work", flush=True)
-    time.sleep(3000)
-
-with ephemeral_server():
-    waits()
-"""
-
-
-def _of_the_run(process: subprocess.Popen[str], number: signal.Signals) -> None:
-    process.send_signal(number)
-
-
-def _of_the_group(process: subprocess.Popen[str], number: signal.Signals) -> None:
-    os.killpg(process.pid, number)
-
-
-@pytest.mark.parametrize(
-    ("send", "number"),
-    [
-        (_of_the_group, signal.SIGINT),
-        pytest.param(_of_the_group, signal.SIGTERM, marks=pytest.mark.long),
-        pytest.param(_of_the_group, signal.SIGKILL, marks=pytest.mark.long),
-        pytest.param(_of_the_run, signal.SIGTERM, marks=pytest.mark.long),
-        (_of_the_run, signal.SIGKILL),
-    ],
-)
-def test_whatever_ends_a_run_ends_its_server(
-    migrated: Callable[[Path], Path],
-    tmp_path: Path,
-    send: Callable[[subprocess.Popen[str], signal.Signals], None],
-    number: signal.Signals,
-) -> None:
-    """Ctrl-C, a stop and a kill, of the run or of its whole group: it waits for no server that died first, and leaves
-    none behind, which would hold the workspace's database and a port."""
-    migrated(tmp_path / "home" / "prefect")
-    command = [sys.executable, "-c", WAITING, str(tmp_path / "home")]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment(), start_new_session=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "at work\n"
-        servers = psutil.Process(process.pid).children(recursive=True)
-        assert servers
-        send(process, number)
-        assert process.wait() != 0
-    _, left = psutil.wait_procs(servers, timeout=60)
-    assert not left
 
 
 POINTS = (

@@ -14,7 +14,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.commands.deploy import POOLS
 from flows.commands.profiles import parameters
-from flows.formal import retrain
+from flows.deployed import formal as retrain
 from flows.server import automations
 from flows.server.form import FormalForm
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,16 +30,14 @@ def test_a_planted_narrative_stays_in_the_private_folder(finished: Job) -> None:
 
 
 @pytest.mark.servers
-def test_nor_does_it_reach_prefects_folder_or_database(
-    new: Job, migrated: Callable[[Path], Path], tmp_path: Path
-) -> None:
-    """Every stage of the run is computed with a server of its own."""
-    job = new.at(tmp_path / "home")
-    migrated(job.home / "prefect")
-    done = job.run("--json", "--server", "own")
+def test_nor_does_it_reach_prefects_folder_or_database(served: Job, common: Path, tmp_path: Path) -> None:
+    """Every stage of the run is computed within a flow run of a server."""
+    job = served.at(tmp_path / "home")
+    done = job.run("--json")
     assert done.returncode == 0, done.stderr
     check_traces(job.home, done.stdout, done.stderr)
-    assert files_with(job.home / "prefect", b"retrain"), "Prefect's database was searched"
+    assert files_with(common / "server", b"retrain"), "Prefect's database was searched"
+    assert files_with(common / "server", WORD.encode()) == []
 
 
 @pytest.mark.parametrize(

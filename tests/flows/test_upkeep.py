@@ -29,9 +29,9 @@ from prefect.settings.models.flows import FlowsSettings
 from prefect.states import Cancelling, Crashed, Late, Running, Suspended
 from real_workers import deployed, has_beaten, kill_with_worker, workers
 
+from flows.deployed import release
 from flows.housekeeping import AT_WORK, housekeeping
 from flows.ledger_verify import ledger_verify
-from flows.release import release
 from flows.server import waiting_runs
 from flows.server.automations import apply_pools, apply_rules
 from flows.server.dead_runs import HEARTBEAT_STOPPED, declare_dead

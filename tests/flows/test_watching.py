@@ -21,8 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from stack import free_port
 
 from flows.commands.metrics import metrics
-from flows.release import release
-from flows.retrain import retrain
+from flows.deployed import formal as retrain
+from flows.deployed import release
 from storage.errors import InputError
 
 Samples = dict[tuple[str, str], float]

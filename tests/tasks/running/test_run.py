@@ -1,8 +1,7 @@
-"""Without a flow run of Prefect's, steps and tasks are plain calls: no server is started, no artifact is sent."""
+"""A plain run calls steps; what surrounds a run hears of each, and is an argument, never a module that was imported."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ import pytest
 
 from storage.artifacts import ArtifactRef
 from storage.paths import Workspace
-from tasks.running.flow_run import call_task, in_flow_run, publish_markdown, publish_table
 from tasks.running.progress import Listener, listening
+from tasks.running.run import Run
 from tasks.running.stage import Context, Step, Work, submit, submit_all
 
 
@@ -43,20 +42,13 @@ class Labels(Listener):
 
 
 @pytest.fixture
-def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
-    """A workspace, and a server that must not start."""
-
-    def start(*_: object, **__: object) -> None:
-        raise AssertionError("a server of Prefect's was started")
-
-    monkeypatch.setattr("prefect.server.api.server.SubprocessASGIServer.start", start)
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    monkeypatch.setenv("PREFECT_SERVER_ALLOW_EPHEMERAL_MODE", "true")
+def context(tmp_path: Path) -> Context:
+    """A workspace."""
     Workspace(tmp_path).create()
     return Context(home=str(tmp_path))
 
 
-def test_steps_are_stages_without_a_server(context: Context) -> None:
+def test_steps_are_stages(context: Context) -> None:
     """Computed, then reused; listeners hear of both, in threads too."""
     labels = Labels()
     with listening(labels):
@@ -81,10 +73,18 @@ def test_a_failure_of_one_thread_is_raised(context: Context) -> None:
     assert submit(context, _step(1)) is not None
 
 
-def test_a_task_is_its_function_and_artifacts_are_left_out(context: Context) -> None:
-    """In this process, at once."""
+def test_each_step_is_a_unit_of_the_run_that_is_given(context: Context) -> None:
+    """By its names, in threads too; Prefect, which the tests have imported, is not asked."""
+    units: list[tuple[str, str]] = []
 
-    assert not in_flow_run()
-    assert call_task("pid", os.getpid) == os.getpid()
-    publish_markdown(key="text", markdown="text", description="a text")
-    publish_table(key="table", table=[{"a": 1}], description="a table")
+    class Noted(Run):
+        def call(self, name: str, label: str, function: Any, *args: Any, **kwargs: Any) -> Any:
+            units.append((name, label))
+            return function(*args, **kwargs)
+
+    noted = context.model_copy(update={"run": Noted()})
+    first = submit(noted, _step(1))
+    submit_all(noted, [_step(2), _step(3)], slots=2)
+    assert sorted(units) == [("stage", "stage 1"), ("stage", "stage 2"), ("stage", "stage 3")]
+    assert submit(context, _step(1)) == first, "the same stage in either run"
+    assert len(units) == 3

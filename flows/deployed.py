@@ -1,0 +1,162 @@
+"""Flows that the server's page offers, each around the function that a command calls; see deployments/prefect.yaml."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from prefect import flow
+from pydantic import Field
+
+from flows import audit as auditing
+from flows import compare as comparing
+from flows import diagnose as diagnosing
+from flows import release as releasing
+from flows.compare import CompareResult
+from flows.retrain import RetrainResult, retrain_form
+from flows.server.form import DeviceChoice, FormalForm, PlanFile, RecordsForm, Workspace, section, with_title
+from flows.server.prefect_run import NOTHING_STORED, PrefectRun, named_by_plan
+from flows.server.settings import home_of
+from tasks.auditing.audit_result import AuditResult
+from tasks.auditing.settings import AuditParameters
+from tasks.branches.branch import CompareParameters
+from tasks.diagnosing.page import DiagnoseResult
+from tasks.diagnosing.stages import DiagnoseParameters
+from tasks.parameters import BundleParameters
+from tasks.releasing.publish import Released
+from tasks.running.stage import Context
+
+AuditSection: Any = section(AuditParameters)
+CompareSection: Any = section(CompareParameters)
+DiagnoseSection: Any = section(DiagnoseParameters)
+_USUAL_AUDIT, _USUAL_STUDIES = AuditSection(), DiagnoseSection()
+
+
+@flow(
+    name="retrain",
+    description="Train on your own records with a formal guarantee, and plan the release. The plan is audited, then "
+    "approved and released.",
+    flow_run_name="{parameters.population}, formal ε {parameters.target_epsilon}",
+    **NOTHING_STORED,
+)
+def formal(parameters: Annotated[FormalForm, with_title("Records and epsilon")]) -> RetrainResult:
+    """Run the formal method; finished stages are reused.
+
+    Args:
+        parameters: records, code list, columns, population and epsilon; the rest as YAML.
+    """
+    return retrain_form(parameters, PrefectRun())
+
+
+@flow(
+    name="retrain",
+    description="SWAG-PPM: one private draw, whose epsilon is an estimate and is measured. The plan is audited, then "
+    "approved and released.",
+    flow_run_name="{parameters.population}, SWAG-PPM",
+    **NOTHING_STORED,
+)
+def estimated(parameters: Annotated[RecordsForm, with_title("Records")]) -> RetrainResult:
+    """Run the published method; finished stages are reused.
+
+    Args:
+        parameters: records, code list, columns and population; the rest as YAML.
+    """
+    return retrain_form(parameters, PrefectRun())
+
+
+@flow(
+    name="compare",
+    description="SWAG-PPM and its rivals on the same records, on equal terms. Internal: nothing is released.",
+    flow_run_name="{parameters.population}",
+    **NOTHING_STORED,
+)
+def compare(
+    parameters: Annotated[RecordsForm, with_title("Records and SWAG-PPM")],
+    settings: Annotated[CompareSection, with_title("Rivals")],
+    branches: Annotated[str, with_title("Branches")] = "all",
+) -> CompareResult:
+    """Run every branch at every seed, write the report, and record each claim as internal.
+
+    Args:
+        parameters: records, columns and population; model and SWAG-PPM's fit as YAML. Its seed is the first.
+        settings: target, delta, seeds, the rivals' common settings, and further branches.
+        branches: names by comma, or `all`.
+    """
+    chosen = CompareParameters.model_validate(settings.model_dump())
+    return comparing.compare_form(parameters, chosen, branches, PrefectRun())
+
+
+@flow(
+    name="audit",
+    description="Measure what the release of a plan would leak, and compare it with the claim. Nothing is released.",
+    flow_run_name=named_by_plan,
+    **NOTHING_STORED,
+)
+def audit(
+    plan: PlanFile,
+    settings: Annotated[AuditSection, with_title("Effort")] = _USUAL_AUDIT,
+    home: Workspace = None,
+    device: DeviceChoice = "auto",
+) -> AuditResult:
+    """Audit what a plan releases, with its settings and records.
+
+    Args:
+        plan: path of the plan that `retrain` or `compare` wrote.
+        settings: how much is spent on measuring.
+        home: workspace folder; empty: that of the worker (AUTOCODER_HOME).
+        device: `auto`, `cpu` or `cuda`.
+    """
+    effort = AuditParameters.model_validate(settings.model_dump())
+    return auditing.audit_plan(plan, effort, _context(home, device))
+
+
+@flow(
+    name="diagnose",
+    description="Diagnose what a plan releases. Private: nothing is released.",
+    flow_run_name=named_by_plan,
+    **NOTHING_STORED,
+)
+def diagnose(
+    plan: PlanFile,
+    settings: Annotated[DiagnoseSection, with_title("Studies")] = _USUAL_STUDIES,
+    home: Workspace = None,
+    device: DeviceChoice = "auto",
+) -> DiagnoseResult:
+    """Diagnose the retrain of a plan, with its settings and records.
+
+    Args:
+        plan: path of the plan that `retrain` wrote.
+        settings: effort of the studies.
+        home: workspace folder; empty: that of the worker (AUTOCODER_HOME).
+        device: `auto`, `cpu` or `cuda`.
+    """
+    studies = DiagnoseParameters.model_validate(settings.model_dump())
+    return diagnosing.diagnose_plan(plan, studies, _context(home, device))
+
+
+@flow(
+    name="release",
+    description="Release a plan: wait for approvals, reserve the budget, draw once, bundle, commit.",
+    flow_run_name=named_by_plan,
+    **NOTHING_STORED,
+)
+def release(
+    plan: PlanFile,
+    home: Workspace = None,
+    device: DeviceChoice = "auto",
+    ledger: Annotated[BundleParameters | None, with_title("Ledger and bundle")] = None,
+    wait_days: Annotated[int, Field(ge=1, le=365), with_title("Days to wait for approvals")] = releasing.WAIT_DAYS,
+) -> Released:
+    """Release a plan; return the release of one that was released before, and resume one that died.
+
+    Args:
+        plan: path of the plan that `retrain` or `compare` wrote.
+        home: workspace folder; empty: that of the worker (AUTOCODER_HOME).
+        device: `auto`, `cpu` or `cuda`.
+        ledger: which ledger, under which policy.
+        wait_days: how long a run waits for approvals before it fails.
+    """
+    return releasing.release(plan, _context(home, device), ledger=ledger, wait_days=wait_days)
+
+
+def _context(home: str | None, device: str) -> Context:
+    return Context(home=str(home_of(home)), device=device, run=PrefectRun())

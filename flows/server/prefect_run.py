@@ -1,0 +1,127 @@
+"""Runs a function of ours in a flow run of Prefect: stages are task runs, and results show on the run's page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import copy_context
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, cast
+from uuid import UUID
+
+import httpx
+from prefect import flow, get_run_logger, task
+from prefect.artifacts import (
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
+from prefect.cache_policies import NO_CACHE
+from prefect.exceptions import PrefectException
+from prefect.runtime import deployment, flow_run
+from prefect.utilities.annotations import quote
+
+from tasks.running.progress import Listener
+from tasks.running.run import Run
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+NOTHING_STORED: dict[str, Any] = {"persist_result": False, "result_serializer": "json", "log_prints": False}
+"""Options of every flow and task of ours: Prefect stores no result of theirs, and nothing that they print."""
+_SECONDS_BETWEEN_UPDATES = 3.0
+
+
+class PrefectRun(Run):
+    """The flow run that surrounds the caller."""
+
+    shows = True
+
+    def __init__(self) -> None:
+        self.id = str(flow_run.get_id() or "") or None
+        self.deployment = str(deployment.id or "") or None
+
+    def call(self, name: str, label: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        unit = task(name=name, task_run_name=label, retries=0, cache_policy=NO_CACHE, **NOTHING_STORED)(function)
+        # quote: Prefect must not walk through the arguments in search of futures
+        quoted: Any = [quote(value) for value in args]
+        named: Any = {key: quote(value) for key, value in kwargs.items()}
+        return unit(*quoted, **named)
+
+    def listeners(self) -> tuple[Listener, ...]:
+        return (ProgressBars(),)
+
+    def publish_markdown(self, *, key: str, markdown: str, description: str) -> None:
+        with _unless_refused():
+            create_markdown_artifact(key=key, markdown=markdown, description=description)
+
+    def publish_table(self, *, key: str, table: Sequence[Mapping[str, Any]], description: str) -> None:
+        with _unless_refused():
+            create_table_artifact(key=key, table=[dict(row) for row in table], description=description)
+
+
+@contextmanager
+def _unless_refused() -> Iterator[None]:
+    """Goes on where the server refuses what is only shown, or is away: what counts is in the workspace."""
+    try:
+        yield
+    except (httpx.HTTPError, PrefectException) as error:
+        get_run_logger().warning("not shown on the page: %s", type(error).__name__)
+
+
+def named_by_plan() -> str:
+    """Returns the name of a run that takes a plan: that of its file."""
+    return Path(str(flow_run.get_parameters()["plan"])).stem
+
+
+def in_flow_run(body: Callable[[Run], R], *, name: str, label: str, home: str, parameters: Mapping[str, Any]) -> R:
+    """Calls the body of a command within a flow run, whose page shows home and parameters."""
+
+    @flow(name=name, flow_run_name=lambda: label, validate_parameters=False, **NOTHING_STORED)
+    def command(home: str, parameters: Mapping[str, Any]) -> R:
+        return body(PrefectRun())
+
+    return command(home=home, parameters=parameters)
+
+
+class ProgressBars(Listener):
+    """Shows a bar for each longer stage, moved seldom enough not to slow the stage.
+
+    A server that refuses a bar, or is away, costs the bar and never the stage.
+    """
+
+    def __init__(self) -> None:
+        self._artifact: UUID | None = None
+        self._last = 0.0
+        self._run = copy_context()
+
+    def started(self, label: str) -> None:
+        """Waits: most stages end before a bar is worth a request."""
+        self._artifact, self._last = None, time.monotonic()
+        self._run = copy_context()  # threads of the stage have no run of Prefect's
+
+    def report(self, label: str, done: int, total: int | None) -> None:
+        """Creates or moves the bar, at most every few seconds."""
+        now = time.monotonic()
+        if not total or now - self._last < _SECONDS_BETWEEN_UPDATES:
+            return
+        self._last = now
+        self._show(label, min(100.0, 100.0 * done / total))
+
+    def finished(self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
+        """Completes the bar. Leaves figures out: the exact number of records must not reach Prefect's database."""
+        if self._artifact is not None:
+            self._show(f"{label}: done", 100.0)
+            self._artifact = None
+
+    def _show(self, description: str, percent: float) -> None:
+        self._run.copy().run(self._move, description, percent)
+
+    def _move(self, description: str, percent: float) -> None:
+        with _unless_refused():
+            if self._artifact is None:
+                self._artifact = cast("UUID", create_progress_artifact(progress=percent, description=description))
+            else:
+                update_progress_artifact(self._artifact, progress=percent, description=description)

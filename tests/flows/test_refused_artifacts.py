@@ -1,0 +1,43 @@
+"""What is only shown ends no run: a server that answers artifacts with 500 costs the bar and the page's text."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from prefect.exceptions import PrefectHTTPStatusError
+
+from flows.server import prefect_run
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise PrefectHTTPStatusError(
+        "500", request=httpx.Request("POST", "http://server/artifacts"), response=httpx.Response(500)
+    )
+
+
+@pytest.mark.parametrize("name", ["create_progress_artifact", "create_markdown_artifact", "create_table_artifact"])
+def test_a_refused_artifact_ends_no_run(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """An error of ours still does."""
+    warned: list[str] = []
+
+    class Log:
+        def warning(self, *words: str) -> None:
+            warned.append(words[-1])
+
+    monkeypatch.setattr(prefect_run, "get_run_logger", Log)
+    monkeypatch.setattr(prefect_run, "_SECONDS_BETWEEN_UPDATES", 0.0)
+    monkeypatch.setattr(prefect_run, name, refuse)
+    show = {
+        "create_progress_artifact": lambda: bar.report("stage", 1, 2),
+        "create_markdown_artifact": lambda: prefect_run.PrefectRun().publish_markdown(
+            key="k", markdown="m", description="d"
+        ),
+        "create_table_artifact": lambda: prefect_run.PrefectRun().publish_table(key="k", table=[], description="d"),
+    }[name]
+    bar = prefect_run.ProgressBars()
+    bar.started("stage")
+    show()
+    assert warned == ["PrefectHTTPStatusError"]
+    monkeypatch.setattr(prefect_run, name, lambda **_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        show()
