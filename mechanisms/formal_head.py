@@ -15,7 +15,7 @@ Why it beats DP-SGD on small data: at n of a few thousand a step over all record
 sample, and a head has few parameters for the noise to be spread over.
 
 The discriminant starts at a low temperature: unlike gradient descent it cannot unlearn its own noise. Defaults were
-found on the training half of public OSHA reports with MiniLM features (`scripts/choose_rival_settings.py`); on other
+found on the training half of public OSHA reports with MiniLM features; on other
 data they are as good as any other guess, on those they are tuned without account.
 """
 

@@ -38,7 +38,7 @@ So more records, or a larger epsilon, make it descend further; where there are f
 of the noisy log prior is taken out of the bias (Menon et al. 2021, logit adjustment). It reads no record.
 
 Defaults were chosen by cross-validation within the training half of public OSHA reports with MiniLM features
-(docs/formal.md, which has what else was tried; `scripts/formal_ablation.py` says what each part gives).
+(docs/formal.md, which has what else was tried and what each part gives).
 """
 
 from __future__ import annotations

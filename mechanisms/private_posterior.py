@@ -49,7 +49,7 @@ class PrivatePosterior(Descending, frozen=True, title="Private posterior"):
     """Budget, prior and discretisation. The step size follows from them.
 
     The defaults: the best of 27 on a held-out fifth of the training half of public OSHA reports, MiniLM features,
-    epsilon 5 (`scripts/choose_rival_settings.py`, docs/results/tuning.json).
+    epsilon 5 (docs/results/tuning.json).
     """
 
     reads: ClassVar[frozenset[str]] = frozenset({"features"})

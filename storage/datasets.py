@@ -22,11 +22,8 @@ if TYPE_CHECKING:
 CODES = "codes.json"
 FIELDS = "fields.json"
 """The label space of each of several fields, in order; replaces `CODES`."""
-FEATURES = "features.json"
-"""How the values of a table or of images become features; absent for text."""
-
 CELLS = "cells.parquet"
-"""Digests of the records' text cells; absent for a table and for images."""
+"""Digests of the records' text cells; absent where there are none."""
 
 
 def split_file(folder: Path, split: str) -> Path:
@@ -42,7 +39,7 @@ def label_columns(fields: Sequence[str]) -> list[str]:
 def load_split(folder: Path, split: str) -> Dataset:
     """Returns the records of `train`, `test` or `holdout`, in the order of the source.
 
-    Columns: record_id (int64 or string), text (of a table or of images: values, a list of numbers), label (int32, an
+    Columns: record_id (int64 or string), text, label (int32, an
     index into the label space; of several fields `label_columns`, each an index into its own, -1 where a record lacks
     it), cohort, unit (null without a unit column). Held in memory: no cache is written, here or anywhere.
     """
@@ -67,16 +64,9 @@ def load_table(folder: Path, split: str) -> pa.Table:
 
 
 def load_cells(folder: Path) -> list[bytes]:
-    """Returns the digests of all text cells, each once; none for a table and for images."""
+    """Returns the digests of all text cells, each once."""
     path = folder / CELLS
     return pq.ParquetFile(path).read().column("cell").to_pylist() if path.is_file() else []
-
-
-def load_values(folder: Path, split: str) -> NDArray[np.float64]:
-    """Returns the numbers of a split's records, float64 [n, columns], of a table or of images."""
-    table = load_table(folder, split)
-    values = table.column("values").combine_chunks()
-    return np.array(values.flatten(), dtype=np.float64).reshape(table.num_rows, -1)
 
 
 def load_labels(folder: Path, split: str) -> NDArray[np.int64]:

@@ -23,7 +23,7 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
     """Names the records, and how their columns are read."""
 
     source: str = Field(
-        title="Source", description="CSV, ZIP holding one CSV, Parquet or JSON Lines; of images an .npz.", min_length=1
+        title="Source", description="CSV, ZIP holding one CSV, Parquet or JSON Lines.", min_length=1
     )
     codelist: str | None = Field(
         default=None,
@@ -311,11 +311,9 @@ class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain")
 
     @model_validator(mode="after")
     def _the_model_reads_the_data(self) -> RetrainParameters:
-        kind, pooling, several = self.data.ingest.kind, self.model.pooling, self.data.ingest.fields
-        if kind != "text" and pooling != "none":
-            raise ValueError(f"data.ingest.kind `{kind}` has no encoder. Set model.pooling=none")
-        if kind == "text" and pooling == "none":
-            raise ValueError("model.pooling `none` does not read narratives. Set data.ingest.kind=table or images")
+        several = self.data.ingest.fields
+        if self.model.pooling == "none":
+            raise ValueError("model.pooling `none` does not read narratives. Set it to `mean` or `first`")
         if several and not self.model.linear_head:
             raise ValueError(
                 "data.ingest.fields: several fields need linear heads on one frozen encoding. Set "

@@ -66,7 +66,7 @@ class RunOptions:
         typer.Option(
             help="Required without a plan: formal (a proven epsilon, any records; start here), osha-formal, "
             "osha-formal-lora, osha-fields, "
-            "osha-head and paper (estimated epsilon), demo-formal, demo, table, images, digits, or a YAML file.",
+            "osha-head and paper (estimated epsilon), demo-formal, demo, or a YAML file.",
             show_default=False,
         ),
     ] = None

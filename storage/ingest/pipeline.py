@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from storage.artifacts import file_digest
 from storage.codelist import Code, read_codelist, restrict
-from storage.datasets import CELLS, CODES, FEATURES, FIELDS, split_file
+from storage.datasets import CELLS, CODES, FIELDS, split_file
 from storage.durable import write_atomically
 from storage.errors import InputError, StorageError
 from storage.ingest.config import IngestConfig
@@ -27,7 +27,6 @@ from storage.ingest.results import FieldResult, IngestResult, LabelSpaceSource, 
 from storage.ingest.sampling import SPLITS, UNUSED, Selection, select
 from storage.ingest.survey import USABLE, FieldSurvey, Survey, Surveyor
 from storage.ingest.writer import RecordWriter, enough_disk
-from storage.tables.arrays import Arrays
 from storage.tables.reader import Table
 from storage.tables.source import Source
 
@@ -38,9 +37,9 @@ Progress = Callable[[int, int | None], None]
 
 def check_source(source: Path, config: IngestConfig, codelist: Path | None) -> SourceCheck:
     """Refuses early what `ingest` would refuse after minutes: files, columns, encoding of the first megabyte."""
-    checked, features = inspect_source(source, config)
+    checked = inspect_source(source, config)
     _codelists(config, codelist)
-    return SourceCheck(checked.columns, checked.bytes, checked.estimated_rows, features)
+    return SourceCheck(checked.columns, checked.bytes, checked.estimated_rows)
 
 
 def preview(source: Path, config: IngestConfig, codelist: Path | None) -> SourcePreview:
@@ -48,7 +47,7 @@ def preview(source: Path, config: IngestConfig, codelist: Path | None) -> Source
     listed = _codelists(config, codelist)
     records, content = open_records(source, config)
     surveyor = Surveyor(records.source, config, listed, content)
-    for batch in records.texts(tuple(dict.fromkeys([*config.columns, *content.columns]))):
+    for batch in records.texts(config.columns):
         surveyor.take(batch)
     survey = surveyor.finish()
     usable, selection = survey.state == USABLE, _selection(survey, config)
@@ -92,9 +91,8 @@ def ingest(
     """Reads, checks, samples and splits records; writes `out_dir`.
 
     `out_dir` gets train.parquet, test.parquet, holdout.parquet (where it has a share), codes.json (the label space
-    in order; of several fields fields.json, each with its own), report.json (counts, no narratives), of texts
-    cells.parquet (digests of their cells) and, of a table or images, features.json (how values become features). Files
-    of a killed run are overwritten.
+    in order; of several fields fields.json, each with its own), report.json (counts, no narratives)
+    and cells.parquet (digests of their text cells). Files of a killed run are overwritten.
 
     Args:
         codelist: published classification, which becomes the label space whole and in its order, so that
@@ -103,11 +101,10 @@ def ingest(
     """
     listed = _codelists(config, codelist)
     records, content = open_records(source, config)
-    columns = tuple(dict.fromkeys([*config.columns, *content.columns]))
     report_progress = progress or (lambda done, total: None)
 
     surveyor = Surveyor(records.source, config, listed, content)
-    for batch in records.texts(columns):
+    for batch in records.texts(config.columns):
         surveyor.take(batch)
         report_progress(surveyor.rows // 2, records.rows)
     survey = surveyor.finish()
@@ -122,18 +119,15 @@ def ingest(
         named_ids, fields = config.id_column is not None, tuple(config.fields)
         with RecordWriter(out_dir, splits, content.field, named_ids=named_ids, fields=fields) as writer:
             done = 0
-            for batch in records.texts(columns):
+            for batch in records.texts(config.columns):
                 _write(writer, batch, done, survey, selection, classes, config, content)
                 done += batch.num_rows
                 report_progress((surveyor.rows + done) // 2, surveyor.rows)
             if file_digest(source) != records.sha256:
                 raise StorageError(f"{records.source.label} changed during reading. Run again")
         result = _result(records, survey, selection, classes, writer, config)
-        features = content.schema()
-        for name in (FEATURES, CODES, FIELDS):
+        for name in (CODES, FIELDS):
             (out_dir / name).unlink(missing_ok=True)
-        if features is not None:
-            _write_json(out_dir / FEATURES, features)
         if config.fields:
             spaces = {one.survey.name: [code.as_json() for code in one.space] for one in classes}
             _write_json(out_dir / FIELDS, spaces)
@@ -231,13 +225,13 @@ def _write(
         return
     named = {name for name in (config.id_column, config.unit_column) if name is not None}
     cells = {name: batch.column(name).take(pa.array(chosen)).to_pylist() for name in named}
-    values, digests = content.values(batch, chosen, start), content.cells(batch, chosen)
+    values, digests = content.values(batch, chosen), content.cells(batch, chosen)
     for at, row in enumerate((chosen + start).tolist()):
         writer.add(
             SPLITS[selection.split[row]],
             record_id=row + 1 if config.id_column is None else cells[config.id_column][at].strip(),
             content=values[at],
-            cells=b"" if digests is None else digests[at],
+            cells=digests[at],
             labels=tuple(one.label(row) for one in classes),
             codes=tuple(one.code(row) for one in classes),
             cohort=survey.cohort_names[survey.cohorts[row]],
@@ -251,7 +245,7 @@ def _pseudonym(unit: str) -> str:
 
 
 def _result(
-    records: Table | Arrays,
+    records: Table,
     survey: Survey,
     selection: Selection,
     classes: Sequence[_Classes],

@@ -49,9 +49,7 @@ class SourceCheck:
     columns: tuple[str, ...]
     bytes: int
     estimated_rows: int
-    """Estimated from the first megabyte; too high where narratives have line breaks. Exact for Parquet and arrays."""
-    features: int | None = None
-    """Features per record, of a table or of images."""
+    """Estimated from the first megabyte; too high where narratives have line breaks. Exact for Parquet."""
 
 
 @dataclass(frozen=True)

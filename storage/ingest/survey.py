@@ -28,6 +28,7 @@ USABLE, NO_CODE, UNKNOWN_CODE, NO_CONTENT, NO_UNIT, OTHER_COHORT = range(6)
 REASONS = {
     NO_CODE: "no_code",
     UNKNOWN_CODE: "code_not_on_list",
+    NO_CONTENT: "no_text",
     NO_UNIT: "no_unit",
     OTHER_COHORT: "cohort_not_declared",
 }
@@ -109,8 +110,6 @@ class Survey:
     unit_identities: Digests | None
     """Identities of the records' units, where all records of a unit go to the same split."""
     cohort_names: list[str]
-    missing: str
-    """Reason for records without content."""
 
     @property
     def codes(self) -> NDArray[np.int32]:
@@ -120,8 +119,7 @@ class Survey:
     def dropped(self) -> dict[str, int]:
         """Returns the dropped rows by reason, reasons without rows left out."""
         counts = Counter(self.state.tolist())
-        reasons = REASONS | {NO_CONTENT: self.missing}
-        return {name: counts[state] for state, name in reasons.items() if counts[state]}
+        return {name: counts[state] for state, name in REASONS.items() if counts[state]}
 
 
 class Surveyor:
@@ -150,7 +148,7 @@ class Surveyor:
             units = trim(batch, config.unit_column)
             state[blank(units)] = NO_UNIT
             self._parts["units"].append(_hashes(units))
-        lacking = self._content.lacking(batch, int(rows[0]))
+        lacking = self._content.lacking(batch)
         self._no_content.add(rows[lacking])
         state[lacking] = NO_CONTENT
         reasons = [field.take(trim(batch, field.column)) for field in self._fields]
@@ -187,7 +185,6 @@ class Surveyor:
         source, config = self._source, self._config
         if self.rows == 0:
             raise InputError(f"{source.label} has a header and no records. Give a file of records")
-        self._content.check()
         state, cohorts = (np.concatenate(self._parts[name]) for name in ("state", "cohorts"))
         column = f"{source.label}, column"
         for field in self._fields:
@@ -199,9 +196,8 @@ class Surveyor:
                     "data.ingest.unknown_codes=drop"
                 )
         if self._no_content.count and config.empty_text == "refuse":
-            what = "text" if config.kind == "text" else "a value in every column"
             raise InputError(
-                f"{source.label}: {self._no_content.count} records without {what} ({self._no_content}). Fill "
+                f"{source.label}: {self._no_content.count} records without text ({self._no_content}). Fill "
                 "them in, or set data.ingest.empty_text=drop"
             )
         if self._bad_dates.count:
@@ -248,7 +244,6 @@ class Surveyor:
             identities=self._all("identities"),
             unit_identities=self._all("unit_identities"),
             cohort_names=list(self._cohort_at),
-            missing=self._content.missing,
         )
 
     def _all(self, name: str) -> NDArray[Any] | None:

@@ -1,1 +1,1 @@
-"""Reads and writes CSV, Parquet and JSON Lines row by row in bounded memory, in training and use; reads .npz."""
+"""Reads and writes CSV, Parquet and JSON Lines row by row in bounded memory, in training and use."""

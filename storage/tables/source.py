@@ -262,8 +262,6 @@ def _member(path: Path, option: str) -> tuple[str, int]:
         hint = "Pack the CSV, or give its path"
         if any(m.filename == "xl/workbook.xml" for m in members):
             hint = "It is an Excel workbook: save it as CSV"
-        elif members and all(m.filename.endswith(".npy") for m in members):
-            hint = "It is an archive of arrays: use `--profile images`"
         raise InputError(f"{option}: {path} contains no CSV. {hint}")
     if len(csvs) > 1:
         names = ", ".join(m.filename for m in csvs[:5])

@@ -187,7 +187,7 @@ def _evidence(
         inputs["trials"], trials_of = reruns(study, settings, branch, pool)
         if settings.power and event is not None:
             inputs["halved"], _ = reruns(study, settings, branch, pool, noise=0.5)
-    elif settings.references and experiment.model.linear_head and study.parameters.data.ingest.kind == "text":
+    elif settings.references and experiment.model.linear_head:
         inputs["references"] = reference_heads(study, settings, branch)
     if settings.gradient_canaries and event is not None and gradients.has_noisy_descent(event):
         step = gradients.gradients(

@@ -93,10 +93,6 @@ def check(parameters: RetrainParameters, settings: AuditParameters) -> None:
             f"--gradient-canaries: {settings.gradient_canaries} are too few for a result. Give at least "
             f"{FEWEST_GRADIENT_CANARIES}, or 0 for none."
         )
-    if settings.trials and parameters.data.ingest.kind != "text":
-        raise InputError(
-            "--trials: reruns need narratives, in which they plant canaries. For other records give --trials 0."
-        )
 
 
 def trial_draws_of(name: str, mechanism: Mechanism, settings: AuditParameters) -> int:

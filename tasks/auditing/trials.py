@@ -35,7 +35,7 @@ from mechanisms.privacy.events import Event
 from storage.artifacts import ArtifactRef, Store
 from tasks.auditing.pool import Pool
 from tasks.fitting.fits import plan_of
-from tasks.fitting.model_inputs import build, feature_schema, fields_of, label_count
+from tasks.fitting.model_inputs import build, fields_of, label_count
 from tasks.running.shard_runs import Part
 from tasks.running.shards import DEPLOYMENT, run_parts
 from tasks.running.stage import Step, Work
@@ -170,7 +170,7 @@ def _run(work: Work, selection: TrialRange) -> dict[str, Tensor]:
     plan = plan.model_copy(update={"noise_factor": selection.noise})
     head = build(work.context, model, work.inputs["dataset"], seed=seed)
     start, classes = head.flat.clone(), label_count(work.inputs["dataset"])
-    schema, fields = feature_schema(work.inputs["dataset"]), fields_of(work.inputs["dataset"])
+    fields = fields_of(work.inputs["dataset"])
     layout = fields or Fields((classes,))
 
     def untrained() -> Classifier:
@@ -182,7 +182,7 @@ def _run(work: Work, selection: TrialRange) -> dict[str, Tensor]:
         for trial, included, trial_seed in zip(chunk.trials, chunk.included, chunk.seeds, strict=True):
             # long trials resume from the last epoch; the folder is private, and removed when the trial has been scored
             folder = None if isinstance(pool.inputs, FeatureInputs) else work.scratch / f"trial_{trial:05d}"
-            run = Run(classes, trial_seed, untrained, fields=fields, schema=schema, folder=folder, resampled=True)
+            run = Run(classes, trial_seed, untrained, fields=fields, folder=folder, resampled=True)
             fitted = plan.fit(Records(pool.inputs.take(included), pool.labels[included]), run)
             scores = fitted.model.log_probabilities(pool.inputs)
             if folder is not None:

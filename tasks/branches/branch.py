@@ -191,8 +191,6 @@ _FORMS = {
     "features": "model.trainable=head and model.pooling=mean",
     "head-features": "model.trainable=head",
     "tokens": "model.trainable=full or lora",
-    "table": "data.ingest.kind=table",
-    "images": "data.ingest.kind=images",
 }
 
 

@@ -16,12 +16,11 @@ from safetensors.torch import save_file
 from mechanisms.model import checkpoint, classifier, encoder_files
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
-from mechanisms.model.inputs import FeatureInputs, TokenInputs, save_features
+from mechanisms.model.inputs import TokenInputs, save_features
 from mechanisms.model.lexicon import Lexicon
 from storage.artifacts import ArtifactRef, files_digest
-from storage.datasets import load_labels, load_table, load_values
-from storage.errors import InputError
-from tasks.fitting.model_inputs import SPLITS, feature_schema
+from storage.datasets import load_labels, load_table
+from tasks.fitting.model_inputs import SPLITS
 from tasks.fitting.prior import lexicon_of
 from tasks.running.stage import Step, Work
 
@@ -30,15 +29,7 @@ PART = 4096
 
 
 def prepare(model: ModelConfig, dataset: ArtifactRef | None, *, seed: int) -> Step:
-    """Prepares both splits: tokens, the frozen encoder's features, or those of a table or images."""
-    if model.pooling == "none":
-        return Step(
-            name="features",
-            label="features",
-            config={},
-            inputs={"dataset": dataset},
-            body=_scale,
-        )
+    """Prepares both splits: tokens, or the frozen encoder's features."""
     head = model.trainable == "head"
     config: dict[str, Any] = model.model_dump(include={"encoder", "max_length"})
     if head:
@@ -103,27 +94,6 @@ def _prepare(work: Work, *, model: ModelConfig, seed: int) -> Mapping[str, Any]:
         figures["words"] = lexicon.columns
     figures |= {"tokens_per_record": round(tokens_seen / total, 1), "encoder": Path(model.encoder).name}
     return {"records": total} | figures
-
-
-def _scale(work: Work) -> Mapping[str, Any]:
-    """Scales values to features in [0, 1]; bounds that are not public are those of the training records."""
-    dataset = work.inputs["dataset"]
-    schema = feature_schema(dataset)
-    if schema is None:
-        raise InputError(
-            "model.pooling=none needs data of kind `table` or `images`. Set data.ingest.kind or model.pooling"
-        )
-    values = {name: torch.from_numpy(load_values(dataset, name)) for name in SPLITS}
-    schema = schema.bounded_by(values["train"])
-    schema.save(work.out)
-    for name in SPLITS:
-        FeatureInputs(features=schema.encode(values[name])).save(work.out / f"{name}.safetensors")
-        save_labels(work.out, name, load_labels(dataset, name))
-    return {
-        "records": sum(map(len, values.values())),
-        "features": len(schema.names),
-        "bounds_source": schema.bounds_source,
-    }
 
 
 def encode_texts(

@@ -21,7 +21,7 @@ from mechanisms.model.config import ModelConfig
 from mechanisms.privacy import separately
 from mechanisms.privacy.events import Event, decode
 from storage.artifacts import ArtifactRef
-from tasks.fitting.model_inputs import build, feature_schema, fields_of, label_count, load_inputs
+from tasks.fitting.model_inputs import build, fields_of, label_count, load_inputs
 from tasks.running.stage import Step, Work
 
 _BUILDING = threading.Lock()
@@ -116,7 +116,6 @@ def run_of(work: Work, model: ModelConfig, seed: int) -> Run:
         seed=seed,
         classifier=classifier,
         fields=fields_of(work.inputs["dataset"]),
-        schema=feature_schema(work.inputs["dataset"]),
         folder=work.scratch,
         progress=work.progress,
     )

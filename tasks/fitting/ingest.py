@@ -14,7 +14,7 @@ from tasks.parameters import DataParameters
 from tasks.running.stage import Step, Work
 
 if TYPE_CHECKING:
-    from mechanisms.model.schema import FeatureSchema
+    pass
 
 
 def ingest_records(data: DataParameters) -> Step:
@@ -34,8 +34,6 @@ def ingest_records(data: DataParameters) -> Step:
             config["codelist"] = content
 
     def body(work: Work) -> Mapping[str, Any]:
-        from tasks.fitting.model_inputs import feature_schema
-
         result = ingestion.ingest(
             source,
             work.out,
@@ -43,10 +41,8 @@ def ingest_records(data: DataParameters) -> Step:
             lists.get(""),
             progress=lambda done, total: work.progress(done, total or done),
         )
-        schema = feature_schema(work.out)
-        features = {} if schema is None else _widths(schema) | {"bounds_source": schema.bounds_source}
         counted = ("rows_read", "train", "test", "codes_observed", "label_space", "label_space_source")
-        figures = features | named | {name: getattr(result, name) for name in counted}
+        figures = named | {name: getattr(result, name) for name in counted}
         figures["fingerprint"] = work.context.store.keyed(result.fingerprint)
         if result.fields:
             figures["fields"] = [{"name": name, **asdict(field)} for name, field in result.fields.items()]
@@ -62,7 +58,3 @@ def ingest_records(data: DataParameters) -> Step:
         modules=("storage.ingest",),
         record_digests={"source": file_digest(source)},
     )
-
-
-def _widths(schema: FeatureSchema) -> dict[str, int]:
-    return {"features": len(schema.names), "columns": len(schema.columns)}

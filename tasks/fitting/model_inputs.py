@@ -13,8 +13,7 @@ from mechanisms.model import checkpoint, classifier, inputs
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
 from mechanisms.model.fields import Fields
-from mechanisms.model.schema import FeatureSchema
-from storage.datasets import FEATURES, load_codes, load_fields
+from storage.datasets import load_codes, load_fields
 from tasks.fitting import prior
 from tasks.fitting.prior import lexicon_of
 from tasks.running.stage import Context
@@ -26,12 +25,6 @@ def load_inputs(folder: Path, split: str) -> tuple[inputs.Inputs, torch.Tensor]:
     """Loads one split that `prepare` wrote: inputs, and labels int64 [n]; of several fields [n, fields]."""
     labels = checkpoint.load(folder / f"{split}_labels.safetensors")[0]["labels"]
     return inputs.load(folder / f"{split}.safetensors"), labels
-
-
-def feature_schema(dataset: Path) -> FeatureSchema | None:
-    """Loads the columns of a table or of images; None for text."""
-    path = dataset / FEATURES
-    return FeatureSchema.load(path) if path.is_file() else None
 
 
 def label_count(dataset: Path) -> int:
@@ -48,16 +41,13 @@ def fields_of(dataset: Path) -> Fields | None:
 
 def build(context: Context, model: ModelConfig, dataset: Path, *, seed: int) -> Classifier:
     """Builds the untrained classifier over the data set's label space, on the run's device: random, or at its prior."""
-    device, schema = classifier.device_of(context.device), feature_schema(dataset)
-    width, shape = (None, None) if schema is None else (len(schema.names), schema.shape)
+    device = classifier.device_of(context.device)
     words = lexicon_of(context, model, dataset)
     built = classifier.build(
         model,
         num_labels=label_count(dataset),
         seed=seed,
         device=device,
-        width=width,
-        shape=shape,
         fields=fields_of(dataset),
         lexicon=words,
     )

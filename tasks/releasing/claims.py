@@ -26,7 +26,6 @@ FLOATING_POINT = (
 WEIGHTS = "risk weights alpha, sensitivity Delta and constant k are computed from the records"
 NUMBER = "the number of records n"
 SETTINGS = "settings (rates, epochs, encoder, c, g, k), as far as somebody chose them by looking at these records"
-BOUNDS = "the bounds of numeric columns: the smallest and largest values observed in the records"
 LABELS = "the label set: the codes observed in the records"
 COHORTS = "the names of the cohorts: the periods that the records are dated in; one record of another would add a name"
 MATCHED = "the target epsilon, and with it noise or bound: taken from what SWAG-PPM came out with on these records"
@@ -80,7 +79,6 @@ def unprotected_inputs(
         NUMBER: True,
         SETTINGS: True,
         COUPLED: dataset["sampling"] != "per-record",
-        BOUNDS: dataset.get("bounds_source") == "records",
         LABELS: dataset["label_space_source"] != "codelist",
         COHORTS: dataset.get("cohorts_source", "records") == "records" and list(dataset["cohorts"]) != [ALL],
         "" if model is None else _prior_settings(model): model is not None and model.prior == "titles",

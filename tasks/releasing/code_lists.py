@@ -53,11 +53,9 @@ class CodeListVerdict:
 def assess_parameters(context: Context, parameters: RetrainParameters) -> tuple[CodeListVerdict, ...]:
     """Assesses a retrain's lists: those of its records where an earlier run ingested them, otherwise the files.
 
-    None of data that no bundle is made for, nor, before there are records, of codes without a list.
+    Before there are records, none of codes without a list.
     """
     given = parameters.data
-    if given.ingest.kind != "text":
-        return ()
     dataset = ingest_records(given).find(context.store)
     if dataset is not None:
         return assess_dataset(context, dataset)

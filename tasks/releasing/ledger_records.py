@@ -7,10 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
-import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
-
 from mechanisms.model.config import TARGETS
 from mechanisms.posterior.rounds import ROUNDS
 from mechanisms.privacy.events import Claim, Event
@@ -77,7 +73,7 @@ def _units(context: Context, dataset: ArtifactRef) -> set[str]:
 
 
 def _records(context: Context, dataset: ArtifactRef) -> Iterator[bytes]:
-    """Yields what marks the records: each id, and each text cell or, where there are none, each row of values.
+    """Yields what marks the records: each id, and each text cell.
 
     Two releases share records where one of these is in both. An id that may be a running number marks no record, since
     every file has such a one.
@@ -88,26 +84,6 @@ def _records(context: Context, dataset: ArtifactRef) -> Iterator[bytes]:
         names = table.column("record_id").to_pylist()
         yield from (b"id\0" + normal_form(name) for name in names if not _running(name, read))
     yield from load_cells(folder)
-    if "values" in tables[0].column_names:
-        yield from _rows_of_values(tables)
-
-
-def _rows_of_values(tables: Sequence[pa.Table]) -> Iterator[bytes]:
-    """Yields each row's values in order of size, whole and without the columns that are the same in all rows.
-
-    So neither another order of the columns nor a constant one more makes other records of them.
-    """
-
-    def rows() -> Iterator[NDArray[np.float64]]:
-        batches = (batch for table in tables for batch in table.to_batches(max_chunksize=256))
-        for batch in batches:
-            values = batch.column("values").flatten().to_numpy().astype("<f8")
-            yield values.reshape(batch.num_rows, -1)
-
-    first = next(rows())[0]
-    varying = np.logical_or.reduce([(batch != first).any(axis=0) for batch in rows()])
-    for columns in (np.ones_like(varying), varying):
-        yield from (row.tobytes() for batch in rows() for row in np.sort(batch[:, columns], axis=1))
 
 
 def _running(name: str | int, rows: int) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from mechanisms.errors import MechanismError
-from mechanisms.model.config import NO_ENCODER, Precision
+from mechanisms.model.config import Precision
 from mechanisms.privacy.events import Claim, Event, decode
 from storage.artifacts import ArtifactRef, Store, digest
 from storage.datasets import load_spaces
@@ -79,8 +79,6 @@ class Output(BaseModel, frozen=True, extra="forbid"):
     def with_contents(self, context: Context, candidate: Candidate) -> Output:
         """Returns the settings with the encoder and the texts that a bundle of this candidate contains."""
         encoder, store = candidate.model.encoder, context.store
-        if encoder == NO_ENCODER:
-            return self
         spaces = load_spaces(store.open(candidate.dataset))
         texts = own_texts(spaces, store.figures(candidate.dataset), encoder)
         return self.model_copy(update={"encoder": encoder_digest(encoder), "texts": texts})
@@ -209,9 +207,8 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         return digest(self.model_dump(mode="json", exclude=_NOT_APPROVED))
 
     def has_bundle(self, store: Store) -> bool:
-        """Checks whether a bundle can hold this model: not one on a table or images, nor of every mechanism."""
-        made = self.candidate
-        return made.model.encoder != NO_ENCODER and store.figures(made.fitted).get("releasable", True)
+        """Checks whether a bundle can hold this model: not every mechanism has one."""
+        return bool(store.figures(self.candidate.fitted).get("releasable", True))
 
     def bind(self, ledger: Ledger, context: Context) -> PlannedRelease:
         """Binds the plan to this ledger at its newest row; an equal saved plan stays, with its approvals."""

@@ -109,7 +109,6 @@ class Estimate:
         parameters: RetrainParameters,
         *,
         rows: int,
-        features: int | None,
         device: str,
         timed: Mapping[str, float],
         sampled: Mapping[str, int] | None = None,
@@ -127,8 +126,7 @@ class Estimate:
             records, train = sampled["train"] + sampled["test"], sampled["train"]
         formal = parameters.formal is not None
         rounds = 0 if formal else len(parameters.rounds)
-        none = parameters.model.pooling == "none"
-        size, width = (0, features or 1) if none else encoder_files.shape(parameters.model.encoder)
+        size, width = encoder_files.shape(parameters.model.encoder)
         if parameters.model.lexical != "none":
             width += HASHED_COLUMNS  # about as many as titles have stems
         scale = size / 23e6
@@ -218,7 +216,6 @@ def estimate_retrain(
     return Estimate.of(
         parameters,
         rows=source.estimated_rows,
-        features=source.features,
         device=device,
         timed=timings.read(context.workspace.private),
         sampled=sampled,
@@ -282,7 +279,7 @@ def _check_ledger(context: Context, parameters: RetrainParameters, *, to_release
     elif settings.supersedes is not None:
         raise InputError(f"release.supersedes: {settings.supersedes} is not in this ledger, which does not exist yet")
     policy = policy or Policy.load(None)
-    if not to_release or (parameters.data.ingest.kind != "text" and not settings.enabled):
+    if not to_release:
         return
     if policy.populations.get(parameters.data.population, policy.default) is None:
         raise InputError(
@@ -309,12 +306,8 @@ def _check_at_once(policy: Policy) -> None:
 
 def _check_release(context: Context, parameters: RetrainParameters) -> None:
     """Checks what a release of this run's plan needs. With a deployment, the deployment's worker signs."""
-    settings, kind = parameters.release, parameters.data.ingest.kind
-    if settings.enabled and kind != "text":
-        raise InputError(
-            f"release.enabled: a model on `{kind}` data has no bundle yet: compare and audit it. Leave --release out"
-        )
-    if kind != "text" or settings.deployment is not None:
+    settings = parameters.release
+    if settings.deployment is not None:
         return
     if settings.enabled and context.run.deployment and parameters.data.population != DEMO_POPULATION:
         raise InputError(

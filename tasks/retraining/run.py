@@ -116,7 +116,7 @@ def _with_code_list_check(
 
     def do_and_check(step: Step) -> ArtifactRef:
         ref = do(step)
-        if step.name == "ingest" and not checked and parameters.data.ingest.kind == "text":
+        if step.name == "ingest" and not checked:
             checked.append(ref)
             _check_code_lists(context, parameters, ref)
         return ref

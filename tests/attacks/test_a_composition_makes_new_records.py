@@ -145,28 +145,6 @@ def test_short_texts_are_marked_where_there_is_nothing_else() -> None:
     assert cell_digests(["", "?!"]) == cell_digests(["?!"]) != cell_digests(["!?"])
 
 
-@pytest.mark.parametrize("change", ["order", "constant", "both"])
-def test_another_table_of_the_same_numbers(context: Context, tmp_path: Path, change: str) -> None:
-    """Columns in another order, or a constant one more: the same rows; other numbers are others."""
-
-    def table(name: str, step: float, how: str = "") -> RecordSet:
-        rows = [[str(n * step), str(n * step + 0.25), "7", str(n % 2 + 1)] for n in range(1, 40)]
-        columns = ["a", "b", "c", "label"]
-        picks = {"": [0, 1, 3], "order": [1, 0, 3], "constant": [0, 1, 2, 3], "both": [2, 1, 0, 3]}[how]
-        path = tmp_path / f"{name}.csv"
-        lines = [columns, *rows]
-        path.write_text("\n".join(",".join(line[at] for at in picks) for line in lines))
-        ingest = {"kind": "table", "sampling": "per-record"}
-        step_of = ingest_records(
-            DataParameters.model_validate({"source": str(path), "population": "p", "ingest": ingest})
-        )
-        return save_record_set(context, run_step(context, step_of))
-
-    plain = table("plain", 1.5)
-    assert table("changed", 1.5, change).shared(plain).records
-    assert not table("others", 1.6180339, change).shared(plain).records
-
-
 def test_one_setting_buys_no_second_budget(context: Context, tmp_path: Path) -> None:
     """Under another population's name and a template, the ledger charges the first account as well."""
     from releases import make_plan

@@ -13,7 +13,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -26,7 +25,6 @@ from storage import strict_yaml
 from storage.errors import InputError
 from storage.ledger import policy as ledger_policy
 from storage.tables import reader, source
-from storage.tables.arrays import open_arrays
 from storage.tables.reader import survey
 from tasks.coding.quality import Policy, draw, text_column
 
@@ -35,7 +33,7 @@ DECLARES = (
         "a file is read whole or refused, in bounded memory",
         "open quotes that swallow 1 to 11 rows in six forms of CSV; cells, lines and records of many lines"
         ", of gigabytes, in CSV, ZIP and JSON; lists, objects and keys by the million; Parquet of many "
-        "rows, or of large cells, lists and dictionaries; arrays that say they are larger, or of texts that are none; "
+        "rows, or of large cells, lists and dictionaries; "
         "a sample with its columns twice, or of a table that was never coded",
         "one column alone, where an open quote looks like a text of several lines; two rows without a "
         "number, date or code",
@@ -419,33 +417,6 @@ def test_an_archive_whose_directory_lies(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "in.zip").write_bytes(packed.getvalue().replace(size, (2000).to_bytes(4, "little")))
     with pytest.raises(InputError):
         survey(tmp_path / "in.zip", text_columns=["Text"])
-
-
-@pytest.mark.parametrize("code", [0xD800, 0xDFFF, 0x110000, 0x7FFFFFFF], ids=hex)
-def test_arrays_of_texts_that_are_no_unicode(tmp_path: Path, code: int) -> None:
-    """Halves of pairs, and numbers beyond it: the array is refused by its name, and not as an unforeseen failure."""
-    labels = np.frombuffer(np.array([97, 98, code], dtype="<u4").tobytes(), dtype="<U1")
-    np.savez(tmp_path / "in.npz", images=np.zeros((3, 2, 2), dtype=np.uint8), labels=labels)
-    with pytest.raises(InputError, match=r"array 'labels' .*Unicode"):
-        open_arrays(tmp_path / "in.npz", ("labels",), "images")
-
-
-def test_an_array_that_says_it_has_a_petabyte(tmp_path: Path) -> None:
-    """Its header alone is read before the memory is asked for."""
-    header = io.BytesIO()
-    described = {"descr": "|u1", "fortran_order": False, "shape": (1 << 50, 4, 4)}
-    np.lib.format.write_array_header_1_0(header, described)
-    with zipfile.ZipFile(tmp_path / "in.npz", "w") as archive:
-        archive.writestr("images.npy", header.getvalue() + bytes(64))
-        archive.writestr("labels.npy", _bytes_of(np.arange(4)))
-    with pytest.raises(InputError, match="array 'images' has Python objects or is damaged"):
-        open_arrays(tmp_path / "in.npz", ("labels",), "images")
-
-
-def _bytes_of(array: Any) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
 
 
 def test_a_plan_of_brackets(tmp_path: Path) -> None:

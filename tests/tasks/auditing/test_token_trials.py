@@ -15,9 +15,8 @@ from mechanisms.mechanism import Plan, Records, Run
 from mechanisms.model.inputs import TokenInputs
 from mechanisms.model.seeding import derive_seed
 from storage.artifacts import ArtifactRef
-from storage.errors import InputError
 from tasks.auditing import pool as audit_pool
-from tasks.auditing import settings, trials
+from tasks.auditing import trials
 from tasks.auditing.run import reruns
 from tasks.auditing.settings import AuditParameters
 from tasks.branches.branch import Terms, standard_branches
@@ -129,13 +128,3 @@ def test_a_rerun_that_was_killed_goes_on_and_leaves_nothing_private(
     (first, of_whole), (second, of_broken) = ends
     assert (of_whole, of_broken) == (TRIALS, 1)
     assert torch.equal(first.ell, second.ell)
-
-
-def test_records_that_are_no_narratives_are_refused(tiny_roberta: Path, tmp_path: Path) -> None:
-    """Canaries are narratives; of those every trainable part is rerun."""
-    chosen = parameters(tmp_path / "data", tiny_roberta, MODELS["full"])
-    settings.check(chosen, AuditParameters(trials=16))
-    ingest = chosen.data.ingest.model_copy(update={"kind": "table"})
-    table = chosen.model_copy(update={"data": chosen.data.model_copy(update={"ingest": ingest})})
-    with pytest.raises(InputError, match="reruns need narratives, in which they plant canaries"):
-        settings.check(table, AuditParameters(trials=16))

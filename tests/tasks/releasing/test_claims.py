@@ -12,7 +12,7 @@ from storage.demo_data import write_demo_data
 from tasks.bundle.sentences import COUPLED
 from tasks.fitting.ingest import ingest_records
 from tasks.parameters import DataParameters
-from tasks.releasing.claims import BOUNDS, COHORTS, LABELS, NUMBER, SETTINGS, WEIGHTS, public_inputs, unprotected_inputs
+from tasks.releasing.claims import COHORTS, LABELS, NUMBER, SETTINGS, WEIGHTS, public_inputs, unprotected_inputs
 from tasks.running.stage import Context, run_step
 
 FACTS: dict[str, Any] = {
@@ -29,7 +29,6 @@ FACTS: dict[str, Any] = {
         ({"sampling": "stratified"}, COUPLED),
         ({"label_space_source": "observed"}, LABELS),
         ({"cohorts_source": "records"}, COHORTS),
-        ({"bounds_source": "records"}, BOUNDS),
     ],
 )
 def test_each_is_listed_where_it_holds(changed: dict[str, Any], line: str) -> None:

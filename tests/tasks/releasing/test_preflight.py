@@ -16,7 +16,7 @@ from tasks.releasing.preflight import Estimate
 
 def estimate(tiny_roberta: Path, tmp_path: Path, *, rows: int, sampled: Mapping[str, int] | None = None) -> Estimate:
     chosen = tiny_jobs.retrain(tiny_jobs.demo(tmp_path / "data", population="demo"), tiny_roberta)
-    return Estimate.of(chosen, features=None, device="cpu", timed={}, rows=rows, sampled=sampled)
+    return Estimate.of(chosen, device="cpu", timed={}, rows=rows, sampled=sampled)
 
 
 def test_rows_once_read_are_no_guess(tiny_roberta: Path, tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_a_fit_of_the_encoder_is_not_one_of_a_head(tiny_roberta: Path, tmp_path:
     """A rival that trains on tokens takes what an epoch of the chain's takes; it was told as a head's."""
     chosen = tiny_jobs.retrain(tiny_jobs.demo(tmp_path / "data", population="demo"), tiny_roberta)
     chosen = chosen.model_copy(update={"model": chosen.model.model_copy(update={"trainable": "lora"})})
-    told = Estimate.of(chosen, rows=10_000, features=None, device="cpu", timed={}).with_fits({"dp-sgd": 3})
+    told = Estimate.of(chosen, rows=10_000, device="cpu", timed={}).with_fits({"dp-sgd": 3})
     assert told.of_kind("dp-sgd") == pytest.approx(3 / chosen.fit.adamw.epochs * told.stages["fine-tune"])
 
 
