@@ -1,1 +1,1 @@
-"""Studies of the papers' systems: what can be compared and is not released. Outside of the wheel, the ledger and Prefect."""
+"""Systems of the papers that can be compared and are not released: outside of the wheel, the ledger and Prefect."""

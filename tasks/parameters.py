@@ -22,9 +22,7 @@ from storage.ingest import IngestConfig
 class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
     """Names the records, and how their columns are read."""
 
-    source: str = Field(
-        title="Source", description="CSV, ZIP holding one CSV, Parquet or JSON Lines.", min_length=1
-    )
+    source: str = Field(title="Source", description="CSV, ZIP holding one CSV, Parquet or JSON Lines.", min_length=1)
     codelist: str | None = Field(
         default=None,
         title="Code list",

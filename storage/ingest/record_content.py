@@ -97,4 +97,3 @@ def column_options(config: IngestConfig) -> dict[str, str]:
     }
     named |= dict.fromkeys(config.text_columns, "--text")
     return {name: by for name, by in named.items() if name is not None}
-

@@ -26,7 +26,7 @@ class RecordWriter:
     """Writes one Parquet file per split under a temporary name and renames them when all are whole.
 
     `fingerprint` is the SHA-256 over one line of JSON per sampled record, in the order of the source:
-    [split, record_id, text or values, code, cohort, unit], of several fields with the codes of all by the field's
+    [split, record_id, text, code, cohort, unit], of several fields with the codes of all by the field's
     name (null where a record lacks one) in the place of the code, ASCII, no blanks, ended by a line feed. It depends
     on the records and their split alone: neither on Parquet nor on the numbering of the codes.
     """
