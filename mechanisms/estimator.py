@@ -1,14 +1,15 @@
 """Fits every mechanism that reads features, a table or texts by the interface of scikit-learn.
 
-    model = PrivateClassifier(PriorDescent(), epsilon=1, delta=1e-5).fit(X, y)
+    model = PrivateClassifier(epsilon=1, delta=1e-5).fit(X, y)
     model.predict(X), model.predict_proba(X), model.claim
 
-It plans, fits and claims as a branch of the pipeline does. There is no ledger: who fits the same records again pays
-again, and adds the costs up. Two fits differ, as their noise is secret; scikit-learn's tag `non_deterministic` says so.
+Each fit spends epsilon again; this class does not track the sum. Two fits differ, as their noise is secret;
+scikit-learn's tag `non_deterministic` says so.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -16,12 +17,18 @@ from typing import Any, Self, cast
 
 import numpy as np
 import torch
+from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data  # pyrefly: ignore[missing-module-attribute]
+from sklearn.utils.validation import (
+    check_is_fitted,
+    column_or_1d,
+    validate_data,  # pyrefly: ignore[missing-module-attribute]
+)
 from torch import Tensor
 
+from mechanisms import estimator_inputs as inputs
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Run, Task
 from mechanisms.model import classifier as classifiers
@@ -39,35 +46,43 @@ from mechanisms.privacy.events import Claim, Event, SwagPpmEvent
 from mechanisms.privacy.noise import SecretStream
 from mechanisms.swag_ppm import PosteriorDraw
 
+_WARNING = (
+    "the set of labels was read from y, and epsilon does not cover it: a label that only one person has would show. "
+    "Pass the public list as classes=."
+)
 _LABELS = "the set of labels, which was read from y; pass classes= to keep it out"
+
+
+class LabelsReadFromRecords(UserWarning):
+    """The labels of a model came from its records, so they are not covered by epsilon."""
 
 
 class PrivateClassifier(ClassifierMixin, BaseEstimator):
     """Fits a mechanism to features or texts, predicts labels, and holds the claim of its privacy.
 
     Args:
-        mechanism: any that reads features (`from mechanisms import DpSgd, …`). None: `FormalHead()`.
+        mechanism: any that reads features: its name ("dp-sgd"), its class, or an instance. None: prior descent.
         epsilon: target of one privacy unit. None for a mechanism without one (`NonPrivate`, `SwagPpm`).
         delta: of a formal claim, which adds it to e^epsilon times a probability; well below 1/n.
         bounds: public (lowest, highest) of the features, a number or one per feature. Features are cut to them, and
             scaled to what the mechanism reads: [0, 1] for one of tables, [-1, 1] otherwise. None: features as they are;
             a mechanism of tables cuts them to [0, 1].
-        classes: public labels. None: those of y, which the claim then lists as unprotected.
+        classes: public labels. None: those of y, of which a warning says that epsilon does not cover them.
         titles: public text of each label, by label; or, of features, their vectors [classes, width]. The head starts
             there, without cost. None: at zero, and `PriorDescent` spends nothing on the map between titles and records.
         encoder: of texts, a hub name or folder.
         records_per_unit: how many records one unit may have. The caller sees to it that none has more.
         privacy_unit: the name of that unit.
         unprotected_inputs: what else of the records reached the call, such as tuning; stated with the claim.
-        random_state: of orders and initial values, on which no privacy rests.
-        key: 32 bytes that all secret noise follows from, for tests and examples alone. Whoever knows it can take the
-            noise out again. None: the operating system's entropy, at every fit.
-        folder: private; a fit that was killed goes on from it. None: none.
+        random_state: seed of shuffling and initial values; it does not affect privacy.
+        key: 32-byte noise key, for tests only. Anyone who knows it can remove the noise. None: the operating system's
+            random numbers, at every fit.
+        folder: where a fit that was interrupted resumes; keep it private. None: it starts again.
     """
 
     def __init__(
         self,
-        mechanism: Mechanism | None = None,
+        mechanism: Mechanism | type[Mechanism] | str | None = None,
         *,
         epsilon: float | None = None,
         delta: float = 1e-5,
@@ -96,20 +111,34 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         self.key = key
         self.folder = folder
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any = None, **unsupported: Any) -> Self:
         """Plans for the number of records, classes and features, fits once, and sets the claim.
 
         Args:
-            X: numbers [n, features], or n texts.
+            X: numbers [n, features], dense or sparse, or n texts.
             y: n labels.
 
         Raises:
-            MechanismError: no target or one too many, a label outside `classes`, or what the mechanism refuses.
+            MechanismError: an argument, a text or a label that cannot be used; everything is checked before a text is
+                encoded, and no message quotes a cell.
             ValueError: what scikit-learn refuses (MechanismError is one too).
         """
-        features, y = self._features(X, y, fitting=True)
-        mechanism = self._mechanism(len(y))
+        mechanism = self._checked(unsupported)
+        texts = inputs.texts_of(X)
+        if texts is not None:
+            inputs.require_labels(y, len(texts), self.classes)
+            inputs.require_delta_below(self.delta, len(texts))
+            y = column_or_1d(y, warn=True)
+            check_classification_targets(y)
+            self._require_titles(y)
+        features, y = self._features(X if texts is None else texts, y, mechanism=mechanism, fitting=True)
+        inputs.require_labels(y, len(y), self.classes)
+        inputs.require_delta_below(self.delta, len(y))
+        if self.classes is None:
+            warnings.warn(_WARNING, LabelsReadFromRecords, stacklevel=2)
+        mechanism = mechanism.with_defaults(_defaults(len(y)))
         labels = self._labels(y)
+        self.mechanism_ = mechanism
         width, classes = features.shape[1], len(self.classes_)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         start = self._start(width)
@@ -152,72 +181,92 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
     def predict_proba(self, X: Any) -> np.ndarray:
         """Returns probabilities [n, classes], in the order of `classes_`."""
         check_is_fitted(self)
-        return self.model_.log_probabilities(FeatureInputs(self._features(X)[0])).exp().numpy()
+        return (
+            self.model_.log_probabilities(FeatureInputs(self._features(X, mechanism=self.mechanism_)[0])).exp().numpy()
+        )
 
     def predict(self, X: Any) -> np.ndarray:
         """Returns the most probable label of each record [n]."""
         best = self.predict_proba(X).argmax(1)
         return self.classes_[best]
 
-    def _mechanism(self, records: int) -> Mechanism:
-        """Returns the mechanism with this class's defaults in place of what is left open."""
-        from mechanisms.dppl_public import DpplPublic
-        from mechanisms.formal_head import FormalHead
-        from mechanisms.prior_descent import PriorDescent
-
-        mechanism = FormalHead() if self.mechanism is None else self.mechanism
-        if "features" not in mechanism.reads:
-            raise MechanismError(f"mechanism `{mechanism.kind}` does not read features. Use another one.")
-        if mechanism.has_target and self.epsilon is None and getattr(mechanism, "target_epsilon", None) is None:
-            raise MechanismError(f"mechanism `{mechanism.kind}` needs a target. Pass epsilon=1, for example.")
-        if not mechanism.has_target and self.epsilon is not None:
-            raise MechanismError(f"mechanism `{mechanism.kind}` takes no target. Leave epsilon out.")
-        if isinstance(mechanism, DpplPublic) and self.titles is None:
+    def _checked(self, unsupported: Mapping[str, Any]) -> Mechanism:
+        """Resolves the mechanism, after all settings were checked."""
+        if "sample_weight" in unsupported:
+            raise MechanismError(
+                "sample_weight is not supported: a weight changes how much one record can move the model, and so "
+                "epsilon. Leave it out; DpSgd(class_weights=…) weighs classes."
+            )
+        if unsupported:
+            raise TypeError(f"fit() has no argument {', '.join(unsupported)}")
+        mechanism = inputs.mechanism_of(self.mechanism)
+        inputs.require_settings(
+            mechanism,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            bounds=self.bounds,
+            records_per_unit=self.records_per_unit,
+            key=self.key,
+            classes=self.classes,
+        )
+        if mechanism.kind == "dppl-public" and self.titles is None:
             raise MechanismError("mechanism `dppl-public` chooses among titles. Pass titles=.")
-        free = "align_share" not in mechanism.model_fields_set
-        if isinstance(mechanism, PriorDescent) and self.titles is None and free:
+        if (
+            mechanism.kind == "prior-descent"
+            and self.titles is None
+            and "align_share" not in mechanism.model_fields_set
+        ):
             mechanism = mechanism.model_copy(update={"align_share": 0.0})
-        return mechanism.with_defaults(_defaults(records))
+        return mechanism
 
     def _labels(self, y: np.ndarray) -> Tensor:
         """Sets `classes_`; returns the index of each label, int64 [n]."""
         self.classes_ = np.unique(y if self.classes is None else np.asarray(self.classes))
         if len(self.classes_) < 2:
             raise MechanismError("y has one class. Give records of two classes at least, or pass classes=.")
-        index = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
-        if not (self.classes_[index] == y).all():
-            raise MechanismError("y has a label outside classes. Add it to classes.")
-        return torch.from_numpy(index.astype(np.int64))
+        return torch.from_numpy(np.searchsorted(self.classes_, y).astype(np.int64))
 
-    def _features(self, X: Any, y: Any = None, *, fitting: bool = False) -> tuple[Tensor, np.ndarray]:
+    def _features(
+        self, X: Any, y: Any = None, *, mechanism: Mechanism, fitting: bool = False
+    ) -> tuple[Tensor, np.ndarray]:
         """Returns features float32 [n, width], and y as scikit-learn checks it. The first call fixes the width."""
-        if _are_texts(X):
-            config = ModelConfig(encoder=self.encoder, trainable="head", pooling="mean")
-            X = prior.embed(config, list(X), device="cpu").numpy()
+        texts = inputs.texts_of(X)
+        if texts is not None:
+            X = prior.embed(self._encoder(), texts, device="cpu").numpy()
+        elif len(getattr(X, "shape", (0, 0))) == 1:
+            raise MechanismError("X has one dimension. Reshape your data to [records, features].")
         if fitting:
-            X, y = validate_data(self, X, y)
+            X, y = validate_data(self, X, y, accept_sparse="csr")
             check_classification_targets(y)
         else:
-            X = validate_data(self, X, reset=False)
-        X = np.asarray(X, dtype=np.float64)
+            X = validate_data(self, X, reset=False, accept_sparse="csr")
+        X = np.asarray(X.toarray() if issparse(X) else X, dtype=np.float64)
         if self.bounds is not None:
             low, high = (np.asarray(bound, dtype=np.float64) for bound in self.bounds)
             X = (np.clip(X, low, high) - low) / np.where(high > low, high - low, 1.0)
-            tables = self.mechanism is not None and self.mechanism.tables
-            X = X if tables else 2 * X - 1
+            X = X if mechanism.tables else 2 * X - 1
         return torch.from_numpy(X.astype(np.float32)), cast(np.ndarray, y)
+
+    def _encoder(self) -> ModelConfig:
+        return ModelConfig(encoder=self.encoder, trainable="head", pooling="mean")
+
+    def _require_titles(self, y: np.ndarray) -> None:
+        """Refuses titles that leave out a class, before texts are encoded."""
+        if not isinstance(self.titles, Mapping):
+            return
+        labels = np.unique(y if self.classes is None else np.asarray(self.classes)).tolist()
+        absent = [label for label in labels if not isinstance(self.titles.get(label), str)]
+        if absent:
+            raise MechanismError(f"titles has no text for {len(absent)} of the classes. Add them.")
 
     def _start(self, width: int) -> Tensor | None:
         """Returns vectors of the titles, float32 [classes, width]."""
         if self.titles is None:
             return None
         if isinstance(self.titles, Mapping):
-            absent = [label for label in self.classes_.tolist() if label not in self.titles]
-            if absent:
-                raise MechanismError(f"titles has no text for {len(absent)} of the classes. Add them.")
-            config = ModelConfig(encoder=self.encoder, trainable="head", pooling="mean")
+            self._require_titles(self.classes_)
             texts = [self.titles[label] for label in self.classes_.tolist()]
-            vectors = prior.embed(config, texts, device="cpu")
+            vectors = prior.embed(self._encoder(), texts, device="cpu")
         else:
             vectors = torch.as_tensor(np.asarray(self.titles), dtype=torch.float32)
         if vectors.shape != (len(self.classes_), width):
@@ -230,6 +279,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()  # pyrefly: ignore[missing-attribute]
         tags.non_deterministic = self.key is None
+        tags.input_tags.sparse = True
         return tags
 
 
@@ -293,10 +343,3 @@ def _defaults(records: int) -> dict[str, Any]:
         "epochs": 30,
         "batch_size": min(512, records),
     }
-
-
-def _are_texts(X: Any) -> bool:
-    """Checks for a flat sequence of strings, a pandas column and a numpy array of text included."""
-    if isinstance(X, str) or not hasattr(X, "__len__") or getattr(X, "ndim", 1) != 1:
-        return False
-    return len(X) > 0 and all(isinstance(text, str) for text in X)

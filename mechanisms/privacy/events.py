@@ -7,6 +7,8 @@ event into a `Claim`; nothing else does. A mechanism that needs an event of its 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from decimal import ROUND_CEILING, Context
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny
@@ -289,6 +291,9 @@ def descent_of(event: Event | None) -> DpSgdEvent:
     return next(part for part in parts if isinstance(part, DpSgdEvent))
 
 
+_FOUR_DIGITS = Context(prec=4, rounding=ROUND_CEILING)
+
+
 class Claim(BaseModel, frozen=True, extra="forbid"):
     """A privacy claim with everything it rests on. A number without these is not a claim."""
 
@@ -316,3 +321,9 @@ class Claim(BaseModel, frozen=True, extra="forbid"):
     accountant: str = Field(description="name and version of what computed the cost")
     assumptions: tuple[str, ...] = ()
     unprotected_inputs: tuple[str, ...] = ()
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        """Shows each epsilon with four digits, rounded up."""
+        for name, value in super().__repr_args__():
+            rounded = isinstance(value, float) and name is not None and name.startswith("epsilon")
+            yield name, float(_FOUR_DIGITS.create_decimal_from_float(value)) if rounded else value

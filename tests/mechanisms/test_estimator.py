@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from scipy.sparse import csr_matrix
 from sklearn.base import clone
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from small_heads import KEY
@@ -18,12 +21,14 @@ import mechanisms
 from mechanisms import PrivateClassifier
 from mechanisms.dp_sgd import DpSgd
 from mechanisms.errors import MechanismError
+from mechanisms.estimator import LabelsReadFromRecords
 from mechanisms.mechanism import Mechanism, Run, Task, kinds
 from mechanisms.model.config import OptimiserPhase
 from mechanisms.own_models import dp_sgd
 from mechanisms.posterior.config import PseudoPosteriorConfig
 from mechanisms.privacy.events import DpSgdEvent
 
+pytestmark = pytest.mark.filterwarnings("ignore:the set of labels was read from y")
 KINDS = sorted(k for k, m in kinds().items() if m.__module__.startswith("mechanisms.") and "features" in m.reads)
 QUICK: dict[str, dict[str, Any]] = {
     "bagging": {"bags": 2},
@@ -218,3 +223,83 @@ def test_the_package_names_every_mechanism_and_imports_no_torch() -> None:
     heavy = "{'torch', 'sklearn', 'numpy', 'pandas', 'pydantic'}"
     program = f"import sys, mechanisms; sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+SECRET_TEXT = "Zebulon fell from a step."
+TEXTS, LABELS = [SECRET_TEXT, "Cut a palm.", "Burned by oil."] * 10, ["1", "2", "3"] * 10
+
+
+def _private(mechanism: Any = "prior-descent", **options: Any) -> PrivateClassifier:
+    settings: dict[str, Any] = {"epsilon": 5.0} | options
+    return PrivateClassifier(mechanism, **settings)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "message"),
+    [
+        (lambda: _private().fit([*TEXTS[:-1], None], LABELS), "1 of 30 records are no text, the first at position 29"),
+        (lambda: _private().fit(pd.Series([*TEXTS[:-1], np.nan]), LABELS), "are no text"),
+        (lambda: _private().fit(pd.DataFrame({"text": TEXTS}), LABELS), "table with text"),
+        (lambda: _private().fit(np.array(TEXTS)[:, None], LABELS), "2 dimensions and text"),
+        (lambda: _private().fit([[text] for text in TEXTS], LABELS), "rows with text"),
+        (lambda: _private().fit(SECRET_TEXT, LABELS), "X is one string"),
+        (lambda: _private().fit(TEXTS, SECRET_TEXT), "y is one string"),
+        (lambda: _private().fit(TEXTS, LABELS[:-1]), "30 and 29"),
+        (lambda: _private().fit(TEXTS, [*LABELS[:-1], None]), "1 of 30 labels are missing"),
+        (lambda: _private().fit(TEXTS, [*LABELS[:-1], 3]), "29 labels are text and 1 are numbers"),
+        (lambda: _private(classes=["1", "2"]).fit(TEXTS, LABELS), "10 of 30 records have a label outside"),
+        (lambda: _private(titles={"1": "Falls"}).fit(TEXTS, LABELS), "no text for 2 of the classes"),
+        (lambda: _private(epsilon="1").fit(TEXTS, LABELS), "epsilon must be a number"),
+        (lambda: _private(epsilon=True).fit(TEXTS, LABELS), "epsilon must be a number"),
+        (lambda: _private(delta=0.1).fit(TEXTS, LABELS), "with 30 records below 0.0333"),
+        (lambda: _private("dp-sdg").fit(TEXTS, LABELS), "Did you mean 'dp-sgd'"),
+        (lambda: _private(SECRET_TEXT).fit(TEXTS, LABELS), "none of this name"),
+        (lambda: _private(bounds=(1, 0)).fit(TEXTS, LABELS), "in this order"),
+        (lambda: _private().fit(TEXTS, LABELS, sample_weight=[1] * 30), "sample_weight is not supported"),
+    ],
+)
+def test_arguments_are_checked_before_a_text_is_encoded(
+    attempt: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each mistake ends in one sentence that quotes no text, and the encoder is never called."""
+    monkeypatch.setattr("mechanisms.model.prior.embed", lambda *_, **__: pytest.fail("a text was encoded"))
+    with pytest.raises(MechanismError, match=message) as caught:
+        attempt()
+    assert "Zebulon" not in str(caught.value)
+
+
+def test_a_name_and_a_class_are_their_mechanism() -> None:
+    """By name, by class and as an instance the same model is fitted; the default is prior descent."""
+    X, y = separable(60, classes=3, width=6)
+    fits = [
+        PrivateClassifier(given, epsilon=5, bounds=(-3, 3), key=KEY, random_state=0).fit(X, y)
+        for given in (None, "prior-descent", mechanisms.PriorDescent, mechanisms.PriorDescent())
+    ]
+    first, *others = (fitted.predict_proba(X) for fitted in fits)
+    assert all(np.array_equal(first, other) for other in others)
+    assert fits[0].mechanism_.kind == "prior-descent"
+
+
+def test_sparse_features_are_as_dense_ones() -> None:
+    X, y = separable(60, classes=3, width=6)
+    model = classifier("prior-descent")
+    expected = model.fit(X, y).predict_proba(X)
+    assert np.array_equal(model.fit(csr_matrix(X), y).predict_proba(csr_matrix(X)), expected)
+
+
+@pytest.mark.filterwarnings("error")
+def test_labels_read_from_records_are_warned_of() -> None:
+    """Without classes there is a warning, and the claim lists the labels; with them neither."""
+    X, y = separable(60, classes=3, width=6)
+    with pytest.warns(LabelsReadFromRecords, match="Pass the public list"):
+        classifier("prior-descent").fit(X, y)
+    assert classifier("prior-descent", classes=[0, 1, 2]).fit(X, y).claim.unprotected_inputs == ()
+
+
+def test_a_claims_epsilon_is_shown_rounded_up() -> None:
+    """Four digits, never fewer than were claimed; the figure itself is whole."""
+    X, y = separable(60, classes=3, width=6)
+    claim = classifier("prior-descent", epsilon=1.23456).fit(X, y).claim
+    shown = float(re.findall(r"epsilon=([0-9.]+)", repr(claim))[0])
+    assert claim.epsilon is not None
+    assert claim.epsilon <= shown == 1.235

@@ -1,0 +1,134 @@
+"""Checks what a caller of `PrivateClassifier` passes, before a text is encoded. No message quotes a cell."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+
+from mechanisms.errors import MechanismError
+from mechanisms.mechanism import Mechanism, kinds
+
+_COLUMN = "Give one column, such as table['text']."
+
+
+def mechanism_of(given: Any) -> Mechanism:
+    """Resolves a mechanism, its class, or its name such as "dp-sgd"; None is prior descent."""
+    if given is None:
+        given = "prior-descent"
+    if isinstance(given, str):
+        known = kinds()
+        if given not in known:
+            close = difflib.get_close_matches(given, known, n=1) or ["prior-descent"]
+            raise MechanismError(f"mechanism: there is none of this name. Did you mean {close[0]!r}?")
+        given = known[given]
+    if isinstance(given, type) and issubclass(given, Mechanism):
+        given = given.model_validate({})
+    if not isinstance(given, Mechanism):
+        raise MechanismError('mechanism: give a name such as "dp-sgd", or a mechanism such as DpSgd().')
+    if "features" not in given.reads:
+        raise MechanismError(f"mechanism `{given.kind}` does not read features. Use another one.")
+    return given
+
+
+def require_settings(
+    mechanism: Mechanism, *, epsilon: Any, delta: Any, bounds: Any, records_per_unit: Any, key: Any, classes: Any
+) -> None:
+    """Refuses settings of a wrong type or range."""
+    if mechanism.has_target and epsilon is None and getattr(mechanism, "target_epsilon", None) is None:
+        raise MechanismError(f"mechanism `{mechanism.kind}` needs a target. Pass epsilon=1, for example.")
+    if not mechanism.has_target and epsilon is not None:
+        raise MechanismError(f"mechanism `{mechanism.kind}` takes no target. Leave epsilon out.")
+    if epsilon is not None and not (_is_number(epsilon) and 0 < epsilon <= 1000):
+        raise MechanismError("epsilon must be a number above 0 and at most 1000, such as epsilon=1.")
+    if not (_is_number(delta) and 0 < delta < 1):
+        raise MechanismError("delta must be a number between 0 and 1, such as delta=1e-5.")
+    if not isinstance(records_per_unit, Integral) or int(records_per_unit) < 1:
+        raise MechanismError("records_per_unit must be a whole number of at least 1.")
+    if key is not None and not (isinstance(key, bytes) and len(key) == 32):
+        raise MechanismError("key must have 32 bytes. Leave it out but in tests.")
+    if isinstance(classes, str):
+        raise MechanismError("classes is one string. Give a list of labels.")
+    if bounds is not None:
+        try:
+            low, high = (np.asarray(bound, dtype=np.float64) for bound in bounds)
+            ordered = bool(np.isfinite(low).all() and np.isfinite(high).all() and (low <= high).all())
+        except (TypeError, ValueError):
+            ordered = False
+        if not ordered:
+            raise MechanismError("bounds must be two finite numbers or arrays, (lowest, highest), in this order.")
+
+
+def require_delta_below(delta: float, records: int) -> None:
+    """Refuses a delta at which publishing one record would count as private."""
+    if records and delta >= 1 / records:
+        raise MechanismError(f"delta must be far below 1/n: with {records} records below {1 / records:.3g}.")
+
+
+def texts_of(X: Any) -> list[str] | None:
+    """Lists the texts of a flat sequence of strings; None where X has numbers, which scikit-learn checks.
+
+    Raises:
+        MechanismError: one string, a table with text in it, or a record that is no text.
+    """
+    if isinstance(X, str | bytes):
+        raise MechanismError("X is one string. Give a list of texts.")
+    if hasattr(X, "dtypes") and hasattr(X, "columns"):
+        if any(_has_text(X.iloc[:, place]) for place in range(X.shape[1])):
+            raise MechanismError(f"X is a table with text in it. {_COLUMN}")
+        return None
+    if not hasattr(X, "__len__") or hasattr(X, "tocsr"):
+        return None
+    if len(getattr(X, "shape", (0,))) > 1:
+        if getattr(X, "dtype", np.dtype(float)).kind in "OUS" and _has_text(np.asarray(X).ravel()):
+            raise MechanismError(f"X has {len(X.shape)} dimensions and text in it. {_COLUMN}")
+        return None
+    if not _has_text(X):
+        if isinstance(X, list | tuple) and any(_has_text(row) for row in X if isinstance(row, list | tuple)):
+            raise MechanismError(f"X has rows with text in them. {_COLUMN}")
+        return None
+    others = [place for place, text in enumerate(X) if not isinstance(text, str)]
+    if others:
+        raise MechanismError(
+            f"X: {len(others)} of {len(X)} records are no text, the first at position {others[0]}. Leave them out, or "
+            'put "" in their place.'
+        )
+    return [str(text) for text in X]
+
+
+def require_labels(y: Any, records: int, classes: Any) -> None:
+    """Refuses labels that are missing, mixed, too many or too few, or outside the public classes."""
+    if isinstance(y, str | bytes):
+        raise MechanismError("y is one string. Give a list of labels.")
+    if y is None or not hasattr(y, "__len__"):
+        raise MechanismError(
+            "y is missing: requires y to be passed, but the target y is None. Give a label per record."
+        )
+    if len(y) != records:
+        raise MechanismError(f"X and y have inconsistent numbers of samples: {records} and {len(y)}.")
+    flat = np.asarray(y, dtype=object).ravel().tolist()
+    missing = sum(label is None or label != label for label in flat)
+    if missing:
+        raise MechanismError(f"y: {missing} of {len(flat)} labels are missing (NaN or None). Leave those records out.")
+    words = sum(isinstance(label, str) for label in flat)
+    if 0 < words < len(flat):
+        raise MechanismError(f"y: {words} labels are text and {len(flat) - words} are numbers. Make them alike.")
+    if classes is not None:
+        allowed = set(np.asarray(classes).tolist())
+        outside = sum(label not in allowed for label in np.asarray(y).ravel().tolist())
+        if outside:
+            raise MechanismError(
+                f"y: {outside} of {len(flat)} records have a label outside classes. Add it to classes."
+            )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _has_text(cells: Sequence[Any] | Any) -> bool:
+    return any(isinstance(cell, str) for cell in cells)
