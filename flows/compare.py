@@ -37,8 +37,6 @@ class ProtocolResult(BaseModel, frozen=True):
     branches: tuple[BranchSummary, ...]
     further: dict[str, tuple[BranchSummary, ...]]
     """What aims at an epsilon, at each further target."""
-    refused: dict[str, str] = {}
-    """Why branches are missing: their draws were refused; by title."""
 
 
 class CompareResult(BaseModel, frozen=True):
@@ -153,7 +151,6 @@ def _result(decided: Decision, context: Context) -> ProtocolResult:
             f"{epsilon:g}": tuple(summary.summarise(outcomes, context))
             for epsilon, outcomes in compared.further.items()
         },
-        refused=dict(compared.refused),
     )
 
 

@@ -9,7 +9,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mechanisms.bounded_posterior import BoundedPosterior as BoundedPosterior
     from mechanisms.comparison import compare as compare
     from mechanisms.comparison import curve as curve
     from mechanisms.dp_sgd import DpSgd as DpSgd
@@ -17,12 +16,9 @@ if TYPE_CHECKING:
     from mechanisms.dppl_public import DpplPublic as DpplPublic
     from mechanisms.errors import MechanismError as MechanismError
     from mechanisms.estimator import PrivateClassifier as PrivateClassifier
-    from mechanisms.exact_posterior import ExactPosterior as ExactPosterior
     from mechanisms.formal_head import FormalHead as FormalHead
-    from mechanisms.formal_posterior import FormalPosterior as FormalPosterior
     from mechanisms.non_private import NonPrivate as NonPrivate
     from mechanisms.prior_descent import PriorDescent as PriorDescent
-    from mechanisms.private_posterior import PrivatePosterior as PrivatePosterior
     from mechanisms.swag_ppm import SwagPpm as SwagPpm
     from mechanisms.tabular.bagging import Bagging as Bagging
     from mechanisms.tabular.bayes_table import BayesTable as BayesTable
@@ -37,13 +33,10 @@ if TYPE_CHECKING:
 _FILES = {
     "Bagging": "tabular.bagging",
     "BayesTable": "tabular.bayes_table",
-    "BoundedPosterior": "bounded_posterior",
     "DpSgd": "dp_sgd",
     "DpplMean": "dppl_mean",
     "DpplPublic": "dppl_public",
-    "ExactPosterior": "exact_posterior",
     "FormalHead": "formal_head",
-    "FormalPosterior": "formal_posterior",
     "FtTransformer": "tabular.ft_transformer",
     "Gem": "tabular.gem",
     "MechanismError": "errors",
@@ -54,7 +47,6 @@ _FILES = {
     "PriorDescent": "prior_descent",
     "PrivBayes": "tabular.privbayes",
     "PrivateClassifier": "estimator",
-    "PrivatePosterior": "private_posterior",
     "SwagPpm": "swag_ppm",
     "WeightedDescent": "tabular.weighted_descent",
     "compare": "comparison",

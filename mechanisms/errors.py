@@ -3,7 +3,3 @@
 
 class MechanismError(ValueError):
     """A setting or an input that a mechanism cannot work with; the text says what to do."""
-
-
-class DrawsRefused(MechanismError):
-    """Draws that diagnostics speak against: what came of a fit, and no fault of what was asked for."""

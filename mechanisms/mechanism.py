@@ -40,7 +40,7 @@ from mechanisms.model.schema import FeatureSchema
 from mechanisms.model.training import Progress
 from mechanisms.privacy import gaussian_cost, noise
 from mechanisms.privacy.events import Event, descent_of
-from mechanisms.privacy.scaled import GaussianEquivalent, noise_scaled
+from mechanisms.privacy.scaled import noise_scaled
 
 if TYPE_CHECKING:
     from mechanisms.audit.gradient_canaries import GradientCanaries
@@ -346,13 +346,13 @@ class Aimed(Mechanism, frozen=True):
         assert self.target_epsilon is not None
         assert self.delta is not None
 
-        def gaussian(noise: float) -> Event:
+        def event_at(noise: float) -> Event:
             event = self.event(noise, task)
             assert event is not None
-            return event.gaussian if isinstance(event, GaussianEquivalent) else event
+            return event
 
         return gaussian_cost.calibrate(
-            gaussian,
+            event_at,
             target_epsilon=self.target_epsilon,
             delta=self.delta,
             records_per_unit=task.records_per_unit,

@@ -189,12 +189,11 @@ def _quote(planned: PlannedRelease, plan: Path, context: Context, ledger_url: st
 
 def _say_contents(planned: PlannedRelease) -> None:
     """Prints claim, licence, precision, encoder and texts of no published list on stderr."""
-    from mechanisms.privacy.events import describe_guarantee
     from tasks.bundle.texts import describe_encoder
 
     claim = planned.plan.claim
     epsilon = "none" if claim.epsilon is None else f"{claim.epsilon:.4g}"
-    guarantee = describe_guarantee(claim.guarantee_kind, planned.plan.event.mechanism)
+    guarantee = claim.guarantee_kind
     say(f"{planned.plan.population}, {planned.plan.release_label}: {guarantee}, ε {epsilon}", err=True)
     encoder = describe_encoder(planned.candidate.model.encoder, planned.output.encoder)
     say(f"  licence {planned.output.licence}, {planned.output.precision}, encoder {encoder}", err=True)

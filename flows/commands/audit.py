@@ -191,7 +191,7 @@ def audit(
             "settings": base_case.settings,
             "terms": base_case.terms,
         }
-        write(results, audited, **of_run, target=target, refused=audits[""].refused)
+        write(results, audited, **of_run, target=target)
     say(_json(audits) if output.as_json else "\n".join(_lines(audits)))
     if strict and any(result.contradicted for result in audits.values()):
         raise typer.Exit(_CONTRADICTED)

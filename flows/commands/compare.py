@@ -128,9 +128,6 @@ def compare(
             settings=settings,
             target=result.target_epsilon,
             delta=result.delta,
-            refused=[
-                f"{name}: {why}" for outcome in result.protocols.values() for name, why in outcome.refused.items()
-            ],
             others=[(protocol_title(under), other.branches) for under, other in zip(taken[1:], others, strict=True)],
         )
     plans = [f"release plan of {name}: {plan}" for name, plan in result.plans.items()]
@@ -142,11 +139,6 @@ def compare(
     sentences = [
         f"{name}: {outcome.recommendation}" if len(result.protocols) > 1 else outcome.recommendation
         for name, outcome in result.protocols.items()
-    ]
-    sentences += [
-        f"{name} is missing from the tables: {why}"
-        for outcome in result.protocols.values()
-        for name, why in outcome.refused.items()
     ]
     tables = [line for outcome in result.protocols.values() for line in ("", *_table(outcome), "")]
     output.answer(result, "\n".join([*sentences, *tables, result.decision, result.report, *plans]))

@@ -70,10 +70,9 @@ def diagnose(
     settings = DiagnoseParameters(**asdict(studies))
     with private_errors("diagnose"):
         estimate = refuse_early(context, parameters, settings)
-        missing = None if parameters.formal is not None else to_compute(context, parameters, settings)
+        missing = to_compute(context, parameters, settings)
     with output.progress() as console:
-        if missing is not None:  # the mixing time of a formal posterior's sampler is unknown
-            console.expect("these diagnostics", estimate.of_labels(missing), measured=estimate.measured)
+        console.expect("these diagnostics", estimate.of_labels(missing), measured=estimate.measured)
         result = run_command(
             partial(job.diagnose, parameters, settings),
             context,

@@ -50,15 +50,3 @@ def from_flat(flat: Tensor, *, classes: int) -> Tensor:
 def to_flat(theta: Tensor) -> Tensor:
     """The inverse of `from_flat`: float32 [..., classes, width + 1] as [..., P]."""
     return torch.cat([theta[..., :-1].flatten(-2), theta[..., -1]], -1)
-
-
-def parameters_of(classifier: Classifier, classes: int) -> Tensor:
-    """Returns the linear head's parameters, float32 [classes, width + 1], the bias last."""
-    linear_head(classifier)
-    return from_flat(classifier.flat.detach().cpu().clone(), classes=classes)
-
-
-def load_parameters(classifier: Classifier, theta: Tensor) -> None:
-    """Parameters float32 [classes, width + 1] into the head."""
-    with torch.no_grad():
-        classifier.flat.copy_(to_flat(theta))

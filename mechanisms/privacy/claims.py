@@ -28,7 +28,6 @@ from mechanisms.privacy.events import (
     SwagPpmEvent,
 )
 from mechanisms.privacy.numerics import failure_probability
-from mechanisms.privacy.scaled import GaussianEquivalent
 
 E = TypeVar("E", bound=Event)
 Accountant = Callable[..., Claim]
@@ -39,13 +38,6 @@ _SAMPLED_NOISE = (
     "rounded to float32)"
 )
 _UNCOVERED = "attacks on low-order bits are not covered"
-EXACT_DRAW = (
-    "the prior's mean, the untrained head, was made without the records",
-    TUNED,
-    ONE_DRAW,
-    f"{_SAMPLED_NOISE}, energies are summed in float64: {_UNCOVERED}",
-)
-"""Assumptions of every formal claim of an exact posterior draw."""
 _ACCOUNTANTS: dict[type[Event], Accountant] = {}
 _FORMAL: set[type[Event]] = set()
 
@@ -79,12 +71,11 @@ def epsilon_of_one_replaced(event: Event, *, delta: float | None, records_per_un
     replacement, as that of a posterior's draw is (2 Delta). Otherwise a replacement is one removal and one addition, so
     that (epsilon, delta) for each gives (2 epsilon, (1 + e^epsilon) delta). None: no finite epsilon.
     """
-    gaussian = event.gaussian if isinstance(event, GaussianEquivalent) else event
-    of_noise = isinstance(gaussian, DpSgdEvent | GaussianReleaseEvent | ComposedEvent)
+    of_noise = isinstance(event, DpSgdEvent | GaussianReleaseEvent | ComposedEvent)
     if delta is None and of_noise:
         raise MechanismError(f"event `{event.mechanism}` makes a formal claim, which needs a delta")
-    if delta is not None and of_noise and (records_per_unit == 1 or gaussian_cost.gaussian_rate(gaussian) is not None):
-        return gaussian_cost.cost(gaussian, delta=delta, records_per_unit=records_per_unit).epsilon_replace_one
+    if delta is not None and of_noise and (records_per_unit == 1 or gaussian_cost.gaussian_rate(event) is not None):
+        return gaussian_cost.cost(event, delta=delta, records_per_unit=records_per_unit).epsilon_replace_one
 
     def claim_at(smaller: float | None) -> Claim:
         unit = {"privacy_unit": "unit", "max_records_per_unit": records_per_unit, "unprotected_inputs": ()}
@@ -92,7 +83,7 @@ def epsilon_of_one_replaced(event: Event, *, delta: float | None, records_per_un
 
     def epsilon_at(smaller: float) -> float:
         if of_noise:
-            return gaussian_cost.coarse_epsilon(gaussian, smaller, records_per_unit=records_per_unit)
+            return gaussian_cost.coarse_epsilon(event, smaller, records_per_unit=records_per_unit)
         return claim_at(smaller).epsilon or 0.0
 
     if not of_noise:
@@ -290,18 +281,8 @@ def gaussian(
     *,
     delta: float | None,
     unit: dict[str, Any],
-    gaussians: Event | None = None,
-    accountant: str | None = None,
-    remedy: str = "raise the noise",
-    group: str = "group privacy of up to {m} records a unit, by mixtures of Gaussians",
-    assumptions: tuple[str, ...] = (),
 ) -> Claim:
     """A finite-sample (epsilon, delta) from the noise that ran, sampling included.
-
-    Args:
-        gaussians: no harder to distinguish than the event, where it has other noise.
-        accountant: None: what `gaussian_cost` computes the epsilon by.
-        group: what holds for units of {m} records, where replacing one has no closed form.
 
     Raises:
         MechanismError: delta is missing, or no finite epsilon comes out.
@@ -309,14 +290,14 @@ def gaussian(
     if delta is None:
         raise MechanismError(f"event `{event.mechanism}` makes a formal claim, which needs a delta")
     m = int(unit["max_records_per_unit"])
-    figures = gaussian_cost.cost(gaussians or event, delta=delta, records_per_unit=m)
+    figures = gaussian_cost.cost(event, delta=delta, records_per_unit=m)
     if not math.isfinite(figures.epsilon):
-        raise MechanismError(f"event `{event.mechanism}` has no finite epsilon at delta {delta:g}: {remedy}")
+        raise MechanismError(f"event `{event.mechanism}` has no finite epsilon at delta {delta:g}: raise the noise")
     replaced = (
         f"replacing one {'record' if m == 1 else 'unit'} costs epsilon {figures.epsilon_replace_one:.4g} at the same "
         "delta"
         if figures.epsilon_replace_one is not None
-        else group.format(m=m)
+        else f"group privacy of up to {m} records a unit, by mixtures of Gaussians"
     )
     return Claim(
         guarantee_kind="formal",
@@ -324,10 +305,12 @@ def gaussian(
         delta=delta,
         epsilon_add_remove=figures.epsilon,
         neighbouring_relation="add-remove",
-        accountant=accountant or gaussian_cost.accountant(gaussians or event),
+        accountant=gaussian_cost.accountant(event),
         assumptions=(
             f"neighbours differ by one unit added or removed; {replaced}",
-            *(assumptions or (*_how_read(event), TUNED, f"{_SAMPLED_NOISE}: {_UNCOVERED}")),
+            *_how_read(event),
+            TUNED,
+            f"{_SAMPLED_NOISE}: {_UNCOVERED}",
         ),
         **unit,
     )

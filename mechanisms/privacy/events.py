@@ -67,15 +67,6 @@ def decode(value: Any) -> Any:
     return kind.model_validate(value)
 
 
-EXACT_DRAWS = frozenset({"bounded-posterior", "formal-posterior"})
-"""Tags of events whose formal claim is one of an exact draw from a posterior, which a sampler only approximates."""
-
-
-def describe_guarantee(kind: str, mechanism: str | None) -> str:
-    """Names a guarantee kind with its condition: a posterior draw's is formal given exact sampling."""
-    return f"{kind}, given exact sampling" if kind == "formal" and mechanism in EXACT_DRAWS else kind
-
-
 AnyEvent = Annotated[SerializeAsAny[Event], BeforeValidator(decode)]
 """Any event, decoded by its tag."""
 

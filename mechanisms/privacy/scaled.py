@@ -2,24 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
-
 from mechanisms.errors import MechanismError
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, GaussianReleaseEvent
-
-
-@runtime_checkable
-class GaussianEquivalent(Protocol):
-    """Describes an event that is no easier to distinguish than Gaussian releases."""
-
-    @property
-    def gaussian(self) -> Event:
-        """Returns those releases."""
-        ...
-
-    def with_noise(self, factor: float) -> Event:
-        """Returns the event with so many times the noise."""
-        ...
 
 
 def noise_scaled(event: Event, factor: float) -> Event:
@@ -32,7 +16,5 @@ def noise_scaled(event: Event, factor: float) -> Event:
             return event.model_copy(update={"segments": tuple(changed)})
         case GaussianReleaseEvent():
             return event.model_copy(update={"noise_multiplier": factor * event.noise_multiplier})
-        case GaussianEquivalent():
-            return event.with_noise(factor)
         case _:
             raise MechanismError(f"event `{event.mechanism}` has no Gaussian noise, so it has no noise multiplier")

@@ -16,7 +16,7 @@ from mechanisms.privacy import gaussian_cost
 from mechanisms.privacy.claims import claim_of, formal
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, GaussianReleaseEvent
 from mechanisms.privacy.numerics import safe_root
-from mechanisms.privacy.scaled import GaussianEquivalent, noise_scaled
+from mechanisms.privacy.scaled import noise_scaled
 
 _LOG_NOISE = 1e-3
 """Tolerance of the logarithm of the noise of a smaller release."""
@@ -34,8 +34,6 @@ class PerFieldComposition:
 
 def composed_cost(event: Event, *, fields: int, delta: float, records_per_unit: int = 1) -> PerFieldComposition | None:
     """Returns the cost of one release per field in place of this event; None for claims that do not compose."""
-    if isinstance(event, GaussianEquivalent):
-        event = event.gaussian
     if isinstance(event, ComposedEvent | DpSgdEvent | GaussianReleaseEvent):
         return _gaussian(event, fields, delta, records_per_unit)
     if not formal(event):

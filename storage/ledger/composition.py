@@ -181,13 +181,6 @@ def _parts(event: Mapping[str, Any], relation: str) -> tuple[_Gaussians, _Pures]
             return [], [(_UP.divide(_ONE, Decimal(event["noise_multiplier"])), 1, False)]
         case "exponential-choice", True:
             return [], [(Decimal(event["epsilon"]), event["choices"], True)]
-        case "formal-posterior", False:
-            # w L tau-GDP: Gopi, Lee and Liu 2022
-            factors = (Decimal(event[name]) for name in ("likelihood_weight", "lipschitz", "prior_std"))
-            weight, lipschitz, std = factors
-            noise = _C.divide(_ONE, _UP.multiply(_UP.multiply(weight, lipschitz), std))
-            release = (Decimal(event["release"]["noise_multiplier"]), _ONE, 1)
-            return [release, (noise, _ONE, 1)], []
         case tag, _ if (tag in _COMPOSED and not replaced) or (tag == "composed-replaced" and replaced):
             gaussians: _Gaussians = []
             pures: _Pures = []

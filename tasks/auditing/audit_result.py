@@ -57,8 +57,6 @@ class AuditResult(BaseModel, frozen=True):
     branches: tuple[BranchAudit, ...]
     trials: int
     target_epsilon: float | None
-    refused: dict[str, str] = {}
-    """Branches whose draws were refused, by title, with the reason: they have no candidate to audit."""
 
     @property
     def contradicted(self) -> tuple[str, ...]:

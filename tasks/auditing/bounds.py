@@ -15,7 +15,6 @@ from mechanisms.audit import bounds, curves
 from mechanisms.errors import MechanismError
 from mechanisms.model.seeding import derive_seed
 from mechanisms.privacy.events import Event
-from mechanisms.privacy.scaled import GaussianEquivalent
 from tasks.auditing.pool import FAMILIES, Pool
 from tasks.auditing.trials import Trials
 
@@ -63,9 +62,7 @@ def finite(value: float) -> float | None:
 
 
 def event_to_test(event: Event | None) -> Event | None:
-    """Returns the event, or its Gaussian equivalent, if its trade-off curve can be tested; otherwise None."""
-    if isinstance(event, GaussianEquivalent):
-        event = event.gaussian
+    """Returns the event if its trade-off curve can be tested; otherwise None."""
     try:
         return None if event is None or curves.curve_of(event) is None else event
     except MechanismError:

@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mechanisms.privacy.events import describe_guarantee
 from tasks.auditing.audit_result import AuditResult, BranchAudit
 from tasks.comparing.published import Effect
 from tasks.releasing.evidence import CONTRADICTED, INCONCLUSIVE, describe_attack, describe_bound, round_down
@@ -26,12 +25,11 @@ def grouped(audits: Sequence[BranchAudit]) -> list[list[BranchAudit]]:
 
 def lines(result: AuditResult) -> list[str]:
     """Returns claim, measurements and verdict of each branch and seed, for a terminal or a log."""
-    audited = [line for one in result.branches for line in _lines(one, result.trials)]
-    return audited + [f"{name}: not audited, {why}" for name, why in result.refused.items()]
+    return [line for one in result.branches for line in _lines(one, result.trials)]
 
 
 def _lines(audited: BranchAudit, trials: int) -> list[str]:
-    guarantee = describe_guarantee(audited.guarantee_kind, audited.mechanism)
+    guarantee = audited.guarantee_kind
     claim = "nothing" if audited.epsilon is None else f"epsilon {audited.epsilon:.3g} ({guarantee})"
     if audited.epsilon_add_remove != audited.epsilon:
         claim += f", {audited.epsilon_add_remove:.3g} for one record more or less"

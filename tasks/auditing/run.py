@@ -76,9 +76,7 @@ def run(
         _audit(study, outcome, settings, pool, before, candidates=seeds, prefect_run_id=prefect_run_id)
         for outcome in compared.outcomes
     )
-    return AuditResult(
-        branches=audits, trials=settings.trials, target_epsilon=study.target, refused=dict(compared.refused)
-    )
+    return AuditResult(branches=audits, trials=settings.trials, target_epsilon=study.target)
 
 
 def _refuse_draws(

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mechanisms.privacy.events import describe_guarantee
 from storage.durable import write_atomically
 from tasks.auditing.audit_result import BranchAudit
 from tasks.auditing.findings import (
@@ -71,13 +70,11 @@ def page(
     target: float | None,
     roc: str,
     notes: str,
-    refused: Mapping[str, str] | None = None,
 ) -> str:
     """Returns the page.
 
     Args:
         runs: audits by change of the parameters; the first, under an empty name, changed nothing.
-        refused: branches without a candidate, by title, with the reason.
     """
     unchanged = runs[""]
     effects = [effect for source in published.publications_for(parameters.data) for effect in source.effects]
@@ -93,7 +90,7 @@ def page(
         encoder=Path(parameters.model.encoder).name,
         machine=f"{os.cpu_count()} CPU cores, {platform.machine()}",
         seeds=sorted({audit.seed for audit in unchanged}),
-        findings=findings(runs, effects) + [f"{name}: not audited, {why}." for name, why in (refused or {}).items()],
+        findings=findings(runs, effects),
         claims=claims_table(unchanged),
         bounds=bounds_table(unchanged),
         deltas=deltas_table(unchanged),
@@ -119,7 +116,7 @@ def claims_table(audits: Sequence[BranchAudit]) -> Table:
     rows = []
     for group in grouped(audits):
         tests = sorted({TESTS[audit.figures["from"]][1] for audit in group if audit.epsilon_lower_bound > 0})
-        guarantee = describe_guarantee(group[0].guarantee_kind, group[0].mechanism)
+        guarantee = group[0].guarantee_kind
         row = [group[0].title, guarantee, _values(group, "epsilon"), _values(group, "epsilon_add_remove")]
         of_any = "epsilon_of_any" if group[0].figures.get("epsilon_of_any") is not None else None
         row += [_figure(group, "noise_at_most", 2), _values(group, "epsilon_lower_bound")]

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from mechanisms.privacy.events import describe_guarantee
-
 Status = Literal["proved", "measured", "assumed"]
 
 COUPLED = (
@@ -34,20 +32,14 @@ _CONDITIONS: dict[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
     "units": ("where a unit has several records", lambda fields: (fields["max_records_per_unit"] or 1) > 1),
     "fields": ("where it codes several fields", lambda fields: "fields" in fields),
     "added": (
-        "where neighbours differ by one unit more or less, and nothing is drawn from a posterior",
-        lambda fields: not _is_drawn(fields) and fields.get("neighbouring_relation") != "replace-one",
+        "where neighbours differ by one unit more or less",
+        lambda fields: fields.get("neighbouring_relation") != "replace-one",
     ),
     "replaced": (
-        "where neighbours differ in the values of one unit, and nothing is drawn from a posterior",
-        lambda fields: not _is_drawn(fields) and fields.get("neighbouring_relation") == "replace-one",
+        "where neighbours differ in the values of one unit",
+        lambda fields: fields.get("neighbouring_relation") == "replace-one",
     ),
-    "computed": ("where nothing is drawn from a posterior", lambda fields: not _is_drawn(fields)),
 }
-
-
-def _is_drawn(fields: Mapping[str, Any]) -> bool:
-    """Checks whether the claim is one of an exact draw."""
-    return describe_guarantee(fields["guarantee_kind"], fields["mechanism"]) != fields["guarantee_kind"]
 
 
 @dataclass(frozen=True)
@@ -219,30 +211,12 @@ _PSEUDO_POSTERIOR = (
 )
 """Sentences of a draw at the end of SWAG-PPM's rounds."""
 
-_SAMPLED = (
-    proved(
-        "The draw was taken once, in the fit, from a secret key of the operating system's that was no seed and is not "
-        "kept.",
-        "`mechanisms/posterior/hmc.py`; `tests/mechanisms/posterior/test_hmc.py`.",
-    ),
-    assumed(
-        "The chains had reached the posterior: the draw is an exact one.",
-        "Diagnostics that speak against it refuse the fit (`mechanisms/posterior/convergence.py`); nothing proves it. "
-        "Where it fails epsilon and delta are larger, by an amount that nobody knows.",
-    ),
-    assumed(
-        "That the fit was not refused, and how many draws the diagnostics took, tells nothing of a record.",
-        "Both depend on the records and are not accounted for.",
-    ),
-)
-"""Sentences of a draw by Hamiltonian Monte Carlo."""
-
 SECTIONS = (
     Section(
         title="Formal",
         kind="formal",
         mechanisms=(),
-        lead="A finite-sample (ε, δ), by whatever mechanism; of a draw from a posterior, given exact sampling.",
+        lead="A finite-sample (ε, δ), by whatever mechanism.",
         sentences=(
             proved(
                 "For any two sets of training records that differ by one unit added or removed, the number of records "
@@ -262,7 +236,6 @@ SECTIONS = (
                 "It holds for every set of records and every unit, these or others, whatever the attacker knows "
                 "besides.",
                 "The definition of differential privacy: Dwork and Roth 2014, definition 2.4.",
-                "computed",
             ),
         ),
     ),
@@ -270,8 +243,7 @@ SECTIONS = (
         title="Formal: noise in training",
         kind="formal",
         mechanisms=("dp-sgd", "dp-sgd-class-weights", "formal-head", "gaussian-release", "composed", "prior-descent"),
-        lead="DP-SGD and its schedules, the formal head, prior descent, the private posterior; "
-        "in addition to what every formal claim says.",
+        lead="DP-SGD and its schedules, the formal head, prior descent; in addition to what every formal claim says.",
         sentences=(
             proved(
                 "Epsilon and delta are those of all steps together, each with the noise that it had, and of whatever "
@@ -300,23 +272,6 @@ SECTIONS = (
         ),
     ),
     Section(
-        title="Formal: a posterior draw",
-        kind="formal",
-        mechanisms=("formal-posterior", "bounded-posterior"),
-        lead="One draw from the posterior of a head, sampled by Hamiltonian Monte Carlo; in addition to what every "
-        "formal claim says.",
-        sentences=(
-            proved(
-                "An exact draw of that posterior has this epsilon and delta, with whatever was released before it, for "
-                "every set of records and every unit.",
-                "Gopi, Lee and Liu 2022, with its conditions in `mechanisms/formal_posterior.py`, or the exponential "
-                "mechanism, in `mechanisms/bounded_posterior.py`; `tests/mechanisms/test_posterior_draws.py` holds "
-                "each record's influence to the constant and shows that it is attained.",
-            ),
-            *_SAMPLED,
-        ),
-    ),
-    Section(
         title="Asymptotic-local: SWAG-PPM",
         kind="asymptotic-local",
         mechanisms=("swag-ppm",),
@@ -335,22 +290,6 @@ SECTIONS = (
                 "It is not: it follows the path of an optimiser. The bound is then not proven of this draw, and on "
                 "public reports reruns refute such claims (docs/truth.md).",
             ),
-        ),
-    ),
-    Section(
-        title="Asymptotic-local: exact pseudo posterior",
-        kind="asymptotic-local",
-        mechanisms=("exact-posterior",),
-        lead="One draw from the pseudo posterior of a head, sampled by Hamiltonian Monte Carlo; ε = 2Δ is estimated on "
-        "these records.",
-        sentences=(
-            *_PSEUDO_POSTERIOR,
-            measured(
-                "The sensitivity Delta is the largest weighted loss of a training record over the draws counted, and "
-                "at the released draw.",
-                "`autocoder compare`, in the fit (`mechanisms/exact_posterior.py`).",
-            ),
-            *_SAMPLED,
         ),
     ),
     Section(

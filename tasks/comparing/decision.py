@@ -110,7 +110,6 @@ def _part(one: Decision, number: int) -> Mapping[str, Any]:
         "test": facts["test"],
         "observed": facts["codes_observed"],
         "codes": facts["label_space"],
-        "refused": one.comparison.refused,
         "answers": [_recommended(one), _losses(one, number), _refuted(one), _budget(one), _missing(one)],
     }
 
@@ -235,7 +234,7 @@ def _row(row: BranchAssessment, recommendation: Recommendation, number: int) -> 
     cells = (
         one.title,
         verdict,
-        one.guarantee,
+        one.kind,
         "–" if one.kind == "none" else one.relation,
         "–" if one.epsilon is None else f"{one.epsilon:.3g}",
         "–" if one.epsilon_replaced is None else f"{one.epsilon_replaced:.3g}",

@@ -78,7 +78,7 @@ def losses(branches: Sequence[Figures], reference: Figures | None) -> str:
         colour, marker = _KINDS[points[0].kind]
         style = (":", "-", "-.", "--")[number % 4]
         refuted = any(one.audit == "contradicted" for one in points)
-        label = f"{title} ({points[0].guarantee}{', refuted' if refuted else ''})"
+        label = f"{title} ({points[0].kind}{', refuted' if refuted else ''})"
         epsilons, scores = [one.epsilon for one in points], [one.weighted_f1 for one in points]
         spread = [one.spread for one in points]
         style_options = {"color": colour, "marker": "x" if refuted else marker, "linestyle": style, "capsize": 3}

@@ -120,7 +120,6 @@ def _section(one: Decision, number: int) -> Mapping[str, Any]:
         "target": study.target,
         "delta": delta,
         "recommendation": one.recommendation,
-        "refused": comparison.refused,
         "rows": decision.branch_rows(one, number),
         "tables": {
             PRIVACY: tables.claims_table(summaries, publications),

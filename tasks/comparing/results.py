@@ -47,14 +47,12 @@ def page(
     pictures: dict[str, str],
     notes: str,
     others: Sequence[tuple[str, Sequence[BranchSummary]]] = (),
-    refused: Sequence[str] = (),
 ) -> str:
     """Renders the page.
 
     Args:
         pictures: addresses of figures by their names.
         others: title and branches of every further protocol, whose tables have no published figures.
-        refused: branches that are in no table, with the reason.
     """
     publications, names = published.publications_for(parameters.data), tuple(parameters.data.ingest.fields)
     fields = {"F1 by field": tables.fields_table(summaries, names)} if names else {}
@@ -66,7 +64,6 @@ def page(
         target=target,
         delta=delta,
         source=provenance(),
-        refused=list(dict.fromkeys(refused)),
         file=Path(parameters.data.source).name,
         encoder=Path(parameters.model.encoder).name,
         machine=f"{os.cpu_count()} CPU cores, {platform.machine()}",

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from mechanisms.errors import DrawsRefused
 from mechanisms.swag_ppm import SwagPpm
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
@@ -35,8 +33,6 @@ class Comparison:
     outcomes: list[Outcome]
     further: Mapping[float, list[Outcome]] = field(default_factory=dict)
     """Outcomes of branches with a target epsilon, at each further target."""
-    refused: Mapping[str, str] = field(default_factory=dict)
-    """Reasons by title of branches whose draws were refused at some seed; they have no outcomes."""
 
 
 def refuse_early(
@@ -87,7 +83,6 @@ def run(
 
     Raises:
         InputError: settings that contradict each other or the data.
-        DrawsRefused: every branch was refused.
     """
     refuse_early(context, parameters, terms, chosen)
     study, first = Study.of(context, parameters, terms, chosen, _once(context, do)), parameters.fit.seed
@@ -99,28 +94,9 @@ def run(
     if run_in_parallel is not None:
         single = [one for one in experiments if has_one_fit(one.branch.mechanism)]
         noise_plans = {one.branch.name: study.do(one.plan()) for one in single}
-        with suppress(DrawsRefused):  # fitted again below, where the refusal gets its branch
-            run_in_parallel([one.fit(planned=noise_plans[one.branch.name]) for one in single])
-    outcomes, refused = _outcomes(study, chosen, numbers)
-    remaining = [branch for branch in chosen if branch.title not in refused]
-    further, also = _further(study, remaining, numbers, epsilons, run_on_workers)
-    return Comparison(study, numbers, outcomes, further, refused | also)
-
-
-def _outcomes(
-    study: Study, chosen: Sequence[Branch], seeds: Sequence[int], *, suffix: str = ""
-) -> tuple[list[Outcome], dict[str, str]]:
-    """Returns the outcomes of every branch at every seed, and by title why draws were refused; refuses if all were."""
-    outcomes: list[Outcome] = []
-    refused: dict[str, str] = {}
-    for branch in chosen:
-        try:
-            outcomes += [study.at(branch, seed).run() for seed in seeds]
-        except DrawsRefused as error:
-            refused[branch.title + suffix] = str(error)
-    if refused and not outcomes and not suffix:
-        raise DrawsRefused("; ".join(refused.values()))
-    return outcomes, refused
+        run_in_parallel([one.fit(planned=noise_plans[one.branch.name]) for one in single])
+    outcomes = [one.run() for one in experiments]
+    return Comparison(study, numbers, outcomes, _further(study, chosen, numbers, epsilons, run_on_workers))
 
 
 def _further(
@@ -129,7 +105,7 @@ def _further(
     seeds: Sequence[int],
     epsilons: Sequence[float],
     run_on_workers: RunOnWorkers | None,
-) -> tuple[dict[float, list[Outcome]], dict[str, str]]:
+) -> dict[float, list[Outcome]]:
     """Runs branches that aim at an epsilon and set no delta, at each further target."""
     aiming = [
         branch
@@ -139,15 +115,14 @@ def _further(
         and getattr(branch.mechanism, "target_epsilon", None) is None
     ]
     further: dict[float, list[Outcome]] = {}
-    refused: dict[str, str] = {}
     for epsilon in dict.fromkeys(epsilons):
         if epsilon != study.target and aiming:
-            at = study.retargeted(epsilon)
+            retargeted = study.retargeted(epsilon)
+            experiments = [retargeted.at(branch, seed) for branch in aiming for seed in seeds]
             if run_on_workers is not None:
-                run_on_workers([at.at(branch, seed) for branch in aiming for seed in seeds])
-            further[epsilon], reasons = _outcomes(at, aiming, seeds, suffix=f" at epsilon {epsilon:g}")
-            refused |= reasons
-    return {epsilon: outcomes for epsilon, outcomes in further.items() if outcomes}, refused
+                run_on_workers(experiments)
+            further[epsilon] = [one.run() for one in experiments]
+    return further
 
 
 def write_plans(comparison: Comparison, *, prefect_run_id: str | None) -> dict[str, str]:

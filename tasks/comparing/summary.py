@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from pydantic import BaseModel
 
-from mechanisms.privacy.events import describe_guarantee
 from storage.artifacts import digest
 from storage.ledger import ComparisonFit
 from tasks.branches.experiment import Outcome, Study
@@ -54,11 +53,6 @@ class BranchSummary(BaseModel, frozen=True):
             of_seeds=math.hypot(self.spread[score], other.spread[score]),
             of_records=self.paired_errors.get(score, {}).get(other.branch),
         )
-
-    @property
-    def guarantee(self) -> str:
-        """Returns the kind with its condition."""
-        return describe_guarantee(self.guarantee_kind, self.mechanism)
 
 
 def record_claims(study: Study, outcomes: Sequence[Outcome], *, prefect_run_id: str | None) -> None:

@@ -69,7 +69,7 @@ def claims_table(summaries: Sequence[BranchSummary], published: Sequence[Publica
     for one in summaries:
         relation = _MISSING if one.guarantee_kind == "none" else one.relation
         replaced = _MISSING if one.epsilon_replaced is None else f"{one.epsilon_replaced:.2f}"
-        row = [one.title, one.guarantee, relation, _epsilon(one), replaced, _delta(one)]
+        row = [one.title, one.guarantee_kind, relation, _epsilon(one), replaced, _delta(one)]
         row += [_measure(one, "weighted_f1"), _measure(one, "macro_f1")]
         for source in sources:
             row += [_reported_epsilon(source.branches.get(one.branch)), _f1(source.branches.get(one.branch))]

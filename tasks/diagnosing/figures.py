@@ -128,15 +128,3 @@ def fit_gap(rounds: Mapping[str, Mapping[str, Any]]) -> str:
     axes.margins(y=0.15)
     axes.legend(fontsize=8)
     return svg(figure)
-
-
-def margins(margin: Mapping[str, float]) -> str:
-    """Draws the factor by which each diagnostic of a sampler could be worse; at 1 the fit is refused."""
-    figure, axes = figure_of("Margin of each diagnostic to its limit", height=2.4)
-    names = list(margin)[::-1]
-    axes.barh(names, [margin[name] for name in names], color=BLUE)
-    for place, name in enumerate(names):
-        axes.annotate(f" {margin[name]:.1f}", (margin[name], place), va="center", fontsize=8)
-    axes.axvline(1, color=BLACK, linestyle="--", linewidth=1)
-    axes.set(xlabel="times (dashed: refused)", xlim=(0, 1.15 * max(1.0, *margin.values())))
-    return svg(figure)

@@ -10,7 +10,7 @@ from storage.errors import InputError
 from storage.ledger import Diagnostics
 from tasks.branches.experiment import Do
 from tasks.branches.swag_chain import run_chain
-from tasks.diagnosing import page, sampler, stages
+from tasks.diagnosing import page, stages
 from tasks.diagnosing.page import DiagnoseResult, RoundClaim, Verdict
 from tasks.diagnosing.stages import DiagnoseParameters
 from tasks.parameters import RetrainParameters
@@ -28,8 +28,11 @@ def refuse_early(context: Context, parameters: RetrainParameters, settings: Diag
         InputError, MechanismError, StorageError: name the option, file or column and what to do.
     """
     if parameters.formal is not None:
-        sampler.refuse_early(parameters)
-    elif settings.leave_out and not parameters.model.linear_head:
+        raise InputError(
+            f"formal.branch: {parameters.formal.branch} draws from no posterior, so that diagnose does not apply. "
+            "Measure it with `autocoder audit`; diagnose applies to SWAG-PPM."
+        )
+    if settings.leave_out and not parameters.model.linear_head:
         raise InputError("--leave-out needs model.trainable=head and model.pooling=mean. Give --leave-out 0.")
     estimate = preflight.check(context, parameters)
     refits = 1 + settings.leave_out if settings.leave_out else 0
@@ -63,8 +66,6 @@ def diagnose(
 
     A target epsilon that leaves c and k open has been settled before.
     """
-    if parameters.formal is not None:
-        return sampler.diagnose(context, parameters, do, prefect_run_id=prefect_run_id)
     fitted, store = run_chain(parameters, do), context.store
     assert fitted.dataset is not None
     outputs = [do(stages.posterior_checks(parameters, settings, fitted))]

@@ -18,7 +18,6 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from mechanisms.privacy.events import describe_guarantee
 from storage.ledger.amounts import brief, short
 from storage.ledger.report import escape, one_line
 
@@ -66,7 +65,6 @@ def _environment() -> Environment:
         "amount": amount,
         "csv_address": _csv_address,
         "exact": lambda value: short(Decimal(value)),
-        "guarantee": describe_guarantee,
         "figure": lambda value: "none" if value is None else f"{value:.4g}",
         "odds": odds,
         "one_in": lambda value: f"{round(1 / float(value)):,}",

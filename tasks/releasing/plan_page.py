@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mechanisms.errors import MechanismError
-from mechanisms.privacy.events import describe_guarantee
 from storage.errors import InputError, StorageError
 from storage.ledger import BudgetRefused, Charge, Ledger, ReleasePlan, Row
 from storage.ledger.amounts import as_replace_one
@@ -369,7 +368,7 @@ def _siblings(planned: PlannedRelease, ledger: Ledger, records: RecordSet | None
                 one.population,
                 ", ".join(one.cohorts),
                 one.mechanism,
-                describe_guarantee(one.guarantee_kind, one.mechanism),
+                one.guarantee_kind,
             ),
             *("–" if one.epsilon is None else up(Decimal(one.epsilon)), one.state, one.shares),
         ]

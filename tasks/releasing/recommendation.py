@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel
 
-from mechanisms.privacy.events import GuaranteeKind, NeighbouringRelation, describe_guarantee
+from mechanisms.privacy.events import GuaranteeKind, NeighbouringRelation
 from tasks.releasing.evidence import CONTRADICTED, NOT_CONTRADICTED
 
 Verdict = Literal["fine", "investigate", "warning"]
@@ -100,17 +100,12 @@ class Figures:
         )
 
     @property
-    def guarantee(self) -> str:
-        """Returns the kind with its condition."""
-        return describe_guarantee(self.kind, self.mechanism)
-
-    @property
     def claim(self) -> str:
         """Returns kind and figures in words."""
         if self.epsilon is None:
             return "no guarantee"
         delta = "δ not quantified" if self.delta is None else f"δ {self.delta:g}"
-        return f"{self.guarantee}, ε {self.epsilon:.4g}, {delta}, {self.relation}"
+        return f"{self.kind}, ε {self.epsilon:.4g}, {delta}, {self.relation}"
 
 
 LARGE = 0.1

@@ -12,7 +12,6 @@ from small_heads import claim, head_of
 from torch import nn
 
 from mechanisms import mechanism as registry
-from mechanisms.bounded_posterior import BoundedPosterior
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import Aimed, Fitted, Plan, Records, Run, Task, kinds, registered
 from mechanisms.model.inputs import FeatureInputs
@@ -38,7 +37,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
 RIVALS = [
     pytest.param({"kind": kind} | settings, id=f"{kind} {settings or ''}")
     for kind, mechanism in kinds().items()
-    if issubclass(mechanism, Aimed | BoundedPosterior) and mechanism.__module__.startswith("mechanisms.")
+    if issubclass(mechanism, Aimed) and mechanism.__module__.startswith("mechanisms.")
     for settings in SETTINGS.get(kind, [{}])
 ]
 

@@ -32,7 +32,6 @@ from mechanisms.privacy import noise
 from mechanisms.privacy.class_counts import ClassWeightsConfig
 from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
 from mechanisms.privacy.noise import SecretStream
-from mechanisms.private_posterior import PrivatePosterior
 from mechanisms.swag_ppm import SwagPpm
 
 DEVICE = os.environ.get("AUTOCODER_TEST_DEVICE", "cuda")
@@ -155,7 +154,6 @@ MECHANISMS: tuple[Mechanism, ...] = (
     DpSgd(optimiser="sgd", epochs=3, sampling_prob=1.0, class_weights=ClassWeightsConfig(noise_multiplier=2.0)),
     FormalHead(steps=3),
     PriorDescent(steps=3),
-    PrivatePosterior(steps=3),
     SwagPpm(
         round="reweighted",
         fine_tune=OptimiserPhase(optimiser="adamw", learning_rate=0.02, epochs=2),

@@ -49,10 +49,6 @@ COMMANDS: dict[str, Sequence[str]] = {
         *["--vary", "formal.target_epsilon=2"],
     ],
     "diagnose": ["diagnose", "--profile", "demo"],
-    "diagnose, formal": [
-        *["diagnose", "--profile", "demo-formal", "--set", "formal.target_epsilon=5"],
-        *["--set", "formal.branch=formal-posterior"],
-    ],
 }
 
 

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import (
     Aimed,
-    ClassifierModel,
     Fitted,
     Mechanism,
     Model,
@@ -37,7 +36,6 @@ from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import OptimiserPhase
 from mechanisms.model.identity import IDENTITY
 from mechanisms.model.inputs import FeatureInputs
-from mechanisms.posterior import convergence
 from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
 from mechanisms.privacy import gaussian_cost
 from mechanisms.privacy.claims import formal
@@ -354,70 +352,3 @@ def test_a_record_moves_the_first_step_by_no_more_than_the_clip(kind: str, monke
     moves = [float((whole - first_sum(torch.arange(N) != i)).norm()) for i in range(5)]
     assert max(moves) <= clip * (1 + 1e-4)
     assert max(moves) > 0.9 * clip
-
-
-POSTERIORS = [kind for kind in KINDS if "sampler" in kinds()[kind].model_fields]
-"""Those that release a draw of a density: its width, which their event holds, is what hides a record."""
-
-
-@pytest.mark.parametrize("kind", POSTERIORS)
-@pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (2 / 3, False), (1.5, False)])
-def test_where_records_say_nothing_the_draw_is_the_priors(kind: str, factor: float, accepted: bool) -> None:
-    """The noise of a posterior draw is the posterior's own. Features of zero leave the prior of the weights as it is,
-    so that the released weights are normal around the untrained head: by chi-square at level 1e-6 with the event's
-    standard deviation, and not with 2/3 or 3/2 of it."""
-    fitted, untrained = _silent_once(kind)
-    moved = (fitted.model.classifier.flat - untrained)[: CLASSES * SILENT_WIDTH]
-    unit = getattr(made(kind), "feature_clip_norm", 1.0)  # what the event's parameters are measured in
-    std = fitted.event.model_dump()["prior_std"] / unit
-    assert (scale_p_value(moved, std=factor * std) > 1e-6) == accepted
-
-
-@pytest.mark.parametrize("kind", POSTERIORS)
-def test_no_seed_gives_the_draw_again(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With keys of the operating system, as in a release, two fits at one seed share no weight."""
-    monkeypatch.undo()
-    (one, _), (two, _) = _silent(kind), _silent(kind)
-    assert not torch.isclose(one.model.classifier.flat, two.model.classifier.flat, rtol=1e-6).any()
-
-
-@pytest.mark.parametrize("kind", POSTERIORS)
-def test_the_key_of_a_draw_goes_when_the_fit_ends(kind: str, tmp_path: Path) -> None:
-    """Nothing in the fit's folder can draw again."""
-    planned(kind).fit(records(), run(folder=tmp_path))
-    files = list(tmp_path.rglob("*.safetensors"))
-    assert files
-    assert not any("key" in name for file in files for name in checkpoint.load(file)[0])
-
-
-@pytest.mark.parametrize("kind", POSTERIORS)
-def test_a_draw_whose_chains_disagree_is_refused(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The diagnostics decide: held to an agreement that no chains have, a fit ends in the reason, without a model."""
-    monkeypatch.setattr(convergence, "LARGEST_R_HAT", 0.9)
-    with pytest.raises(MechanismError, match=r"not to be trusted: split R-hat of .* above 0\.9"):
-        planned(kind).fit(records(), run())
-
-
-SILENT_WIDTH = 300
-
-
-@cache
-def _silent_once(kind: str) -> tuple[Any, Tensor]:
-    """One fit, held against each deviation."""
-    return _silent(kind)
-
-
-def _silent(kind: str) -> tuple[Any, Tensor]:
-    """(what is fitted to features of zero, the untrained parameters)."""
-    part = nn.Linear(SILENT_WIDTH, CLASSES)
-    with torch.no_grad():
-        part.weight.normal_(generator=torch.Generator().manual_seed(1)).mul_(0.1)
-        part.bias.zero_()
-    head = head_of(part)
-    before = head.flat.clone()
-    silent = Records(FeatureInputs(torch.zeros(N, SILENT_WIDTH)), torch.arange(N) % CLASSES)
-    fitted = planned(kind).fit(silent, Run(classes=CLASSES, seed=5, classifier=lambda: head))
-    assert isinstance(fitted.model, ClassifierModel)
-    kept = ClassifierModel(head_of(nn.Linear(SILENT_WIDTH, CLASSES)))
-    kept.classifier.flat.copy_(head.flat)
-    return replace(fitted, model=kept), before

@@ -43,7 +43,7 @@ QUICK: dict[str, dict[str, Any]] = {
     },
 }
 """Sizes of mechanisms whose own take seconds a fit."""
-SLOW = {"bounded-posterior", "exact-posterior", "formal-posterior", "ft-transformer", "gem"}
+SLOW = {"ft-transformer", "gem"}
 """Ten seconds a fit and more at 2,000 records."""
 
 

@@ -8,40 +8,32 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from joint_heads import FIELDS, WIDTH, N, problem, untrained
+from joint_heads import FIELDS, N, problem, untrained
 from small_heads import KEY, claim, scale_p_value
 from torch import Tensor
 
 from mechanisms import dp_sgd, dppl_public, formal_head
-from mechanisms.audit.trials import Records as Pool
-from mechanisms.bounded_posterior import BoundedPosterior
 from mechanisms.dp_sgd import DpSgd
 from mechanisms.dppl_mean import DpplMean, class_sums
 from mechanisms.dppl_public import DpplPublic, PublicPrototypesEvent
 from mechanisms.errors import MechanismError
 from mechanisms.formal_head import FormalHead
-from mechanisms.formal_posterior import FormalPosterior, FormalPosteriorEvent
 from mechanisms.mechanism import Mechanism, Records, Run, Task
-from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.dp_head import HeadClipping
 from mechanisms.model.fields import Fields
 from mechanisms.model.ghost import GhostClipping
 from mechanisms.model.inputs import FeatureInputs
-from mechanisms.model.linear_head import from_flat
-from mechanisms.posterior.gibbs import LIPSCHITZ, SoftmaxPosterior
 from mechanisms.prior_descent import PriorDescent
-from mechanisms.privacy import class_counts, noise
+from mechanisms.privacy import class_counts
 from mechanisms.privacy.class_counts import ClassWeightsConfig
 from mechanisms.privacy.events import ComposedEvent, GaussianReleaseEvent
 from mechanisms.privacy.noise import SecretStream
-from mechanisms.private_posterior import PrivatePosterior
 
 TASK = Task(records=N, classes=FIELDS.classes, fields=FIELDS.sizes, target_epsilon=3.0, delta=1e-5)
 MECHANISMS: dict[str, Mechanism] = {
     "dp-sgd": DpSgd(optimiser="sgd", learning_rate=1.0, epochs=3, sampling_prob=1.0),
     "formal-head": FormalHead(steps=3),
     "dppl-mean": DpplMean(),
-    "private-posterior": PrivatePosterior(steps=3),
     "dppl-public": DpplPublic(),
     "class-weights": DpSgd(
         optimiser="sgd",
@@ -50,8 +42,6 @@ MECHANISMS: dict[str, Mechanism] = {
         sampling_prob=1.0,
         class_weights=ClassWeightsConfig(noise_multiplier=2.0),
     ),
-    "formal-posterior": FormalPosterior(),
-    "bounded-posterior": BoundedPosterior(prior_std=0.1),
     "prior-descent": PriorDescent(steps=3),
 }
 
@@ -166,7 +156,7 @@ def test_a_record_touches_one_choice_a_field(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(
     "mechanism",
-    [FormalHead(), DpplMean(), DpplPublic(), FormalPosterior(), MECHANISMS["class-weights"]],
+    [FormalHead(), DpplMean(), DpplPublic(), MECHANISMS["class-weights"]],
     ids=lambda one: one.kind,
 )
 def test_what_was_planned_for_one_field_is_refused(mechanism: Mechanism) -> None:
@@ -219,66 +209,3 @@ def test_a_records_weight_is_the_mean_of_its_fields(seed: int, lacking: float) -
         held = [float(field[label]) for field, label in zip(values, own, strict=True) if label >= 0]
         assert weight == pytest.approx(sum(held) / len(held), abs=1e-6)
         assert min(held) - 1e-6 <= weight <= max(held) + 1e-6 <= 1 + 1e-6
-
-
-@pytest.mark.parametrize("bounded", [False, True], ids=["formal", "bounded"])
-def test_a_record_moves_a_joint_posterior_by_what_is_paid_for(bounded: bool) -> None:
-    """Its log-likelihood's slope in the head is at most sqrt(2 F) w, nearly reached where every field puts all of its
-    probability on a wrong class; a single field's constant does not hold. A bounded one's score stays within B."""
-    features, labels = torch.zeros(1, WIDTH), torch.zeros(1, len(FIELDS.sizes), dtype=torch.int64)
-    features[0, 0] = 1.0
-    prior = torch.zeros(FIELDS.classes, WIDTH)
-    bound = BoundedLikelihood(bound=1.5) if bounded else None
-    target = SoftmaxPosterior(features, labels, prior, 1e9, bounded=bound, fields=FIELDS)
-    scales = 10.0 ** torch.linspace(-2, 3, 60)[:, None, None]
-    theta = scales * torch.randn(60, FIELDS.classes, WIDTH, generator=torch.Generator().manual_seed(0))
-    wrong = torch.zeros(1, FIELDS.classes, WIDTH)
-    wrong[0, [span.start + 1 for span in FIELDS.spans], 0] = 40.0
-    at = target.evaluate(torch.cat([theta, wrong]))
-    if bounded:
-        assert 1.49 < float(at.potential.max()) <= 1.5 + 1e-6
-        return
-    plan = FormalPosterior().plan(TASK)
-    assert isinstance(plan.event, FormalPosteriorEvent)
-    slope = float(at.gradient.flatten(1).norm(dim=1).max())
-    assert LIPSCHITZ + 0.5 < slope <= plan.event.lipschitz * (1 + 1e-6) < slope * 1.001
-
-
-def test_a_record_moves_mean_and_counts_by_what_is_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record with all fields and long features by the event's sensitivity, one that lacks some by less."""
-    sums: list[Tensor] = []
-
-    def quiet(self: SecretStream, tensor: Tensor, **given: object) -> Tensor:
-        sums.append(tensor.clone())
-        return tensor
-
-    monkeypatch.setattr(SecretStream, "add_normal_", quiet)
-    plan = FormalPosterior().plan(TASK)
-    assert isinstance(plan.event, FormalPosteriorEvent)
-    assert isinstance(plan.mechanism, FormalPosterior)
-    release = plan.event.release
-    assert release.l2_sensitivity == pytest.approx(math.hypot(1, 0.25 * math.sqrt(3)))
-    features, labels = problem(12, lacking=0.4)
-    features *= 1e3
-    kept = [slice(None), *(torch.arange(12) != gone for gone in range(12))]
-    for rows in kept:
-        plan.mechanism._release(release, features[rows], labels[rows], FIELDS, SecretStream(bytes(32)))
-    moves = [float((sums[0] - other).norm()) for other in sums[1:]]
-    assert moves == pytest.approx([math.hypot(1, 0.25 * math.sqrt(int((own >= 0).sum()))) for own in labels], abs=1e-3)
-
-
-@pytest.mark.parametrize("mechanism", [FormalPosterior(), BoundedPosterior()], ids=lambda one: one.kind)
-def test_reruns_of_a_draw_are_of_all_fields(mechanism: Mechanism, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two trials, each on its own records, which they code better than chance; each claims what was planned."""
-    monkeypatch.setattr(noise, "new_key", lambda: KEY)
-    features, labels = problem()
-    included = torch.rand(2, N, generator=torch.Generator().manual_seed(6)) < 0.7
-    pool = Pool(features, labels, included, seeds=(1, 2), fields=FIELDS)
-    plan = mechanism.plan(TASK)
-    assert isinstance(plan.mechanism, FormalPosterior | BoundedPosterior)
-    (found,) = plan.mechanism.fit_many(plan, pool, from_flat(untrained().flat, classes=FIELDS.classes)).values()
-    assert found.ell.shape == (2, N)
-    assert float(found.ell.max()) <= 0
-    assert found.events == (plan.event,) * 2
-    by_chance = -(labels >= 0).double() @ torch.tensor(FIELDS.sizes).double().log()
-    assert float(found.ell[included].mean()) > float(by_chance.mean())

@@ -7,19 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from joint_heads import FIELDS, WIDTH, N, problem, start, untrained
+from joint_heads import FIELDS, N, problem, untrained
 from torch import Tensor
 
 from mechanisms.audit import trials
 from mechanisms.audit.trials import Records as Pool
-from mechanisms.exact_posterior import ExactPosterior, ExactPosteriorEvent
 from mechanisms.mechanism import ClassifierModel, Records, Run, Task
 from mechanisms.model.config import OptimiserPhase
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.linear_head import from_flat
 from mechanisms.posterior import risks
 from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
-from mechanisms.posterior.gibbs import SoftmaxPosterior
 from mechanisms.swag_ppm import ROUNDS, PosteriorDraw, RoundName, SwagPpm
 
 ADAMW = OptimiserPhase(optimiser="adamw", learning_rate=0.02, epochs=3, batch_size=4)
@@ -98,68 +96,6 @@ def test_a_rerun_is_the_chain(tmp_path: Path, last: RoundName) -> None:
         assert (reruns[name].ell[1 - t] - ell).abs().max() > 0.05
 
 
-def target(weights: Tensor | None = None) -> tuple[SoftmaxPosterior, Tensor, Tensor]:
-    features, labels = problem(lacking=0.4)
-    with_bias = torch.cat([features, torch.ones(N, 1)], 1)
-    prior = torch.cat([start(), torch.zeros(FIELDS.classes, 1)], 1)
-    made = SoftmaxPosterior(with_bias, labels, prior, 0.7, weights=weights, fields=FIELDS)
-    return made, features, labels
-
-
-def test_the_density_is_of_the_joint_likelihood() -> None:
-    """Potential, gradient and every record's l, against autograd on another way of writing it."""
-    alpha = torch.rand(N, generator=torch.Generator().manual_seed(2))
-    made, features, labels = target(alpha)
-    noise = torch.randn(2, FIELDS.classes, WIDTH + 1, generator=torch.Generator().manual_seed(3))
-    theta = made.prior_mean + 0.5 * noise
-    found = made.evaluate(theta)
-    for k in range(2):
-        leaf = theta[k].double().clone().requires_grad_(True)
-        ell = by_hand(leaf, features, labels)
-        prior = (leaf - made.prior_mean.double()).square().sum() / (2 * 0.7**2)
-        potential = prior - (alpha.double() * ell).sum()
-        potential.backward()
-        assert torch.allclose(found.ell[k].double(), ell.detach(), atol=1e-5)
-        assert float(found.potential[k]) == pytest.approx(potential.item(), rel=1e-5)
-        assert leaf.grad is not None
-        assert torch.allclose(found.gradient[k].double(), leaf.grad, atol=1e-3)
-
-
-def test_what_no_probability_sees_is_drawn_field_by_field() -> None:
-    """The mean over a field's rows is the prior's; probabilities stay, and what is told of the new place is true."""
-    made, _, _ = target()
-    theta = made.prior_mean[None] + torch.randn(
-        3, FIELDS.classes, WIDTH + 1, generator=torch.Generator().manual_seed(4)
-    )
-    normal = torch.randn(3, made.levels * (WIDTH + 1), generator=torch.Generator().manual_seed(5))
-    at = made.evaluate(theta)
-    moved, told = made.shifted(theta, at, normal)
-    again = made.evaluate(moved)
-    assert made.levels == len(FIELDS.sizes)
-    assert torch.allclose(again.ell, at.ell, atol=1e-3)
-    assert torch.allclose(told.potential, again.potential, atol=1e-2)
-    assert torch.allclose(told.gradient, again.gradient, atol=1e-2)
-    for span, own in zip(FIELDS.spans, normal.chunk(made.levels, 1), strict=True):
-        mean = made.prior_mean[span].mean(0) + own * 0.7 / (span.stop - span.start) ** 0.5
-        assert torch.allclose(moved[:, span].mean(1), mean, atol=1e-4)
-
-
-def test_a_record_that_lacks_a_field_bends_nothing_there() -> None:
-    """Blocks of the Hessian are those of the records that have the field."""
-    made, features, labels = target()
-    theta = made.prior_mean[None]
-    blocks = made.curvature(theta)
-    logs = FIELDS.log_softmax(features @ theta[0, :, :-1].T + theta[0, :, -1])
-    p = logs.exp()
-    with_bias = torch.cat([features, torch.ones(N, 1)], 1)
-    for span, own in zip(FIELDS.spans, labels.unbind(1), strict=True):
-        there = own >= 0
-        for row in range(span.start, span.stop):
-            spread = (p[:, row] * (1 - p[:, row]))[there]
-            wanted = with_bias[there].T @ (with_bias[there] * spread[:, None]) + torch.eye(WIDTH + 1) / 0.7**2
-            assert torch.allclose(blocks[row], wanted, atol=1e-3)
-
-
 def test_the_audits_log_likelihood_is_the_classifiers() -> None:
     """Of every record, whatever fields it has."""
     features, labels = problem(lacking=0.5)
@@ -170,32 +106,3 @@ def test_the_audits_log_likelihood_is_the_classifiers() -> None:
     assert torch.allclose(ell[0].double(), FIELDS.log_likelihood(given, labels), atol=1e-5)
     assert torch.allclose(ell[0].double(), by_hand(theta[0], features, labels), atol=1e-5)
     assert right.shape == (1, N)
-
-
-def test_an_exact_draw_is_of_all_fields(tmp_path: Path) -> None:
-    """The sampler's diagnostics bear it out, and Delta is no less than what the released draw says of a record."""
-    features, labels = problem()
-    config = PseudoPosteriorConfig(risk_draws=100, sensitivity_draws=100)
-    plan = ExactPosterior(round="base", prior_std=0.5, pseudo_posterior=config).plan(TASK)
-    run = Run(FIELDS.classes, 0, untrained, fields=FIELDS, folder=tmp_path)
-    made = plan.fit(Records(FeatureInputs(features), labels), run)
-    assert isinstance(made.event, ExactPosteriorEvent)
-    assert isinstance(made.model, ClassifierModel)
-    theta = from_flat(made.model.classifier.flat, classes=FIELDS.classes)
-    assert made.event.sensitivity >= float(by_hand(theta, features, labels).abs().max()) - 1e-4
-    assert made.figures["r_hat"] < 1.05
-
-
-def test_reruns_of_an_exact_draw_are_of_all_fields() -> None:
-    """Two trials: what each claims is no less than what its draw says of a record that took part."""
-    features, labels = problem()
-    included = torch.rand(2, N, generator=torch.Generator().manual_seed(6)) < 0.7
-    pool = Pool(features, labels, included, seeds=(1, 2), fields=FIELDS)
-    config = PseudoPosteriorConfig(risk_draws=10, sensitivity_draws=10)
-    plan = ExactPosterior(round="base", prior_std=0.5, pseudo_posterior=config).plan(TASK)
-    assert isinstance(plan.mechanism, ExactPosterior)
-    (found,) = plan.mechanism.fit_many(plan, pool, from_flat(untrained().flat, classes=FIELDS.classes)).values()
-    assert found.ell.shape == (2, N)
-    for own, ell, event in zip(included, found.ell, found.events, strict=True):
-        assert isinstance(event, ExactPosteriorEvent)
-        assert event.sensitivity >= float(ell[own].neg().max()) - 1e-4

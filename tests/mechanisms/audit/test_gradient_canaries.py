@@ -17,7 +17,6 @@ from mechanisms.mechanism import Mechanism, Plan, Records, Run, Task
 from mechanisms.prior_descent import PriorDescent
 from mechanisms.privacy.events import NoiseSegment, descent_of
 from mechanisms.privacy.noise import SecretStream
-from mechanisms.private_posterior import PrivatePosterior
 
 DELTA, ALPHA = 1e-4, 1e-3
 TASK = Task(records=60, classes=4, target_epsilon=4.0, delta=DELTA)
@@ -25,7 +24,6 @@ MECHANISMS: dict[str, Mechanism] = {
     "full batch": DpSgd(optimiser="sgd", learning_rate=1.0, epochs=10, sampling_prob=1.0),
     "sampled": DpSgd(learning_rate=0.01, epochs=10, batch_size=30),
     "formal head": FormalHead(steps=4),
-    "langevin": PrivatePosterior(steps=10),
     "prior descent": PriorDescent(align_steps=3, steps=8),
 }
 

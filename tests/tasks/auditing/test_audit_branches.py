@@ -40,7 +40,7 @@ def asked(tmp_path: Path, name: str) -> tuple[list[Step], str]:
     return steps, mechanism
 
 
-@pytest.mark.parametrize(("name", "own"), [("private-posterior", "prior_std"), ("formal-head", "release_share")])
+@pytest.mark.parametrize(("name", "own"), [("prior-descent", "align_share"), ("formal-head", "release_share")])
 def test_a_linear_mechanism_reruns_with_its_own_settings(tmp_path: Path, name: str, own: str) -> None:
     """The settings are in the plan that the reruns read, so that others mean other reruns."""
     (plan, trials), mechanism = asked(tmp_path, name)

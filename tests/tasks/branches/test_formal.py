@@ -111,23 +111,19 @@ def test_what_cannot_be_is_refused_first(
 
 def test_settings_of_the_mechanism_reach_the_event(context: Context, data: Mapping[str, Any], tiny_bert: Path) -> None:
     """They are what runs, and make another method."""
-    plain = parameters(data, tiny_bert, branch="bounded-posterior")
-    narrow = parameters(data, tiny_bert, branch="bounded-posterior", mechanism={"prior_std": 0.25})
+    plain = parameters(data, tiny_bert)
+    narrow = parameters(data, tiny_bert, mechanism={"weight_noise": 0.25})
     branch, _ = formal.formal_branch(narrow)
-    assert branch.mechanism.model_dump()["prior_std"] == 0.25
-    assert formal.formal_branch(plain)[0].mechanism.model_dump()["prior_std"] == 0.3
+    assert branch.mechanism.model_dump()["weight_noise"] == 0.25
+    assert formal.formal_branch(plain)[0].mechanism.model_dump()["weight_noise"] == 0.5
     assert method_digest(narrow) != method_digest(plain)
 
 
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        (
-            {"prior_sd": 1},
-            r"formal.mechanism.prior_sd: bounded-posterior has no setting of this name. It has draws, prior_std",
-        ),
-        ({"prior_std": -1}, r"formal.mechanism.prior_std: Input should be greater than 0"),
-        ({"sampler": {"chains": "x"}}, r"formal.mechanism.sampler.chains: "),
+        ({"weight_nois": 1}, r"formal.mechanism.weight_nois: prior-descent has no setting of this name. It has align_"),
+        ({"weight_noise": -1}, r"formal.mechanism.weight_noise: Input should be greater than 0"),
         ({"target_epsilon": 900}, r"formal.mechanism.target_epsilon cannot be set here"),
         ({"kind": "non-private"}, r"formal.mechanism.kind cannot be set here"),
     ],
@@ -135,4 +131,4 @@ def test_settings_of_the_mechanism_reach_the_event(context: Context, data: Mappi
 def test_settings_that_are_none(data: Mapping[str, Any], tiny_bert: Path, settings: dict[str, Any], told: str) -> None:
     """Are refused by their name, before work."""
     with pytest.raises(InputError, match=told):
-        formal.formal_branch(parameters(data, tiny_bert, branch="bounded-posterior", mechanism=settings))
+        formal.formal_branch(parameters(data, tiny_bert, mechanism=settings))

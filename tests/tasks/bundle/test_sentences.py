@@ -12,7 +12,7 @@ import pytest
 from sealed_bundle import Sealed
 
 from mechanisms.privacy import gaussian_cost
-from mechanisms.privacy.events import GaussianReleaseEvent, describe_guarantee
+from mechanisms.privacy.events import GaussianReleaseEvent
 from storage.bundle import folder as bundle
 from storage.egress.documents import check_schema
 from storage.ledger.report import escape
@@ -67,8 +67,6 @@ def test_what_a_sentence_names_is_there() -> None:
             "that differ in the values of one unit",
             "one unit added or removed",
         ),
-        ({"mechanism": "formal-posterior"}, "exact draw", "e^epsilon times"),
-        ({"mechanism": "bounded-posterior", "neighbouring_relation": "replace-one"}, "exact draw", "e^epsilon times"),
         ({"guarantee_kind": "asymptotic-local", "mechanism": "swag-ppm"}, "SWAG's Gaussian", "e^epsilon times"),
         ({"guarantee_kind": "asymptotic-local", "mechanism": "swag-bounded"}, "an exact one", "SWAG's Gaussian"),
     ],
@@ -77,18 +75,6 @@ def test_what_is_said_is_true_of_the_release(changed: dict[str, Any], said: str,
     """Kind, mechanism, sampling, audit and unit each decide which sentences stand there."""
     assert said in texts(**changed)
     assert unsaid not in texts(**changed)
-
-
-@pytest.mark.parametrize("mechanism", ["formal-posterior", "bounded-posterior"])
-def test_nothing_is_proved_of_a_draw_but_of_an_exact_one(mechanism: str) -> None:
-    """A sampler's draw is none; that its draw is exact is assumed, and the kind names the condition."""
-    listed = sentences_of(RELEASE | {"mechanism": mechanism})
-    about = [one for one in listed if "epsilon" in one["text"] and one["status"] == "proved"]
-    assert [one["text"][:13] for one in about] == ["An exact draw"]
-    assert any(one["status"] == "assumed" and "the draw is an exact one" in one["text"] for one in listed)
-    assert describe_guarantee("formal", mechanism) == "formal, given exact sampling"
-    assert describe_guarantee("formal", "prior-descent") == "formal"
-    assert describe_guarantee("asymptotic-local", mechanism) == "asymptotic-local"
 
 
 FIGURES: dict[str, Any] = {
@@ -127,17 +113,6 @@ def test_a_statement_has_both_relations(sealed: Sealed) -> None:
     exact = gaussian_cost.epsilon_of_event(event, delta=1e-5, records_per_unit=6)
     assert float(made["epsilon_replace_one"]) == pytest.approx(exact, abs=1e-9)
     assert "epsilon_replace_one" not in statement(sealed.row)
-
-
-def test_a_draw_is_called_formal_given_exact_sampling() -> None:
-    """In the table of figures, in the paragraph, and of an earlier release of the same records."""
-    page = page_of(mechanism="bounded-posterior", neighbouring_relation="replace-one", delta="0", epsilon="5")
-    assert "| kind of guarantee | formal, given exact sampling |" in page
-    assert "nothing proves that its draw is exact" in page
-    assert "was used change" not in page
-    sibling = {"release_id": "a1", "population": "demo", "cohorts": ["2021"], "guarantee_kind": "formal"}
-    sibling |= {"mechanism": "formal-posterior", "epsilon": "2", "shares": "records"}
-    assert "| formal, given exact sampling | 2 |" in page_of(siblings=[sibling])
 
 
 def test_a_bundle_holds_them(sealed: Sealed) -> None:
