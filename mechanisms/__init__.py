@@ -12,11 +12,8 @@ if TYPE_CHECKING:
     from mechanisms.comparison import compare as compare
     from mechanisms.comparison import curve as curve
     from mechanisms.dp_sgd import DpSgd as DpSgd
-    from mechanisms.dppl_mean import DpplMean as DpplMean
-    from mechanisms.dppl_public import DpplPublic as DpplPublic
     from mechanisms.errors import MechanismError as MechanismError
     from mechanisms.estimator import PrivateClassifier as PrivateClassifier
-    from mechanisms.formal_head import FormalHead as FormalHead
     from mechanisms.non_private import NonPrivate as NonPrivate
     from mechanisms.prior_descent import PriorDescent as PriorDescent
     from mechanisms.swag_ppm import SwagPpm as SwagPpm
@@ -34,9 +31,6 @@ _FILES = {
     "Bagging": "tabular.bagging",
     "BayesTable": "tabular.bayes_table",
     "DpSgd": "dp_sgd",
-    "DpplMean": "dppl_mean",
-    "DpplPublic": "dppl_public",
-    "FormalHead": "formal_head",
     "FtTransformer": "tabular.ft_transformer",
     "Gem": "tabular.gem",
     "MechanismError": "errors",

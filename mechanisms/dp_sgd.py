@@ -19,7 +19,7 @@ the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar, Literal
 
@@ -176,14 +176,11 @@ def descend(
     run: Run,
     *,
     physical_batch_size: int = 32,
-    start: Callable[[SecretStream, Classifier], None] | None = None,
 ) -> Fitted:
     """Runs an event by settled settings on the run's classifier; the losses of the epochs are private.
 
     Args:
         physical_batch_size: records in memory at once; changes nothing but speed and memory.
-        start: called before the first step, to put parameters of its own into `classifier.flat`; what it reads of the
-            records must be a release that the event holds, with noise from the stream.
     """
     classifier, inputs = run.classifier(), records.inputs
     assert isinstance(event, DpSgdEvent | ComposedEvent)
@@ -205,8 +202,6 @@ def descend(
             canaries=run.canaries,
             progress=run.progress,
         )
-        if descent.step == 0 and start is not None:
-            start(state.stream, classifier)
         fields = classifier.fields or Fields((run.classes,))
         weights = _record_weights(config, event, records.labels, fields=fields, stream=state.stream)
         classifier.part.eval()

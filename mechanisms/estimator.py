@@ -209,8 +209,6 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             key=self.key,
             classes=self.classes,
         )
-        if mechanism.kind == "dppl-public" and self.titles is None:
-            raise MechanismError("mechanism `dppl-public` chooses among titles. Pass titles=.")
         if (
             mechanism.kind == "prior-descent"
             and self.titles is None

@@ -145,8 +145,7 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
 
         def descend(state: KeyedState) -> None:
             of_mean, of_counts = event.releases
-            pieces = features.cpu().split(_AT_ONCE)
-            total = torch.stack([cut(piece, self.feature_clip_norm).sum(0) for piece in pieces]).sum(0)
+            total = feature_sum(features, self.feature_clip_norm)
             total = state.stream.add_normal_(total, std=of_mean.std, purpose="mean", step=0).float().to(device)
             counts = class_counts.with_noise(fields.counts(records.labels), std=of_counts.std, stream=state.stream)
             counts, labels = counts.to(device), records.labels.to(device)
@@ -202,6 +201,11 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
         none: else the many empty classes would together outweigh those that are not."""
         beyond = torch.where(counts > std, counts, self.smallest_count)
         return fields.log_shares(beyond.clamp(min=self.smallest_count))
+
+
+def feature_sum(features: Tensor, norm: float) -> Tensor:
+    """Returns the sum of features, each cut to this norm, float64 [width]."""
+    return torch.stack([cut(piece, norm).sum(0) for piece in features.cpu().split(_AT_ONCE)]).sum(0)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ def plan(
 ) -> None:
     r"""Show which epsilon each of so many equal releases can have under a cap.
 
-    `gaussian` holds where every release is full-batch (prior-descent, formal-head, dppl-mean); `basic` is what a policy
+    `gaussian` holds where every release is full-batch (prior-descent); `basic` is what a policy
     with `composition: basic` allows. A descent on samples (DP-SGD) lies between: `autocoder ledger budget` counts it
     after the first release.
 

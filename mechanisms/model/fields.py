@@ -23,8 +23,6 @@ from torch import Tensor
 
 from mechanisms.errors import MechanismError
 
-_AT_ONCE = 1 << 16
-"""Vectors that are held in float64 at a time."""
 _LEAST = -60.0
 """exp(-60) is nothing beside 1; less would be denormal numbers, on which processors are ten times slower."""
 
@@ -94,19 +92,6 @@ class Fields:
         """Records of each class, float32 [classes]. One record counts once in each field that it has."""
         columns = zip(self.sizes, self.columns(labels), strict=True)
         return torch.cat([torch.bincount(own[own >= 0].cpu(), minlength=size) for size, own in columns]).float()
-
-    def sums(self, vectors: Tensor, labels: Tensor) -> Tensor:
-        """Sums of the records' vectors [n, width] by class, float64 [classes, width]. A record is in one of each
-        field that it has.
-
-        In float32 a record more or less would move how the others are rounded, of many by more than it moves itself.
-        """
-        total = vectors.new_zeros(self.classes, vectors.shape[1], dtype=torch.float64)
-        for span, column in zip(self.spans, self.columns(labels), strict=True):
-            there = (column >= 0).nonzero()[:, 0]
-            for some in there.split(_AT_ONCE):
-                total[span].index_add_(0, column[some], vectors[some].double())
-        return total
 
     def mean(self, of_class: Sequence[Tensor], labels: Tensor) -> Tensor:
         """Returns each record's mean, over the fields that it has, of its classes' values [n]; 0 where it has none.

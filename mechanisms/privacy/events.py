@@ -266,7 +266,7 @@ class ReplacedComposedEvent(Event, frozen=True):
 class ComposedEvent(Event, frozen=True):
     """Mechanisms that ran one after another on the same records; later ones may read what earlier ones released."""
 
-    mechanism: Literal["composed", "dp-sgd-class-weights", "formal-head", "prior-descent"] = "composed"
+    mechanism: Literal["composed", "dp-sgd-class-weights", "prior-descent"] = "composed"
     """Names the purpose, where a mechanism here has one of its own."""
     events: tuple[AnyEvent, ...] = Field(min_length=1)
 

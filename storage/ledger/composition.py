@@ -117,7 +117,7 @@ def loss_of(
     if doubled:
         more = amounts.as_replace_one(epsilon, delta)
         epsilon, delta = more[0], more[1] or amounts.ZERO_DELTA
-    if delta == 0 or (event or {}).get("mechanism") == "dppl-public":
+    if delta == 0:
         return _pure(epsilon, delta)
     parts = _parts(event or {}, claimed)
     # guard: a sampled release of a unit counts by its claim
@@ -156,7 +156,7 @@ def gaussian_loss(epsilon: Decimal, delta: Decimal) -> Loss:
     return Loss(epsilon=epsilon, delta=delta, pure=None, mu_squared=rate, curve=curve)
 
 
-_COMPOSED = {"composed", "prior-descent", "formal-head", "dp-sgd-class-weights"}
+_COMPOSED = {"composed", "prior-descent", "dp-sgd-class-weights"}
 _Gaussians = list[tuple[Decimal, Decimal, int]]
 """(noise multiplier, sampling probability, steps)."""
 _Pures = list[tuple[Decimal, int, bool]]

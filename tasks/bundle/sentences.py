@@ -242,8 +242,8 @@ SECTIONS = (
     Section(
         title="Formal: noise in training",
         kind="formal",
-        mechanisms=("dp-sgd", "dp-sgd-class-weights", "formal-head", "gaussian-release", "composed", "prior-descent"),
-        lead="DP-SGD and its schedules, the formal head, prior descent; in addition to what every formal claim says.",
+        mechanisms=("dp-sgd", "dp-sgd-class-weights", "gaussian-release", "composed", "prior-descent"),
+        lead="DP-SGD and its schedules, prior descent; in addition to what every formal claim says.",
         sentences=(
             proved(
                 "Epsilon and delta are those of all steps together, each with the noise that it had, and of whatever "

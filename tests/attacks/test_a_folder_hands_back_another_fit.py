@@ -34,11 +34,11 @@ DECLARES = (
 N, WIDTH, CLASSES = 60, 4, 2
 KINDS = sorted(
     {
-        "bagging", "bayes-table", "dppl-mean", "dppl-public", "gem",
-        "objective-perturbation", "privbayes", "weighted-descent",
+        "bagging", "bayes-table", "dp-sgd", "gem",
+        "objective-perturbation", "prior-descent", "privbayes", "weighted-descent",
     }
 )  # fmt: skip
-"""Those that handed back another fit."""
+"""Those that handed back another fit, and the descents."""
 QUICK: dict[str, dict[str, Any]] = {
     "dp-sgd": {"batch_size": 20, "epochs": 2},
     "gem": {"rounds": 2, "steps": 2, "mixtures": 10},
@@ -119,7 +119,7 @@ def test_a_broken_fit_is_gone_on_with_by_nobody_else(kind: str, tmp_path: Path) 
 
 def test_another_untrained_model_seed_or_table(tmp_path: Path) -> None:
     """A posterior's draw lies around the head that it starts from."""
-    plan = planned("dppl-public", 4.0)
+    plan = planned("prior-descent", 4.0)
     fit(plan, tmp_path)
     others: list[tuple[dict[str, Any], str]] = [
         ({"classifier": lambda: head(0.2)}, "another untrained model"),
@@ -133,7 +133,7 @@ def test_another_untrained_model_seed_or_table(tmp_path: Path) -> None:
 
 def test_a_folder_of_before_is_nobodys(tmp_path: Path) -> None:
     """What an older version left says neither plan nor records; nor does a folder whose identity was taken away."""
-    plan = planned("dppl-mean", 4.0)
+    plan = planned("prior-descent", 4.0)
     fit(plan, tmp_path)
     (tmp_path / IDENTITY).unlink()
     with pytest.raises(MechanismError, match="does not say whose fit it holds; remove it to start over"):
@@ -160,7 +160,7 @@ def test_a_kill_while_the_folder_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_identity_says_nothing_of_the_records(tmp_path: Path) -> None:
     """Two folders of the same fit have no digest in common, so that none can be told from a list of candidates made
     beforehand; the owner alone may read the file."""
-    plan = planned("dppl-mean", 4.0)
+    plan = planned("prior-descent", 4.0)
     for name in ("one", "two"):
         fit(plan, tmp_path / name)
     one, two = (json.loads((tmp_path / name / IDENTITY).read_text()) for name in ("one", "two"))

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from mechanisms import dp_sgd
 from mechanisms.dp_sgd import DpSgd
-from mechanisms.formal_head import FormalHead
 from mechanisms.mechanism import Mechanism, Records, Run, Task
 from mechanisms.model import classifier
 from mechanisms.model.classifier import Classifier
@@ -152,7 +151,6 @@ WIDTH, FIELDS = 8, Fields((4, 3))
 MECHANISMS: tuple[Mechanism, ...] = (
     DpSgd(optimiser="sgd", learning_rate=1.0, epochs=3, sampling_prob=0.5),
     DpSgd(optimiser="sgd", epochs=3, sampling_prob=1.0, class_weights=ClassWeightsConfig(noise_multiplier=2.0)),
-    FormalHead(steps=3),
     PriorDescent(steps=3),
     SwagPpm(
         round="reweighted",

@@ -74,7 +74,7 @@ def site(new: Job, tmp_path_factory: pytest.TempPathFactory) -> Site:
     page = folder / "truth.md"
     done = job.command(
         "audit", *job.options(), "--trials", "16", "--trial-draws", "5", "--canaries", "4", "--strict", "--json",
-        "--quiet", "--branches", "release,formal-head", "--target-epsilon", "3",
+        "--quiet", "--branches", "release,prior-descent", "--target-epsilon", "3",
         "--vary", VARIED, "--results", str(page),
     )  # fmt: skip
     assert done.stderr == ""
@@ -113,7 +113,7 @@ def test_the_page_tells_counted_bounds_from_others_and_names_no_record(site: Sit
     assert "## For which δ" in text
     assert "; half noise " in text
     assert f"| `{VARIED}` | SWAG-PPM |" in text
-    assert "Formal head" in text
+    assert "Prior descent" in text
     assert str(site.job.home) not in text
     assert not re.search(r"[Ee]mployee|[Ww]orker", text)
     assert (site.page.with_suffix("") / "roc.svg").read_text().startswith("<svg")

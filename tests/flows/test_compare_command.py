@@ -22,7 +22,7 @@ from tasks.running.stage import Context
 
 CHOSEN = (
     *("non-private", "swag-ppm", "swag-ppm-reweighted", "swag-ppm-censored", "swag-ppm-both"),
-    *("dp-sgd", "dp-sgd-tuned", "formal-head"),
+    *("dp-sgd", "dp-sgd-tuned", "prior-descent"),
 )
 
 
@@ -48,7 +48,7 @@ def compared(finished: Job, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 @pytest.fixture(scope="module")
 def given(new: Job, compared: tuple[Path, dict]) -> dict:
     """A comparison of branches that may leave, at an epsilon that a person gave, in that workspace."""
-    chosen = ("--branches", "dp-sgd-tuned,formal-head,swag-ppm-censored", "--seeds", "2")
+    chosen = ("--branches", "dp-sgd-tuned,prior-descent,swag-ppm-censored", "--seeds", "2")
     done = run(new.at(compared[0]), *chosen, "--target-epsilon", str(GIVEN))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -69,7 +69,7 @@ def test_every_branch_has_its_claim_and_kind(compared: tuple[Path, dict]) -> Non
         assert branches[name]["epsilon"] == target, "a bound by construction, set from the target"
         assert branches[name]["guarantee_kind"] == "asymptotic-local"
         assert any("alpha" in line for line in branches[name]["unprotected"]) == weighted
-    for name in ("dp-sgd-tuned", "formal-head"):
+    for name in ("dp-sgd-tuned", "prior-descent"):
         assert branches[name]["guarantee_kind"] == "formal"
         assert branches[name]["epsilon"] == pytest.approx(target, rel=0.005)
         assert any("without account" in line for line in branches[name]["unprotected"])
@@ -114,7 +114,7 @@ def test_the_officers_page_recommends_nothing_where_every_epsilon_is_from_the_re
 
 def test_two_protocols_and_several_epsilons_are_one_report(new: Job, compared: tuple[Path, dict]) -> None:
     """Two tables of one command; formal branches at each epsilon; the page recommends one of them, with its loss."""
-    chosen = ("--branches", "non-private,formal-head", "--seeds", "1", "--target-epsilon", str(GIVEN))
+    chosen = ("--branches", "non-private,prior-descent", "--seeds", "1", "--target-epsilon", str(GIVEN))
     both = ("--protocols", "paper,all-records", "--epsilons", "2")
     done = run(new.at(compared[0]), *chosen, *both)
     assert done.returncode == 0, done.stderr
@@ -123,13 +123,13 @@ def test_two_protocols_and_several_epsilons_are_one_report(new: Job, compared: t
     for name, taken in result["protocols"].items():
         formal = taken["branches"][1]
         (further,) = taken["further"]["2"]
-        assert (formal["branch"], further["branch"]) == ("formal-head", "formal-head")
+        assert (formal["branch"], further["branch"]) == ("prior-descent", "prior-descent")
         assert (formal["epsilon"], further["epsilon"]) == pytest.approx((GIVEN, 2.0), rel=0.005)
-        assert taken["recommendation"].startswith("Release Formal head (formal, ε"), name
+        assert taken["recommendation"].startswith("Release Prior descent (formal, ε"), name
         assert "Non-private" in taken["recommendation"]
         assert "it was not audited" in taken["recommendation"]
     assert len(result["plans"]) == 4
-    assert "formal-head at epsilon 2" in result["plans"]
+    assert "prior-descent at epsilon 2" in result["plans"]
     text = Path(result["report"]).read_text()
     assert text.count("Table 1: privacy and utility") == 2
     assert "All records, in their natural distribution" in text
@@ -157,23 +157,23 @@ def test_each_claim_is_in_the_ledger_and_nothing_is_charged(new: Job, compared: 
     assert not any(row["charges"] for row in rows)
     kinds = {row["label"].split(",")[0].removeprefix("compare: "): row["guarantee_kind"] for row in rows}
     assert kinds["non-private"] == "none"
-    assert kinds["formal-head"] == "formal"
+    assert kinds["prior-descent"] == "formal"
 
 
 def test_an_epsilon_taken_from_the_records_is_for_study(compared: tuple[Path, dict], given: dict) -> None:
     """`match`: no plan of what aims at it, and its claim says where the target is from; a number given: a plan."""
     _, result = compared
     assert set(result["plans"]) == {"swag-ppm", "swag-ppm-reweighted"}
-    has_target = {"swag-ppm-censored", "swag-ppm-both", "dp-sgd", "dp-sgd-tuned", "formal-head"}
+    has_target = {"swag-ppm-censored", "swag-ppm-both", "dp-sgd", "dp-sgd-tuned", "prior-descent"}
     for branch in result["branches"]:
         assert (MATCHED in branch["unprotected"]) == (branch["branch"] in has_target)
-    assert set(given["plans"]) == {"dp-sgd-tuned", "formal-head", "swag-ppm-censored"}
+    assert set(given["plans"]) == {"dp-sgd-tuned", "prior-descent", "swag-ppm-censored"}
     assert not any(MATCHED in branch["unprotected"] for branch in given["branches"])
 
 
 def test_a_plan_at_an_epsilon_taken_from_the_records_is_refused(compared: tuple[Path, dict], given: dict) -> None:
     """A plan that says so of itself releases nothing, whoever wrote it."""
-    planned = PlannedRelease.load(Path(given["plans"]["formal-head"]))
+    planned = PlannedRelease.load(Path(given["plans"]["prior-descent"]))
     claim = planned.plan.claim
     matched = claim.model_copy(update={"unprotected_inputs": (*claim.unprotected_inputs, MATCHED)})
     of_match = planned.model_copy(update={"plan": planned.plan.model_copy(update={"claim": matched})})
@@ -187,7 +187,7 @@ def test_a_branch_with_a_formal_claim_is_released_by_the_same_path(
     new: Job, compared: tuple[Path, dict], given: dict, told: CommandRunner, tmp_path: Path
 ) -> None:
     """Reserved, charged to the formal account, bundled with its own words; again, the same bundle and no new charge."""
-    plan = given["plans"]["formal-head"]
+    plan = given["plans"]["prior-descent"]
     code, error = told("release", plan, "--home", tmp_path / "other")
     assert code == 2, "its records are not charged to another workspace's ledger"
     assert "--home: the plan belongs to" in error
@@ -217,7 +217,7 @@ def test_a_plan_edited_by_hand_is_refused(new: Job, compared: tuple[Path, dict],
     quieter = json.loads(json.dumps(plan))
     quieter["plan"]["event"]["segments"][0]["noise_multiplier"] *= 2
     other = json.loads(json.dumps(plan))
-    other["candidate"]["fitted"] = json.loads(Path(result["plans"]["formal-head"]).read_text())["candidate"]["fitted"]
+    other["candidate"]["fitted"] = json.loads(Path(result["plans"]["prior-descent"]).read_text())["candidate"]["fitted"]
     context = Context(home=str(home), device="cpu")
     for changed, said in (
         (plan, None),
@@ -293,7 +293,7 @@ def test_bad_settings_are_refused_by_name(new: Job, told: CommandRunner, tmp_pat
         (("--branches", "dp-sdg"), "branch dp-sdg does not exist"),
         (("--target-epsilon", "-1"), "--target-epsilon"),
         (("--slots", "2", "--set", "model.trainable=full"), "--slots"),
-        (("--branches", "formal-head", "--set", "model.trainable=full"), "formal-head"),
+        (("--branches", "prior-descent", "--set", "model.trainable=full"), "prior-descent"),
     ):
         code, error = told(*given, *extra)
         assert (code, error.count("\n")) == (2, 1), error

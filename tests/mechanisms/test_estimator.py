@@ -90,8 +90,7 @@ def test_every_mechanism_by_the_same_calls(kind: str) -> None:
     """Clones, fits labels that are words, answers probabilities in the order of `classes_`, and claims the target."""
     X, y = separable(120, classes=3, width=6)
     words = np.array(["cut", "burn", "fall"])[y]
-    titles = np.eye(3).repeat(2, axis=1) if kind == "dppl-public" else None
-    copied: Any = clone(classifier(kind, titles=titles))
+    copied: Any = clone(classifier(kind))
     made = copied.fit(X, words)
     assert made.get_params()["mechanism"] == classifier(kind).mechanism
     assert made.classes_.tolist() == ["burn", "cut", "fall"]
@@ -107,7 +106,7 @@ def test_every_mechanism_by_the_same_calls(kind: str) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(kind, marks=[pytest.mark.long] if kind in SLOW else []) for kind in KINDS if kind != "dppl-public"],
+    [pytest.param(kind, marks=[pytest.mark.long] if kind in SLOW else []) for kind in KINDS],
 )
 def test_good_at_its_defaults(kind: str) -> None:
     """On 2,000 separable records, 16 features and 5 classes, epsilon 5 loses at most 0.02 of the accuracy of a fit
@@ -158,7 +157,7 @@ def test_an_encoders_or_tokens_rate_stays_the_papers() -> None:
     assert settled.learning_rate == 1e-3
 
 
-@pytest.mark.parametrize("kind", ["dppl-mean", "objective-perturbation", "swag-ppm"])
+@pytest.mark.parametrize("kind", ["prior-descent", "objective-perturbation", "swag-ppm"])
 def test_noise_is_passed_in_or_secret(kind: str) -> None:
     """One key gives one model; without one two fits differ. A run's text does not hold its key."""
     X, y = separable(60, classes=3, width=6)
@@ -189,7 +188,7 @@ def test_texts_and_their_titles() -> None:
     texts = ["He cut his finger with a knife.", "She burned her hand on a hot stove."] * 4
     labels = ["cut", "burn"] * 4
     titles = {"cut": "Cuts and lacerations by a blade", "burn": "Burns by heat"}
-    made = PrivateClassifier(mechanisms.DpplPublic(), epsilon=1, classes=["burn", "cut"], titles=titles, key=KEY)
+    made = PrivateClassifier(mechanisms.PriorDescent(), epsilon=5, classes=["burn", "cut"], titles=titles, key=KEY)
     made.fit(texts, labels)
     assert made.predict(["A blade cut his thumb.", "Hot oil burned her arm."]).tolist() == ["cut", "burn"]
     assert made.claim.unprotected_inputs == ()
@@ -203,9 +202,8 @@ def test_what_is_refused() -> None:
     for made, what in (
         (PrivateClassifier(), "Pass epsilon="),
         (PrivateClassifier(mechanisms.NonPrivate(), epsilon=1), "Leave epsilon out"),
-        (PrivateClassifier(mechanisms.DpplPublic(), epsilon=1), "Pass titles="),
-        (classifier("dppl-mean", classes=[0, 1]), "Add it to classes"),
-        (classifier("dppl-mean", titles=np.eye(3)), "one vector per class"),
+        (classifier("prior-descent", classes=[0, 1]), "Add it to classes"),
+        (classifier("prior-descent", titles=np.eye(3)), "one vector per class"),
     ):
         with pytest.raises(MechanismError, match=what):
             made.fit(X, y)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,12 +10,9 @@ from joint_heads import FIELDS, N, problem, untrained
 from small_heads import KEY, claim, scale_p_value
 from torch import Tensor
 
-from mechanisms import dp_sgd, dppl_public, formal_head
+from mechanisms import dp_sgd
 from mechanisms.dp_sgd import DpSgd
-from mechanisms.dppl_mean import DpplMean, class_sums
-from mechanisms.dppl_public import DpplPublic, PublicPrototypesEvent
 from mechanisms.errors import MechanismError
-from mechanisms.formal_head import FormalHead
 from mechanisms.mechanism import Mechanism, Records, Run, Task
 from mechanisms.model.dp_head import HeadClipping
 from mechanisms.model.fields import Fields
@@ -32,9 +27,6 @@ from mechanisms.privacy.noise import SecretStream
 TASK = Task(records=N, classes=FIELDS.classes, fields=FIELDS.sizes, target_epsilon=3.0, delta=1e-5)
 MECHANISMS: dict[str, Mechanism] = {
     "dp-sgd": DpSgd(optimiser="sgd", learning_rate=1.0, epochs=3, sampling_prob=1.0),
-    "formal-head": FormalHead(steps=3),
-    "dppl-mean": DpplMean(),
-    "dppl-public": DpplPublic(),
     "class-weights": DpSgd(
         optimiser="sgd",
         learning_rate=1.0,
@@ -70,29 +62,6 @@ def test_a_record_moves_the_sum_by_no_more_than_the_clip(seed: int, lacking: flo
         assert float(moved) <= clip * (1 + 1e-4) + 1e-5
 
 
-def test_a_record_moves_the_class_sums_by_the_root_of_its_fields() -> None:
-    """By the sensitivity that the event pays for where it has all fields and long features, and never by more."""
-    config = FormalHead(feature_clip_norm=0.5)
-    event = config.plan(TASK).event
-    assert isinstance(event, ComposedEvent)
-    release = event.events[0]
-    assert isinstance(release, GaussianReleaseEvent)
-    assert release.l2_sensitivity == pytest.approx(math.sqrt(3 * (1 + config.count_scale**2)))
-    quiet = release.model_copy(update={"noise_multiplier": 1e-9})
-    features, labels = problem(12, lacking=0.4)
-
-    def vector(keep: Tensor) -> Tensor:
-        total, counts = formal_head.release_class_sums(
-            features[keep], labels[keep], fields=FIELDS, config=config, release=quiet, stream=SecretStream(bytes(32))
-        )
-        return torch.cat([total.flatten(), counts * config.count_scale])
-
-    everybody = torch.arange(12)
-    moves = [float((vector(everybody) - vector(everybody[everybody != gone])).norm()) for gone in range(12)]
-    assert moves == pytest.approx([math.sqrt(float((own >= 0).sum()) * 1.0625) for own in labels], abs=1e-4)
-    assert max(moves) == pytest.approx(release.l2_sensitivity, abs=1e-4)
-
-
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_one_event_one_claim(name: str) -> None:
     """The target is claimed once, whatever the number of fields, and each field's scores sum to one."""
@@ -108,55 +77,9 @@ def test_one_event_one_claim(name: str) -> None:
         torch.testing.assert_close(said[:, span].sum(1), torch.ones(N, dtype=torch.float64))
 
 
-def test_a_record_moves_the_sums_of_directions_by_the_root_of_its_fields() -> None:
-    """By what DPPL-Mean's event pays for where it has all fields, however long its features, and never by more."""
-    event = DpplMean().plan(TASK).event
-    assert isinstance(event, GaussianReleaseEvent)
-    features, labels = problem(12, lacking=0.4)
-    features *= torch.logspace(-3, 3, 12)[:, None]
-    whole, everybody = class_sums(features, labels, fields=FIELDS), torch.arange(12)
-    kept = [everybody != gone for gone in range(12)]
-    moves = [float((whole - class_sums(features[own], labels[own], fields=FIELDS)).norm()) for own in kept]
-    assert moves == pytest.approx([math.sqrt(float((own >= 0).sum())) for own in labels], abs=1e-4)
-    assert max(moves) == pytest.approx(event.l2_sensitivity, abs=1e-4)
-
-
-def test_a_record_touches_one_choice_a_field(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scores that DPPL-Public chooses by: one record more moves one class of each field that it has, by the choice's
-    epsilon at most; a class chooses among the titles of its own field; three choices cost the target."""
-    seen: list[Tensor] = []
-
-    def quiet(stream: SecretStream, count: int, *, purpose: str, step: int) -> Tensor:
-        return torch.zeros(count, dtype=torch.float64)
-
-    def watched(about: Tensor, labels: Tensor, candidates: Tensor, ceiling: float) -> Tensor:
-        seen.append(utilities(about, labels, candidates, ceiling))
-        return seen[-1]
-
-    utilities = dppl_public.utilities
-    monkeypatch.setattr(SecretStream, "gumbel", quiet)
-    monkeypatch.setattr(dppl_public, "utilities", watched)
-    plan = DpplPublic().plan(TASK)
-    assert isinstance(plan.event, PublicPrototypesEvent)
-    assert plan.event.epsilon * len(FIELDS.sizes) == pytest.approx(3.0)
-    features, labels = problem(12, lacking=0.4)
-    run = Run(FIELDS.classes, 0, untrained, fields=FIELDS, key=KEY)
-    for rows in (slice(None), slice(1, None)):
-        some = Records(FeatureInputs(features[rows]), labels[rows])
-        plan.model_copy(update={"task": TASK.model_copy(update={"records": len(some)})}).fit(some, run)
-    whole, without = seen[: len(FIELDS.sizes)], seen[len(FIELDS.sizes) :]
-    for field, (size, more, less) in enumerate(zip(FIELDS.sizes, whole, without, strict=True)):
-        assert more.shape == (size, size)
-        moved = (more - less).abs()
-        touched = [int(labels[0, field])] if labels[0, field] >= 0 else []
-        assert float(moved.max()) <= 1 + 1e-12, "a sum's last digit apart"
-        assert set(moved.sum(1).nonzero().flatten().tolist()) <= set(touched)
-    assert any(float((more - less).abs().max()) > 0 for more, less in zip(whole, without, strict=True))
-
-
 @pytest.mark.parametrize(
     "mechanism",
-    [FormalHead(), DpplMean(), DpplPublic(), MECHANISMS["class-weights"]],
+    [MECHANISMS["prior-descent"], MECHANISMS["class-weights"]],
     ids=lambda one: one.kind,
 )
 def test_what_was_planned_for_one_field_is_refused(mechanism: Mechanism) -> None:

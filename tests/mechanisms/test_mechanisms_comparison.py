@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from small_heads import KEY
 
-from mechanisms import DpSgd, FormalHead, NonPrivate, compare, curve
+from mechanisms import DpSgd, NonPrivate, PriorDescent, compare, curve
 from mechanisms.errors import MechanismError
 from mechanisms.model.config import OptimiserPhase
 
@@ -28,7 +28,7 @@ def test_mechanisms_are_compared_at_equal_epsilon() -> None:
     """DP-SGD claims the target, and not what Mironov's conversion leaves of it; differences are to the first row."""
     X, y = records()
     table = compare(
-        {"plain": PLAIN, "sgd": DpSgd(epochs=5), "head": FormalHead(), "twin": PLAIN},
+        {"plain": PLAIN, "sgd": DpSgd(epochs=5), "head": PriorDescent(), "twin": PLAIN},
         *(X, y),
         epsilon=2,
         seeds=2,
@@ -51,7 +51,7 @@ def test_mechanisms_are_compared_at_equal_epsilon() -> None:
 
 def test_the_curve_has_a_row_per_target() -> None:
     """Claims rise with the targets; hardly any budget codes worse than a large one."""
-    table = curve(FormalHead(), [0.01, 8], *records(), seeds=2, bounds=(-3, 3), key=KEY)
+    table = curve(PriorDescent(), [0.01, 8], *records(), seeds=2, bounds=(-3, 3), key=KEY)
     assert list(table.index) == [0.01, 8]
     rows: dict[Any, dict[str, Any]] = {name: dict(row) for name, row in table.iterrows()}
     assert rows[8]["epsilon"] == pytest.approx(8, rel=0.01)

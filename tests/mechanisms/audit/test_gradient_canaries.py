@@ -12,7 +12,6 @@ from mechanisms import dp_sgd
 from mechanisms.audit import gradient_canaries
 from mechanisms.audit.gradient_canaries import GradientCanaries
 from mechanisms.dp_sgd import DpSgd
-from mechanisms.formal_head import FormalHead
 from mechanisms.mechanism import Mechanism, Plan, Records, Run, Task
 from mechanisms.prior_descent import PriorDescent
 from mechanisms.privacy.events import NoiseSegment, descent_of
@@ -23,7 +22,6 @@ TASK = Task(records=60, classes=4, target_epsilon=4.0, delta=DELTA)
 MECHANISMS: dict[str, Mechanism] = {
     "full batch": DpSgd(optimiser="sgd", learning_rate=1.0, epochs=10, sampling_prob=1.0),
     "sampled": DpSgd(learning_rate=0.01, epochs=10, batch_size=30),
-    "formal head": FormalHead(steps=4),
     "prior descent": PriorDescent(align_steps=3, steps=8),
 }
 

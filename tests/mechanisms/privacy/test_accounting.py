@@ -11,7 +11,6 @@ from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from scipy.stats import norm
 from small_heads import claim
 
-from mechanisms.dppl_public import PublicPrototypesEvent
 from mechanisms.errors import MechanismError
 from mechanisms.privacy import gaussian_cost
 from mechanisms.privacy.claims import epsilon_of_one_replaced
@@ -145,7 +144,6 @@ class TestFormal:
         half = two / 2
         assert gaussian_cost.coarse_epsilon(event, delta / (1 + math.exp(half)), records_per_unit=2) <= half
         assert two > 2 * gaussian_cost.coarse_epsilon(event, delta, records_per_unit=2)
-        assert epsilon_of_one_replaced(PublicPrototypesEvent(epsilon=1.0), delta=delta, records_per_unit=2) == 4.0
 
     def test_units_of_several_records(self) -> None:
         """Two records a unit: a full-batch release costs as with half the noise; a sampled one lies between one

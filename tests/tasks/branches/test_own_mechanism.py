@@ -166,7 +166,7 @@ def test_siblings_keep_their_keys(tmp_path: Path, settings: Terms, monkeypatch: 
     context = Context(home=str(tmp_path), device="cpu")
     chosen = RetrainParameters.model_validate({"data": {"source": "nowhere.csv", "ingest": {}}})
     study = Study(context, chosen, settings, ref, ref, {"train": 2000, "label_space": 9}, lambda step: ref, target=4.0)
-    names = ("non-private", "dp-sgd", "formal-head", "prior-descent", "votes")
+    names = ("non-private", "dp-sgd", "prior-descent", "votes")
     score = scores.score("x", seed=0, dataset=ref, prepared=ref, predictions=ref)
 
     own: list[bool] = []
@@ -189,8 +189,8 @@ def test_siblings_keep_their_keys(tmp_path: Path, settings: Terms, monkeypatch: 
         rerun = {name for name in names if before[f"fit {name}"] != after[f"fit {name}"]}
         return rerun - {"votes"}, scored != rescored
 
-    assert changed("mechanisms.formal_head") == ({"formal-head"}, False)
-    assert changed("mechanisms.model.linear_head") == ({"formal-head", "non-private", "prior-descent"}, False)
+    assert changed("mechanisms.prior_descent") == ({"prior-descent"}, False)
+    assert changed("mechanisms.model.linear_head") == ({"non-private", "prior-descent"}, False)
     assert changed("mechanisms.swag_ppm", "mechanisms.posterior.target") == (set(), False)
     assert changed("mechanisms.audit.gradient_canaries", "mechanisms.audit.curves") == (set(), False)
     assert changed(__name__) == (set(), False)
@@ -198,7 +198,7 @@ def test_siblings_keep_their_keys(tmp_path: Path, settings: Terms, monkeypatch: 
     assert changed("mechanisms.model.metrics", "tasks.fitting.scores") == (set(), True)
     assert changed("tasks.comparing.report", "tasks.comparing.figures", "tasks.pages.render") == (set(), False)
     assert changed("tasks.running.progress", "tasks.running.stage", "storage.ledger.ledger") == (set(), False)
-    assert changed("mechanisms.dp_sgd")[0] == {"dp-sgd", "formal-head"}
+    assert changed("mechanisms.dp_sgd")[0] == {"dp-sgd"}
     assert changed("mechanisms.mechanism")[0] == set(names) - {"votes"}
 
 

@@ -24,10 +24,10 @@ from tasks.comparing.summary import summarise
 from tasks.parameters import FanOut, RetrainParameters, ShardSettings
 from tasks.running.stage import Context, Step, run_step
 
-BRANCHES = ("non-private", "swag-ppm", "formal-head")
+BRANCHES = ("non-private", "swag-ppm", "prior-descent")
 OWN = ("branch-shard", "branch-settings")
 """Stages that only a comparison with workers has."""
-NOISE = "formal-head"
+NOISE = "prior-descent"
 """The branch whose noise has no seed: it is anew in each comparison, and the same in one."""
 
 

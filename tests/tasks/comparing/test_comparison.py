@@ -151,7 +151,7 @@ def test_public_is_what_the_operator_declares() -> None:
 def test_orderings_are_answered_from_the_figures() -> None:
     """Above by more than the spreads allow, within them, below; branches that did not run have no line."""
     rows = [summary("sad", 0.6, 0.01), summary("auto-s", 0.5, 0.01), summary("dp-sgd-tuned", 0.6, 0.01)]
-    rows += [summary("formal-head", 0.4, 0.01), summary("swag-ppm", 0.3)]
+    rows += [summary("dp-sgd", 0.4, 0.01), summary("swag-ppm", 0.3)]
     _, lines = tables.orderings_table(rows, published.publications_for(data(population="demo")))
     found = {line[0]: line[2:] for line in lines}
     assert len(lines) == 5
@@ -285,25 +285,24 @@ def test_the_paper_setting_is_the_papers() -> None:
 def test_branches_are_chosen_by_name() -> None:
     """Each once, in the order asked for; unknown ones and those without a mechanism are refused."""
     head = ModelConfig(trainable="head", pooling="mean")
-    assert [b.name for b in choose("formal-head, dp-sgd,formal-head", model=head)] == ["formal-head", "dp-sgd"]
+    assert [b.name for b in choose("prior-descent, dp-sgd,prior-descent", model=head)] == ["prior-descent", "dp-sgd"]
     assert len(choose("all", model=head)) == sum(branch.in_all for branch in standard_branches().values())
     unlisted = DataParameters.model_validate({"source": "x.csv", "population": "p", "ingest": {}})
     without = {branch.name for branch in choose("all", model=head, data=unlisted)}
     assert {b.name for b in choose("all", model=head)} - without == {
         "non-private-titles",
         "dp-sgd-titles",
-        "dppl-public",
     }
-    with pytest.raises(InputError, match=r"dppl-public starts at the titles of codes\. Give --codelist"):
-        choose("dppl-public", model=head, data=unlisted)
+    with pytest.raises(InputError, match=r"dp-sgd-titles starts at the titles of codes\. Give --codelist"):
+        choose("dp-sgd-titles", model=head, data=unlisted)
     with pytest.raises(InputError, match="branch nothing does not exist"):
         choose("nothing", model=head)
     with pytest.raises(InputError, match="at least one"):
         choose(" , ", model=head)
     lora = ModelConfig(trainable="lora")
-    assert "formal-head" not in [b.name for b in choose("all", model=lora)]
-    with pytest.raises(InputError, match="formal-head needs"):
-        choose("formal-head", model=lora)
+    assert "prior-descent" not in [b.name for b in choose("all", model=lora)]
+    with pytest.raises(InputError, match="prior-descent needs"):
+        choose("prior-descent", model=lora)
 
 
 def judged_reference(losses: list[float], *, private: float) -> str:

@@ -28,7 +28,7 @@ def test_reruns_are_timed_by_their_branch() -> None:
     """Rounds and seeds of one kind are alike; reruns of one branch are not those of another."""
     assert kind_of("fine-tune (weighted)") == kind_of("fine-tune (base)") == "fine-tune"
     assert kind_of("dp-sgd, seed 3") == "dp-sgd"
-    assert kind_of("audit trials (swag-ppm)") != kind_of("audit trials (formal-head)")
+    assert kind_of("audit trials (swag-ppm)") != kind_of("audit trials (prior-descent)")
 
 
 def test_off_a_terminal_a_long_stage_says_how_far_it_is() -> None:
