@@ -5,7 +5,6 @@ ingest -> features or tokens -> fine-tune -> SWAG -> risk weights
        -> reweight -> fine-tune (reweighted) -> SWAG (reweighted) -> sensitivity
        -> evaluate -> plan [-> release]
 
-That is mechanism `weighted`. `both` bounds the likelihood in the weighted fit and ends there; `censored` has one fit.
 With `formal` set, one formally private fit is released instead (`tasks.branches.formal`), by the same path.
 """
 

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from mechanisms.dp_sgd import DpSgd
-from mechanisms.errors import MechanismError
 from mechanisms.estimator import fit_once
 from mechanisms.mechanism import Fitted, Mechanism, Records, Run, Task
 from mechanisms.model.config import OptimiserPhase
@@ -37,7 +36,6 @@ from mechanisms.model.own import (
 )
 from mechanisms.model.training import Progress
 from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
-from mechanisms.posterior.rounds import BOUNDED
 from mechanisms.privacy.events import Claim, Event, descent_of
 from mechanisms.privacy.schedules import ConstantSchedule, Schedule
 from mechanisms.swag_ppm import SwagPpm
@@ -144,8 +142,7 @@ def swag_ppm(
     dataset: Dataset,
     *,
     draws: int = 500,
-    round: Literal["weighted", "reweighted", "censored", "both"] = "reweighted",
-    target_epsilon: float | None = None,
+    round: Literal["weighted", "reweighted"] = "reweighted",
     fine_tune: OptimiserPhase | None = None,
     collect: OptimiserPhase | None = None,
     moments: SwagConfig | None = None,
@@ -170,7 +167,7 @@ def swag_ppm(
         model: as in `dp_sgd`, like every argument that is not named here.
         loss: a negative log-likelihood of a discrete target, never below 0: cross-entropy.
         draws: S, over which risks and Delta are taken; a fresh draw exceeds Delta with probability 1/(S+1).
-        round: the posterior that is drawn from; `censored` and `both` bound the likelihood by `target_epsilon` / 2.
+        round: the posterior that is drawn from.
         fine_tune: the first phase of a round. None: AdamW at 0.001 for 10 epochs, batches of 32.
         collect: the second phase. None: SGD at 0.05 for 20 epochs. The paper's rates are for a large pretrained model.
         moments: rank of the posterior and its scale.
@@ -180,13 +177,8 @@ def swag_ppm(
         key: as in `dp_sgd`, of the draw.
 
     Raises:
-        MechanismError: the module mixes records or changes a buffer; the loss is below 0; a bounded round without a
-            target, or a target without one; training diverged.
+        MechanismError: the module mixes records or changes a buffer; the loss is below 0; training diverged.
     """
-    if target_epsilon is not None and round not in BOUNDED:
-        raise MechanismError(
-            f"target_epsilon goes with round `censored` or `both`; what `{round}` costs is measured, not aimed at"
-        )
     records, made = _prepared(model, loss, dataset, device=device, likelihood=True)
     mechanism = SwagPpm(
         round=round,
@@ -195,7 +187,7 @@ def swag_ppm(
         moments=moments,
         pseudo_posterior=PseudoPosteriorConfig(risk_draws=draws, sensitivity_draws=draws, c=c, g=g, k=k),
     )
-    task = Task(records=len(records), classes=1, records_per_unit=records_per_unit, target_epsilon=target_epsilon)
+    task = Task(records=len(records), classes=1, records_per_unit=records_per_unit)
     run = Run(classes=1, seed=seed, classifier=lambda: made, folder=folder, progress=progress, key=key)
     fitted, claim = _fit(mechanism, records, run, task, privacy_unit, unprotected_inputs)
     if not is_cross_entropy(loss):

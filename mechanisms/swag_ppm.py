@@ -1,4 +1,4 @@
-"""SWAG-PPM (Chew et al.): one draw from a SWAG posterior in which each record's likelihood is bounded or weighted.
+"""SWAG-PPM (Chew et al.): one draw from a SWAG posterior in which each record's likelihood is weighted.
 
 Each round of the chain (`mechanisms.posterior.rounds`) fine-tunes, collects SWAG, and measures risks or Delta.
 `fit` runs a round and those before it in one process, for a model of one's own and for audits. A retrain runs the same
@@ -20,23 +20,21 @@ from pydantic import Field
 from torch import Tensor
 
 from mechanisms.audit import trials
-from mechanisms.errors import MechanismError
 from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Reruns, Run, Task, registered
 from mechanisms.model import training
-from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import OptimiserPhase
 from mechanisms.model.training import Progress
 from mechanisms.posterior import risks, rounds, swag
 from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
-from mechanisms.posterior.rounds import BOUNDED, ROUNDS, TABLE, RoundName, event_of
+from mechanisms.posterior.rounds import ROUNDS, TABLE, RoundName, event_of
 
 
 @registered
 class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
     """One round of the chain. What is None is the retrain's own setting.
 
-    Of several fields risks, weights, bounds and Delta are those of a record's log-likelihood over all of its fields.
+    Of several fields risks, weights and Delta are those of a record's log-likelihood over all of its fields.
     """
 
     several: ClassVar[bool] = True
@@ -49,11 +47,6 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
     pseudo_posterior: PseudoPosteriorConfig | None = Field(default=None, title="Pseudo posterior")
 
     @property
-    def has_target(self) -> bool:
-        """A bound is half of a target epsilon."""
-        return self.round in BOUNDED
-
-    @property
     def phases(self) -> tuple[OptimiserPhase, OptimiserPhase]:
         """Fine-tuning and collection; the paper's where nothing is set."""
         tune = self.fine_tune or OptimiserPhase(optimiser="adamw", learning_rate=5e-5, epochs=10, batch_size=8)
@@ -61,23 +54,18 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         return tune, collect
 
     def audited_as(self, draws: int, *, batched: bool) -> tuple[Mechanism, str]:
-        """Side by side one chain of reruns holds all its unbounded rounds; draws take longer than fits, so fewer."""
+        """Side by side one chain of reruns holds all rounds; draws take longer than fits, so fewer."""
         config = self.pseudo_posterior or PseudoPosteriorConfig()
         fewer = config.model_copy(update={"risk_draws": draws, "sensitivity_draws": draws})
         if not batched:
             return self.model_copy(update={"pseudo_posterior": fewer}), self.kind
-        last = self.round if self.has_target else "reweighted" if config.reweight else "weighted"
+        last = "reweighted" if config.reweight else "weighted"
         return self.model_copy(update={"round": last, "pseudo_posterior": fewer}), self.round
 
     def plan(self, task: Task) -> Plan:
-        """Sets the bound by the target, so that a unit costs it; nothing else is known before the fit."""
+        """Nothing is solved; Delta is known after the fit."""
         config = self.pseudo_posterior or PseudoPosteriorConfig()
-        if not self.has_target:
-            update = {"mechanism": "weighted", "target_epsilon": None, "reweight": self.round == "reweighted"}
-        elif task.target_epsilon is None:
-            raise MechanismError(f"round `{self.round}` needs a target epsilon: the bound is half of it")
-        else:
-            update = {"mechanism": self.round, "target_epsilon": task.target_epsilon / task.records_per_unit}
+        update = {"target_epsilon": None, "reweight": self.round == "reweighted"}
         tune, collect = self.phases
         settled = {
             "fine_tune": tune,
@@ -93,10 +81,6 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         assert self.moments is not None
         assert self.pseudo_posterior is not None
         return self.moments, self.pseudo_posterior
-
-    def bound_of(self, name: RoundName) -> BoundedLikelihood | None:
-        """Returns the bound on each record's log-likelihood in a round of a plan's mechanism; None if there is none."""
-        return self.settings[1].bounded if TABLE[name].bounded else None
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         """All rounds up to this one; checkpoints an epoch, in a folder a round."""
@@ -117,7 +101,7 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
             nonlocal alpha
             alpha, draws = weights, TABLE[name].draws(config)
             classifier.flat.copy_(start)
-            losses = self._posterior(classifier, records, run, folder / name, weights, self.bound_of(name))
+            losses = self._posterior(classifier, records, run, folder / name, weights)
             measured = risks.risk_pass(
                 classifier,
                 records.inputs,
@@ -136,7 +120,6 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         posterior = swag.load(folder / self.round, std_scale=moments.std_scale)
         event = event_of(
             self.round,
-            self.bound_of(self.round),
             snapshots=posterior.snapshots,
             rank=posterior.rank,
             sensitivity=figures["sensitivity"],
@@ -154,7 +137,6 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         run: Run,
         folder: Path,
         weights: Tensor | None,
-        bounded: BoundedLikelihood | None,
     ) -> list[float]:
         """Fine-tune and collect one SWAG posterior into the folder; losses of the collection."""
         tune, collect = self.phases
@@ -165,7 +147,6 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
             records.labels,
             seed=run.seed,
             weights=weights,
-            bounded=bounded,
             progress=run.progress,
         )
         for part in ("fine-tune", "collect"):
@@ -173,7 +154,7 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         descend(phase=tune, purpose="fine-tune", folder=folder / "fine-tune")
         state = swag.init(classifier.num_parameters, rank=self.settings[0].rank, folder=folder)
         losses = descend(phase=collect, purpose="swag", folder=folder / "collect", state=state)
-        swag.save(state, temperature=1.0 if bounded is None else bounded.temperature)
+        swag.save(state)
         return losses
 
     def load(self, folder: Path, run: Run, *, purpose: str = "evaluate") -> PosteriorDraw:
@@ -192,7 +173,6 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
             pool,
             initial,
             names=ROUNDS[self.round],
-            bounded=config.bounded if self.has_target else None,
             fine_tune=tune,
             collect=collect,
             moments=moments,
@@ -208,7 +188,6 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         events = tuple(
             event_of(
                 name,
-                self.bound_of(name),
                 snapshots=snapshots,
                 rank=min(snapshots, moments.rank),
                 sensitivity=float(sensitivity),

@@ -12,10 +12,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.config import ModelConfig, OptimiserPhase, Precision
 from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
-from mechanisms.posterior.rounds import BOUNDED, ROUNDS, RoundName
+from mechanisms.posterior.rounds import ROUNDS, RoundName
 from storage.ingest import IngestConfig
 
 
@@ -325,22 +324,12 @@ class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain")
     def rounds(self) -> tuple[RoundName, ...]:
         """Returns the posteriors to fit, in order; the release draws from the last."""
         config = self.pseudo_posterior
-        return ROUNDS["reweighted" if config.mechanism == "weighted" and config.reweight else config.mechanism]
+        return ROUNDS["reweighted" if config.reweight else "weighted"]
 
     @property
     def needs_search(self) -> bool:
         """Checks whether a target epsilon leaves c and k to be searched."""
-        return self.pseudo_posterior.target_epsilon is not None and self.pseudo_posterior.mechanism == "weighted"
-
-    def bounded(self, round_name: str) -> BoundedLikelihood | None:
-        """Returns the bound on each record's log-likelihood in one of the rounds; None if it is not bounded.
-
-        A unit of m records costs m times what one does, and the target is the unit's.
-        """
-        target = self.pseudo_posterior.target_epsilon
-        if round_name not in BOUNDED or target is None:
-            return None
-        return BoundedLikelihood.for_epsilon(target / self.data.ingest.records_per_unit)
+        return self.pseudo_posterior.target_epsilon is not None
 
     @property
     def source_path(self) -> Path:

@@ -36,10 +36,7 @@ def retrain(
     output: options.OutputOptions,
     target_epsilon: Annotated[
         float | None,
-        typer.Option(
-            help="Epsilon to reach. A formal profile adds noise for it; SWAG-PPM searches c and k for it, or, with "
-            "mechanism censored or both, bounds each record by it."
-        ),
+        typer.Option(help="Epsilon to reach. A formal profile adds noise for it; SWAG-PPM searches c and k for it."),
     ] = None,
     shards: options.Shards = 1,
     storage: Annotated[

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from mechanisms.audit import trials as audit_trials
 from mechanisms.audit.trials import Moments, Records
 from mechanisms.errors import MechanismError
-from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import OptimiserPhase
 from mechanisms.model.fields import Fields
@@ -64,7 +63,6 @@ def refit(
     rank: int,
     std_scale: float,
     seed: int,
-    bounded: BoundedLikelihood | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[swag.Posterior]:
     """Fine-tune and collect SWAG as `training.train` does, for T sets of weights at once, from the classifier's head.
@@ -83,7 +81,7 @@ def refit(
     theta = theta.repeat(trials, 1, 1)
 
     def fit(phase: OptimiserPhase, purpose: str, *, before: int) -> Iterator[Tensor]:
-        how: Any = {"phase": phase, "purpose": purpose, "alpha": weights, "bounded": bounded}
+        how: Any = {"phase": phase, "purpose": purpose, "alpha": weights}
         return audit_trials.fit(theta, records, progress=lambda done, _: report(before + done, in_all), **how)
 
     with using(1):  # steps this small only wait for a second thread
@@ -93,8 +91,7 @@ def refit(
         for at_end in fit(sgd, "swag", before=adamw.steps(len(inputs))):
             moments.update(to_flat(at_end))
     report(in_all, in_all)
-    temperature = 1.0 if bounded is None else bounded.temperature
-    return [moments.posterior(trial, std_scale=std_scale * temperature**0.5) for trial in range(trials)]
+    return [moments.posterior(trial, std_scale=std_scale) for trial in range(trials)]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
-from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.config import OptimiserPhase
 from mechanisms.model.fields import Fields
 from mechanisms.model.linear_head import from_flat, with_bias
@@ -54,7 +53,7 @@ class Records:
 
 @dataclass(frozen=True)
 class Drawn:
-    """One draw a trial: theta float32 [T, classes, width + 1]; sensitivity float64 [T], Delta or the bound, in nats."""
+    """One draw a trial: theta float32 [T, classes, width + 1]; sensitivity float64 [T], Delta in nats."""
 
     theta: Tensor
     sensitivity: Tensor
@@ -85,7 +84,6 @@ def fit(
     phase: OptimiserPhase,
     purpose: str,
     alpha: Tensor | None = None,
-    bounded: BoundedLikelihood | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Tensor]:
     """`training.train` for all trials; yields theta [T, classes, width + 1], changed in place, after each epoch.
@@ -119,7 +117,7 @@ def fit(
         for step in range(steps[0]):
             active = sum(s > step for s in steps)
             at = (slice(active), step)
-            gradient = _gradient(held[:active], records, index[at], share[at], raised[at], bounded)
+            gradient = _gradient(held[:active], records, index[at], share[at], raised[at])
             for position, row in enumerate(rows):
                 row.grad = gradient[position] if position < active else None
             done = (epoch - 1) * steps[0] + step
@@ -168,23 +166,16 @@ def _batches(
     return whole, share, raised
 
 
-def _gradient(
-    theta: Tensor, records: Records, index: Tensor, share: Tensor, alpha: Tensor, bounded: BoundedLikelihood | None
-) -> Tensor:
-    """Gradient of -(1/b) sum alpha l, [T, classes, width + 1]; with a bound, of its objective of alpha l."""
+def _gradient(theta: Tensor, records: Records, index: Tensor, share: Tensor, alpha: Tensor) -> Tensor:
+    """Gradient of -(1/b) sum alpha l, [T, classes, width + 1]."""
     x, labels = records.with_bias[index], records.labels[index]
     scores = torch.bmm(x, theta.transpose(1, 2))
     if records.fields is None:
-        residual = scores.log_softmax(-1)
-        at_label = residual.gather(2, labels[..., None])
-        ell = at_label[..., 0]
-        residual.exp_().scatter_add_(2, labels[..., None], torch.full_like(at_label, -1.0))
+        residual = scores.log_softmax(-1).exp_()
+        residual.scatter_add_(2, labels[..., None], residual.new_full((*labels.shape, 1), -1.0))
     else:
         logs, own = records.fields.log_softmax(scores).flatten(0, 1), labels.flatten(0, 1)
-        ell = records.fields.log_likelihood(logs, own).view(index.shape)
         residual = records.fields.residuals_(logs, own).view_as(scores)
-    if bounded is not None:
-        alpha = alpha * (bounded.power * alpha * ell).exp()  # d/dl of expm1(q alpha l)/q
     return torch.bmm((residual * (share * alpha)[..., None]).transpose(1, 2), x)
 
 
@@ -235,7 +226,6 @@ def chain(
     initial: Tensor,
     *,
     names: Sequence[RoundName],
-    bounded: BoundedLikelihood | None,
     fine_tune: OptimiserPhase,
     collect: OptimiserPhase,
     moments: SwagConfig,
@@ -247,7 +237,6 @@ def chain(
     Args:
         initial: parameters float32 [classes, width + 1] that every fit starts from.
         names: the rounds, in order.
-        bounded: the likelihood's bound in rounds that have one.
     """
     trials, classes = len(records.seeds), initial.shape[0]
     drawn: dict[RoundName, Drawn] = {}
@@ -261,29 +250,25 @@ def chain(
             progress(ended, whole)
 
     def fit_round(name: RoundName, weights: Tensor | None) -> Tensor:
-        this, bound = TABLE[name], bounded if TABLE[name].bounded else None
+        this = TABLE[name]
         theta = initial.repeat(trials, 1, 1)
-        common: Any = {"alpha": weights, "bounded": bound}
-        for _ in fit(theta, records, phase=fine_tune, purpose="fine-tune", **common):
+        for _ in fit(theta, records, phase=fine_tune, purpose="fine-tune", alpha=weights):
             epoch_ended()
         state = Moments(theta, rank=moments.rank)
-        for at_end in fit(theta, records, phase=collect, purpose="swag", **common):
+        for at_end in fit(theta, records, phase=collect, purpose="swag", alpha=weights):
             state.update(at_end)
             epoch_ended()
-        scale = moments.std_scale * math.sqrt(1.0 if bound is None else bound.temperature)
         how: Any = {"classes": classes, "purpose": this.purpose, "numbers": range(this.draws(config))}
         risk = torch.zeros(records.included.shape)
         released, delta = torch.empty_like(theta), torch.empty(trials, dtype=torch.float64)
         for t, seed in enumerate(records.seeds):
-            post = state.posterior(t, std_scale=scale)
+            post = state.posterior(t, std_scale=moments.std_scale)
             own = records.included[t].nonzero()[:, 0]
             risk[t, own] = _largest(post, records, own, seed=seed, **how)
             released[t] = _draws(post, classes=classes, seed=seed, purpose="audit", numbers=range(1))[0]
             ell, _ = log_likelihood(released[t : t + 1], records.with_bias[own], records.labels[own], records.fields)
             largest = torch.maximum(risk[t, own], -ell[0])
             delta[t] = (largest if weights is None else largest * weights[t, own]).max().double()
-        if bound is not None:
-            delta.fill_(bound.bound)
         drawn[name] = Drawn(theta=released, sensitivity=delta)
         return risk
 

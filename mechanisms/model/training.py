@@ -5,8 +5,7 @@ A phase minimises, batch by batch,
     - (1/b) * sum_i alpha_i * l_i(theta)
 
 with alpha_i the risk weights (1 when there are none) and b the batch's size: the division is by b, not by the sum
-of the weights, so that a record of weight 0 is as good as absent but does not make its neighbours louder. With a
-bounded likelihood, its objective of alpha_i * l_i stands in the place of alpha_i * l_i.
+of the weights, so that a record of weight 0 is as good as absent but does not make its neighbours louder.
 
 A resumed run equals an unbroken one bit for bit: the order of records and the dropout masks are functions of (seed,
 phase, epoch), and the checkpoint holds the parameters and the optimiser's state.
@@ -24,7 +23,6 @@ from torch import Tensor
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import checkpoint
-from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import OptimiserPhase
 from mechanisms.model.inputs import FeatureInputs, Inputs
@@ -65,7 +63,6 @@ def train(
     seed: int,
     purpose: str,
     weights: Tensor | None = None,
-    bounded: BoundedLikelihood | None = None,
     folder: Path | None = None,
     state: EpochState | None = None,
     progress: Progress | None = None,
@@ -75,7 +72,6 @@ def train(
     Args:
         labels: int64 [n], index into the label space.
         weights: risk weights alpha, float32 [n] in [0, 1]; None means 1 for every record.
-        bounded: how each record's log-likelihood is bounded; None leaves it as it is.
         purpose: names the phase in seeds, so that two phases do not share their shuffles.
         folder: where the checkpoint lies; None keeps none. A checkpoint found there is resumed, if it is of this run.
 
@@ -106,7 +102,7 @@ def train(
                     with computing(precision, device):  # anew each step: it remembers weights as they were
                         ell = classifier.log_likelihood(inputs.batch(index, device), labels[where])
                     ell = ell if weights is None else ell * weights[where]
-                    loss = -(ell if bounded is None else bounded.objective(ell)).sum() / len(index)
+                    loss = -ell.sum() / len(index)
                     optimiser.zero_grad(set_to_none=True)
                     loss.backward()
                     if phase.max_grad_norm is not None:

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field
 
-from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.config import Positive
 
 
 class PseudoPosteriorConfig(BaseModel, frozen=True, extra="forbid", title="Pseudo posterior"):
-    """Sets what keeps a record's likelihood small, draws, the weight map and equation 7."""
+    """Sets draws, the weight map and equation 7."""
 
-    mechanism: Literal["weighted", "censored", "both"] = Field(
-        default="weighted",
-        title="Mechanism",
-        description="`weighted`: risk weights, Delta is measured (the paper). `censored`: each record's log-likelihood "
-        "is bounded by target_epsilon / 2 by construction. `both`: weighted first, then bounded.",
-    )
     target_epsilon: float | None = Field(
         default=None,
         gt=0,
         le=1000,
         allow_inf_nan=False,
         title="Target epsilon",
-        description="What one draw may cost. `censored` and `both` need it; for `weighted`, c and k are searched for "
-        "it by fits on the records, g is 0. Empty: c, g and k as given.",
+        description="What one draw may cost: c and k are searched for it by fits on the records, g is 0. Empty: c, g "
+        "and k as given.",
     )
     risk_draws: int = Field(
         default=500,
@@ -48,9 +41,7 @@ class PseudoPosteriorConfig(BaseModel, frozen=True, extra="forbid", title="Pseud
     g: float = Field(
         default=0.0, ge=-1, le=1, allow_inf_nan=False, title="Shift g of the weight map", description="See c."
     )
-    reweight: bool = Field(
-        default=True, title="Reweight", description="Apply equation 7 and fit a third time; `weighted` alone."
-    )
+    reweight: bool = Field(default=True, title="Reweight", description="Apply equation 7 and fit a third time.")
     k: Positive = Field(
         default=0.95, lt=1, title="Constant k of equation 7", description="Of Delta, what reweighting aims at."
     )
@@ -59,19 +50,6 @@ class PseudoPosteriorConfig(BaseModel, frozen=True, extra="forbid", title="Pseud
         title="Precision of the risk pass",
         description="With bfloat16 the records and draws near the maximum are evaluated again in float32.",
     )
-
-    @model_validator(mode="after")
-    def _a_bound_needs_its_epsilon(self) -> PseudoPosteriorConfig:
-        if self.mechanism != "weighted" and self.target_epsilon is None:
-            raise ValueError(f"mechanism `{self.mechanism}` needs target_epsilon: the bound is half of it")
-        return self
-
-    @property
-    def bounded(self) -> BoundedLikelihood | None:
-        """The bound on each record's log-likelihood; None where it is only weighted."""
-        if self.mechanism == "weighted" or self.target_epsilon is None:
-            return None
-        return BoundedLikelihood.for_epsilon(self.target_epsilon)
 
 
 class SwagConfig(BaseModel, frozen=True, extra="forbid", title="SWAG"):

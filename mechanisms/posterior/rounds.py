@@ -3,8 +3,6 @@
 base        the posterior without weights; risks over its draws          -> weights alpha
 weighted    the posterior with these weights                             -> sensitivity Delta
 reweighted  equation 7, then the same again                              -> Delta, measured anew
-censored    one posterior of a likelihood bounded by target_epsilon / 2
-both        base, then one of the weighted and bounded likelihood
 
 `run` is the one chain. A mechanism runs it in memory, a retrain as stages, and an audit on many trials at once; they
 differ in how a round is fitted and measured, and in the type of weights.
@@ -16,11 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.posterior.config import PseudoPosteriorConfig
-from mechanisms.privacy.events import BoundedSwagEvent, SwagPpmEvent
+from mechanisms.privacy.events import SwagPpmEvent
 
-RoundName = Literal["base", "weighted", "reweighted", "censored", "both"]
+RoundName = Literal["base", "weighted", "reweighted"]
 Purpose = Literal["risk", "sensitivity"]
 Weights = TypeVar("Weights")
 Measured = TypeVar("Measured")
@@ -28,15 +25,14 @@ Measured = TypeVar("Measured")
 
 @dataclass(frozen=True)
 class Round:
-    """Describes a round: the one before it, which its weights come from, and whether its likelihood is bounded."""
+    """Describes a round: the one before it, which its weights come from."""
 
     after: RoundName | None = None
-    bounded: bool = False
 
     @property
     def purpose(self) -> Purpose:
         """Returns what its draws measure."""
-        return "sensitivity" if self.after or self.bounded else "risk"
+        return "sensitivity" if self.after else "risk"
 
     @property
     def reweighted(self) -> bool:
@@ -52,10 +48,7 @@ TABLE: Mapping[str, Round] = {
     "base": Round(),
     "weighted": Round(after="base"),
     "reweighted": Round(after="weighted"),
-    "censored": Round(bounded=True),
-    "both": Round(after="base", bounded=True),
 }
-BOUNDED = tuple(name for name, one in TABLE.items() if one.bounded)
 
 
 def rounds_to(last: RoundName) -> tuple[RoundName, ...]:
@@ -64,9 +57,7 @@ def rounds_to(last: RoundName) -> tuple[RoundName, ...]:
     return (*(() if before is None else rounds_to(before)), last)
 
 
-ROUNDS: Mapping[str, tuple[RoundName, ...]] = {
-    name: rounds_to(name) for name in ("base", "weighted", "reweighted", "censored", "both")
-}
+ROUNDS: Mapping[str, tuple[RoundName, ...]] = {name: rounds_to(name) for name in ("base", "weighted", "reweighted")}
 
 
 def run(
@@ -89,22 +80,12 @@ def run(
     return measured
 
 
-def event_of(
-    round_name: str,
-    bounded: BoundedLikelihood | None,
-    *,
-    snapshots: int,
-    rank: int,
-    sensitivity: float,
-    draws: int,
-) -> SwagPpmEvent | BoundedSwagEvent:
+def event_of(round_name: str, *, snapshots: int, rank: int, sensitivity: float, draws: int) -> SwagPpmEvent:
     """Returns the event of one round.
 
     Args:
         sensitivity: Delta of the round; of the base round, whose weights are 1, the largest risk.
     """
-    if bounded is not None:
-        return BoundedSwagEvent(weighted=round_name == "both", bound=bounded.bound, snapshots=snapshots, rank=rank)
     return SwagPpmEvent(
         reweighted=round_name == "reweighted",
         snapshots=snapshots,

@@ -92,18 +92,14 @@ def deviation_file(folder: Path, snapshot: int) -> Path:
     return folder / f"deviation_{snapshot:05d}.safetensors"
 
 
-def save(state: State, *, temperature: float = 1.0) -> None:
-    """Write the moments beside the deviations; `load` opens the folder as a posterior.
-
-    Args:
-        temperature: factor on the covariance of every draw, for a likelihood of which training left out 1/temperature.
-    """
+def save(state: State) -> None:
+    """Write the moments beside the deviations; `load` opens the folder as a posterior."""
     if state.count < 2:
         raise MechanismError(f"SWAG took {state.count} snapshot(s); it needs at least 2: raise the epochs of phase sgd")
     checkpoint.save(
         state.folder / "moments.safetensors",
         {"mean": state.mean, "m2": state.m2},
-        {"count": state.count, "rank": state.rank, "temperature": temperature},
+        {"count": state.count, "rank": state.rank},
     )
 
 
@@ -153,8 +149,7 @@ def load(folder: Path, *, std_scale: float = 1.0) -> Posterior:
     count, rank = int(meta["count"]), int(meta["rank"])
     held = range(max(1, count - rank + 1), count + 1)
     deviations = tuple(checkpoint.load(deviation_file(folder, t))[0]["deviation"] for t in held)
-    widened = std_scale * math.sqrt(float(meta.get("temperature", 1.0)))
-    return posterior(tensors["mean"], tensors["m2"], deviations, count=count, std_scale=widened)
+    return posterior(tensors["mean"], tensors["m2"], deviations, count=count, std_scale=std_scale)
 
 
 Normal = Callable[[Tensor], Tensor]

@@ -106,7 +106,7 @@ def search(
         nearest = min(trials, key=lambda trial: trial.sensitivity).sensitivity
         raise MechanismError(
             f"target_epsilon {epsilon:g} was not met in {MAX_FITS} fits; the smallest epsilon was "
-            f"{epsilon_at(nearest):.3g}: raise it, or bound the likelihood (pseudo_posterior.mechanism=censored)"
+            f"{epsilon_at(nearest):.3g}: raise it"
         )
     return Solution(best.c, best.k, best.sensitivity, tuple(trials))
 

@@ -13,7 +13,6 @@ from mechanisms.errors import MechanismError
 from mechanisms.privacy import gaussian_cost, replaced
 from mechanisms.privacy.events import (
     BaggedEvent,
-    BoundedSwagEvent,
     Claim,
     ComposedEvent,
     DpSgdEvent,
@@ -232,45 +231,6 @@ def pseudo_posterior(
             "the risk weights alpha, Delta and the constant k are computed from the data and taken as fixed",
             ONE_DRAW,
             f"a low epsilon of this kind is no evidence that the training records cannot be told apart: {evidence}",
-        ),
-        **unit,
-    )
-
-
-@claims(BoundedSwagEvent)
-def _bounded_swag(event: BoundedSwagEvent, *, delta: float | None, unit: dict[str, Any]) -> Claim:
-    """Claims 2B for one draw, B = sup over records and parameters of |u|; the proof is in `mechanisms.model.bounded`.
-
-    A unit of m records adds u in [-m B, 0], so both bounds are multiplied by m. The kind stays `asymptotic-local`:
-    delta is 0 for an exact draw, and how far SWAG is from one is not known. So a delta is refused.
-    """
-    if delta is not None:
-        raise MechanismError("a draw from SWAG does not quantify delta, bounded likelihood or not; leave delta out")
-    m, bound = int(unit["max_records_per_unit"]), event.bound
-    by_unit = "" if m == 1 else f", times the {m} records that a unit may own"
-    fixed = (
-        ("the risk weights alpha are computed from the data and taken as fixed: the bound holds given alpha",)
-        if event.weighted
-        else ()
-    )
-    return Claim(
-        guarantee_kind="asymptotic-local",
-        epsilon=2 * m * bound,
-        delta=None,
-        delta_text="0 for an exact posterior draw; SWAG's distance from one is not quantified",
-        sensitivity=bound,
-        epsilon_add_remove=m * bound,
-        neighbouring_relation="add-remove",
-        accountant="2 B, bounded likelihood (exponential mechanism; after Hu et al. 2022, arXiv 2205.05003)",
-        assumptions=(
-            f"every record's log-likelihood is bounded by {bound:.4g} nats at all parameters, by construction and not "
-            f"by measurement{by_unit}: for an exact posterior draw epsilon holds at every n, for every data set, with "
-            "delta 0; it bounds replacing one record, and half of it leaving one out",
-            f"SWAG is not the exact posterior ({event.snapshots} snapshots, rank {event.rank}): its mean is where an "
-            "optimiser stopped and its width follows the step size, so the bound above is not proven of this draw",
-            *fixed,
-            ONE_DRAW,
-            "a low epsilon of this kind is no evidence that the training records cannot be told apart: audit it",
         ),
         **unit,
     )

@@ -28,20 +28,18 @@ class Event(BaseModel, frozen=True, extra="forbid"):
         """Tells whether weights computed from the records came into it."""
         return False
 
-    def is_measured(self, *, sensitivity: float, draws: int, bound: float | None) -> bool:
+    def is_measured(self, *, sensitivity: float, draws: int) -> bool:
         """Checks whether it is the event of a posterior draw that came out of its measurement like this.
 
         Args:
             sensitivity: largest weighted |log-likelihood| over the draws, in nats.
-            bound: B of the likelihood that was fitted; None for one without.
         """
         return False
 
-    def is_weighted(self, *, weights: bool, reweighted: bool | None) -> bool:
+    def is_weighted(self, *, reweighted: bool | None) -> bool:
         """Checks whether it says truly where the weights of a posterior draw came from.
 
         Args:
-            weights: whether there were any.
             reweighted: whether they are equation 7's; None where that is not known.
         """
         return False
@@ -99,38 +97,13 @@ class SwagPpmEvent(Event, frozen=True):
         """Always."""
         return True
 
-    def is_measured(self, *, sensitivity: float, draws: int, bound: float | None) -> bool:
+    def is_measured(self, *, sensitivity: float, draws: int) -> bool:
         """Delta is at least what was measured over as many draws; the released one may have raised it."""
-        return bound is None and self.sensitivity >= sensitivity and self.sensitivity_draws == draws
+        return self.sensitivity >= sensitivity and self.sensitivity_draws == draws
 
-    def is_weighted(self, *, weights: bool, reweighted: bool | None) -> bool:
+    def is_weighted(self, *, reweighted: bool | None) -> bool:
         """Equation 7 or not, as far as that is known."""
         return reweighted in (None, self.reweighted)
-
-
-class BoundedSwagEvent(Event, frozen=True):
-    """One draw from SWAG's posterior of a bounded likelihood (`mechanisms.model.bounded`), with or without weights."""
-
-    mechanism: Literal["swag-bounded"] = "swag-bounded"
-    weighted: bool
-    """Whether risk weights, computed from the records, come before the bound."""
-    bound: float = Field(gt=0, allow_inf_nan=False)
-    """B: largest absolute log-likelihood that any record has at any parameters, in nats, weight included."""
-    snapshots: int = Field(ge=2)
-    rank: int = Field(ge=2)
-
-    @property
-    def risk_weights(self) -> bool:
-        """With `both`."""
-        return self.weighted
-
-    def is_measured(self, *, sensitivity: float, draws: int, bound: float | None) -> bool:
-        """B is that of the fit, and nothing measured lies above it."""
-        return bound == self.bound and self.bound >= sensitivity
-
-    def is_weighted(self, *, weights: bool, reweighted: bool | None) -> bool:
-        """Weights or none."""
-        return self.weighted == weights
 
 
 class NoiseSegment(BaseModel, frozen=True, extra="forbid"):

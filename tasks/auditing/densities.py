@@ -32,7 +32,7 @@ def densities(study: Study, outcome: Outcome, *, records: int) -> Step:
     """Refits the candidate's round without each of some records, half of them its riskiest, weights held fixed."""
     parameters = study.at(outcome.branch, outcome.seed).parameters
     assert isinstance(outcome.mechanism, SwagPpm)
-    fit, bound = parameters.fit, parameters.bounded(outcome.mechanism.round)
+    fit = parameters.fit
 
     def body(work: Work) -> Mapping[str, Any]:
         features, labels = load_inputs(work.inputs["prepared"], "train")
@@ -49,7 +49,6 @@ def densities(study: Study, outcome: Outcome, *, records: int) -> Step:
             rank=fit.swag.rank,
             std_scale=fit.swag.std_scale,
             seed=fit.seed,
-            bounded=bound,
             progress=work.progress,
         )
         losses = [leave_one_out.privacy_losses(fitted, other, draws=DRAWS, seed=fit.seed) for other in without]
@@ -64,7 +63,6 @@ def densities(study: Study, outcome: Outcome, *, records: int) -> Step:
             "model": parameters.model.model_dump(mode="json"),
             "records": records,
             "draws": DRAWS,
-            "bound": None if bound is None else bound.bound,
         },
         inputs={"measured": outcome.sensitivity, **study.records},
         body=body,

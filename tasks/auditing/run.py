@@ -116,16 +116,13 @@ def rerun_seconds(estimate: Estimate, settings: AuditParameters, chosen: Sequenc
 def settle_parameters(
     context: Context, parameters: RetrainParameters, terms: Terms, *, do: Do, prefect_run_id: str | None
 ) -> tuple[RetrainParameters, Terms]:
-    """Settles the parameters as a retrain with a target epsilon does: c and k searched, the bound or the noise set."""
+    """Settles the parameters as a retrain with a target epsilon does: c and k searched, or the noise set."""
     if parameters.formal is not None:
         released = formal.formal_branch(parameters)[1]
         target = terms.target_epsilon if terms.target_epsilon != "match" else released.target_epsilon
         return parameters, terms.model_copy(update={"target_epsilon": target, "delta": released.delta})
-    posterior = parameters.pseudo_posterior
     if parameters.needs_search:
         parameters = search.meet_target(context, parameters, do, prefect_run_id=prefect_run_id)
-    elif posterior.target_epsilon is not None and terms.target_epsilon == "match":
-        terms = terms.model_copy(update={"target_epsilon": posterior.target_epsilon})
     return parameters, terms
 
 

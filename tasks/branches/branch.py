@@ -83,7 +83,7 @@ class Terms(BaseModel, frozen=True, extra="forbid"):
     target_epsilon: Epsilon | Literal["match"] = Field(
         default="match",
         title="Target epsilon",
-        description="Of the formal and the bounded branches. `match`: the largest that SWAG-PPM claims over the seeds, "
+        description="Of the formal branches. `match`: the largest that SWAG-PPM claims over the seeds, "
         "rounded up; that is computed from the records, and such branches are for study: no plan releases them.",
     )
     delta: Delta = None
@@ -117,7 +117,7 @@ class CompareParameters(Terms, frozen=True, title="Compare"):
     epsilons: tuple[Epsilon, ...] = Field(
         default=(),
         title="Further target epsilons",
-        description="The formal and the bounded branches are fitted at each of these too: what which epsilon costs.",
+        description="The formal branches are fitted at each of these too: what which epsilon costs.",
     )
     protocols: tuple[Literal["paper", "all-records"], ...] = Field(
         default=(),

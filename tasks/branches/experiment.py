@@ -127,15 +127,12 @@ class Experiment:
     def parameters(self) -> RetrainParameters:
         """Returns the parameters of the retrain that this experiment is.
 
-        They have its seed, and where it is SWAG-PPM its model and the mechanism's settings. A bound is chosen so that a
-        unit's epsilon is the target.
+        They have its seed, and where it is SWAG-PPM its model and the mechanism's settings.
         """
         run = self.study.parameters
         if self.swag_ppm is None:
             return run.model_copy(update={"fit": run.fit.model_copy(update={"seed": self.seed})})
         (tune, collect), (moments, config) = self.swag_ppm.phases, self.swag_ppm.settings
-        if config.target_epsilon is not None:  # a mechanism has a record's share of it, a retrain names the unit's
-            config = config.model_copy(update={"target_epsilon": self.study.target})
         fit = FitParameters(adamw=tune, sgd=collect, swag=moments, seed=self.seed)
         return run.model_copy(update={"model": self.model, "fit": fit, "pseudo_posterior": config})
 

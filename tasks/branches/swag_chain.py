@@ -4,8 +4,6 @@ ingest -> features or tokens -> fine-tune -> SWAG -> risk weights
        -> fine-tune (weighted) -> SWAG (weighted) -> sensitivity
        -> reweight -> fine-tune (reweighted) -> SWAG (reweighted) -> sensitivity
        -> evaluate
-
-That is mechanism `weighted`. `both` bounds the likelihood in the weighted fit and ends there; `censored` has one fit.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from typing import Generic, TypeVar
 from mechanisms.model.config import ModelConfig
 from mechanisms.posterior.rounds import RoundName
 from mechanisms.posterior.rounds import run as run_rounds
-from mechanisms.privacy.events import BoundedSwagEvent, Claim, Event, SwagPpmEvent
+from mechanisms.privacy.events import Claim, Event, SwagPpmEvent
 from storage.artifacts import ArtifactRef, Store
 from tasks.fitting import data, evaluate, prior, risks, train
 from tasks.fitting.ingest import ingest_records
@@ -49,9 +47,7 @@ class Chain(Generic[Ref]):
     measured: Mapping[str, Ref]
     evaluated: ArtifactRef | None
 
-    def event(
-        self: Chain[ArtifactRef], store: Store, parameters: RetrainParameters, name: RoundName
-    ) -> SwagPpmEvent | BoundedSwagEvent:
+    def event(self: Chain[ArtifactRef], store: Store, parameters: RetrainParameters, name: RoundName) -> SwagPpmEvent:
         """Returns the event of a round that was fitted with these parameters."""
         return swag_event(parameters, name, store.figures(self.posteriors[name]), store.figures(self.measured[name]))
 
@@ -84,7 +80,7 @@ def run_chain(
     posteriors: dict[str, Ref] = {}
 
     def fit_round(name: RoundName, weights: Ref | None) -> Ref:
-        this = Round(name, model, fit, dataset, prepared, weights, parameters.bounded(name))
+        this = Round(name, model, fit, dataset, prepared, weights)
         tuned = do(train.fine_tune(this))
         posteriors[name] = do(train.collect_swag(this, tuned=tuned))
         return do(risks.measure(this, config, posterior=posteriors[name]))

@@ -293,34 +293,6 @@ SECTIONS = (
         ),
     ),
     Section(
-        title="Asymptotic-local: bounded likelihood",
-        kind="asymptotic-local",
-        mechanisms=("swag-bounded",),
-        lead="One draw from SWAG's posterior of a likelihood that is bounded by construction.",
-        sentences=(
-            proved(
-                "Every record's log-likelihood lies within the stated sensitivity at all parameters, whatever the "
-                "record.",
-                "`mechanisms/model/bounded.py`; `tests/mechanisms/model/test_bounded.py`.",
-            ),
-            proved(
-                "An exact draw of that posterior would have this epsilon for one unit replaced, half of it for one "
-                "added or removed, at every n, with delta 0.",
-                "The exponential mechanism: proof in `mechanisms/model/bounded.py` (after Hu et al. 2022).",
-            ),
-            _ONE_DRAW,
-            assumed(
-                "SWAG's draw is an exact one.",
-                "It is not: its mean is where an optimiser stopped, its width follows the step size. Nothing is proven "
-                "of this draw, and on public reports reruns refute such claims (docs/truth.md).",
-            ),
-            assumed(
-                "Risk weights, where there are any, are fixed.",
-                "They are computed from the records; the bound holds given them alone.",
-            ),
-        ),
-    ),
-    Section(
         title="None",
         kind="none",
         mechanisms=("non-private",),

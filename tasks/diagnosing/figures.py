@@ -21,8 +21,6 @@ def running(rounds: Mapping[str, Mapping[str, Any]]) -> str:
             low, high = tail["expected"] - tail["low"], tail["high"] - tail["expected"]
             spread = [[max(low, 0)], [max(high, 0)]]
             axes.errorbar(tail["draws"], tail["expected"], yerr=spread, color=colour, marker="D", capsize=4)
-        if one["bound"] is not None:
-            axes.axhline(one["bound"], color=colour, linewidth=0.8, label=f"{name}: bound, never exceeded")
     axes.set(xscale="log", xlabel="draws (diamonds: extrapolated, with a 90 % interval)", ylabel="Δ (nats)")
     axes.legend(fontsize=8)
     return svg(figure)

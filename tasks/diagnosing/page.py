@@ -121,10 +121,10 @@ def _coverage(rounds: Mapping[str, Any], last: Mapping[str, Any]) -> Section:
 
 
 def _running(rounds: Mapping[str, Any], last: Mapping[str, Any]) -> Section:
-    tail, values, bound = last["tail"], last["running"], last["bound"]
+    tail, values = last["tail"], last["running"]
     rising = tail is None or tail["expected"] > _RISE * values[-1]
-    answer = {"tail": tail, "draws": len(values), "largest": values[-1], "bound": bound}
-    return Section("running", "investigate" if rising and bound is None else "fine", answer, figures.running(rounds))
+    answer = {"tail": tail, "draws": len(values), "largest": values[-1]}
+    return Section("running", "investigate" if rising else "fine", answer, figures.running(rounds))
 
 
 def _studies(checks: Mapping[str, Any], refits: Sequence[tuple[str, float]], claimed: RoundClaim) -> Section:

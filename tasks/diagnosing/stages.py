@@ -21,7 +21,6 @@ from torch import Tensor
 from mechanisms.audit import leave_one_out
 from mechanisms.audit.leave_one_out import Effect, FullFit
 from mechanisms.model import checkpoint
-from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.posterior import checks, risks, swag
 from tasks.fitting.model_inputs import build, load_inputs
@@ -58,7 +57,6 @@ def posterior_checks(parameters: RetrainParameters, settings: DiagnoseParameters
     inputs = {"dataset": made.dataset, "prepared": made.prepared}
     inputs |= {f"posterior_{name}": ref for name, ref in made.posteriors.items()}
     inputs |= {f"measured_{name}": ref for name, ref in made.measured.items()}
-    bound = parameters.bounded(parameters.rounds[-1])
     return Step(
         name="diagnose",
         label="diagnostics",
@@ -66,7 +64,6 @@ def posterior_checks(parameters: RetrainParameters, settings: DiagnoseParameters
             "rounds": list(made.posteriors),
             "fit": parameters.fit.model_dump(mode="json", include={"seed", "swag"}),
             "model": parameters.model.model_dump(mode="json"),
-            "bound": None if bound is None else bound.bound,
             "draws": settings.study_draws,
             "horizon": settings.horizon,
         },
@@ -104,7 +101,7 @@ def _check_posteriors(
             purpose="diagnose",
             weights=alpha,
         ).sensitivity
-        studied[study].append([value, _bounded(parameters, last, largest)])
+        studied[study].append([value, largest])
         work.progress(done, len(studies))
     (work.out / FILE).write_text(json.dumps({"rounds": by_round, "released_from": last} | studied))
     figures = by_round[last]
@@ -122,11 +119,6 @@ def _alpha(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
     return torch.ones_like(tensors["alpha"]) if name == "base" else tensors["alpha"]
 
 
-def _bounded(parameters: RetrainParameters, name: str, loss: float) -> float:
-    bound = parameters.bounded(name)
-    return loss if bound is None else bound.at(loss)
-
-
 def _round(
     name: str,
     parameters: RetrainParameters,
@@ -135,9 +127,8 @@ def _round(
     tensors: Mapping[str, Tensor],
     labels: Tensor,
 ) -> dict[str, Any]:
-    maxima, alpha, bound = tensors["draw_maxima"], _alpha(name, tensors), parameters.bounded(name)
+    maxima, alpha = tensors["draw_maxima"], _alpha(name, tensors)
     delta = alpha * tensors["risk"]
-    delta = delta if bound is None else bound(-delta).abs()
     tail = coverage = None
     if checks.FEWEST_DRAWS <= len(maxima) < settings.horizon:
         tail = dataclasses.asdict(checks.extrapolate(maxima, draws=settings.horizon, seed=parameters.fit.seed))
@@ -149,14 +140,13 @@ def _round(
         "coverage": coverage,
         "delta_quantiles": torch.quantile(delta, torch.linspace(0, 1, 201)).tolist(),
         **checks.weights_by_class_size(alpha, labels),
-        "bound": None if bound is None else bound.bound,
         "share_without_variance": float((post.diag_std == 0).float().mean()),
     }
 
 
 def leave_out(parameters: RetrainParameters, settings: DiagnoseParameters, made: Chain) -> Step:
     """Declares refits of the released round without each of some records, to compare draws and densities."""
-    last, bound = parameters.rounds[-1], parameters.bounded(parameters.rounds[-1])
+    last = parameters.rounds[-1]
     return Step(
         name="leave-one-out",
         label="leave one out",
@@ -165,17 +155,14 @@ def leave_out(parameters: RetrainParameters, settings: DiagnoseParameters, made:
             "model": parameters.model.model_dump(mode="json"),
             "records": settings.leave_out,
             "round": last,
-            "bound": None if bound is None else bound.bound,
         },
         inputs={"dataset": made.dataset, "prepared": made.prepared, "measured": made.measured[last]},
-        body=partial(_leave_out, parameters=parameters, count=settings.leave_out, bound=bound),
+        body=partial(_leave_out, parameters=parameters, count=settings.leave_out),
         modules=("tasks.diagnosing.stages",),
     )
 
 
-def _leave_out(
-    work: Work, *, parameters: RetrainParameters, count: int, bound: BoundedLikelihood | None
-) -> Mapping[str, Any]:
+def _leave_out(work: Work, *, parameters: RetrainParameters, count: int) -> Mapping[str, Any]:
     fit = parameters.fit
     trained = build(work.context, parameters.model, work.inputs["dataset"], seed=fit.seed)
     records, labels = load_inputs(work.inputs["prepared"], "train")
@@ -195,7 +182,6 @@ def _leave_out(
             rank=fit.swag.rank,
             std_scale=fit.swag.std_scale,
             seed=fit.seed,
-            bounded=bound,
             progress=lambda step, steps: work.progress(done * steps + len(weights) * step, (1 + len(chosen)) * steps),
         )
 

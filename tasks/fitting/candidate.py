@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, Field
 
-from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.config import ModelConfig
 from storage.artifacts import ArtifactRef
 from storage.errors import StorageError
@@ -30,7 +29,6 @@ class Candidate(BaseModel, frozen=True, extra="forbid"):
     model: ModelConfig
     seed: int = Field(description="of the head's initial weights, from which a frozen part is built again")
     std_scale: float = Field(default=1.0, description="of the SWAG draw's standard deviation")
-    bound: float | None = Field(default=None, description="B of a bounded likelihood, in nats; None: not bounded")
 
     @property
     def artifact_digests(self) -> dict[str, str]:
@@ -98,5 +96,4 @@ class Candidate(BaseModel, frozen=True, extra="forbid"):
             return None
         records, labels = load_inputs(context.store.open(self.prepared), "train")
         weights = load_weights(context.store.open(self.measured))
-        largest = risks.at_draw(self.classifier(context, theta), records, labels, weights=weights)
-        return largest if self.bound is None else BoundedLikelihood(bound=self.bound).at(largest)
+        return risks.at_draw(self.classifier(context, theta), records, labels, weights=weights)

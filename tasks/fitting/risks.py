@@ -58,20 +58,16 @@ def measure(this: Round, config: PseudoPosteriorConfig, *, posterior: ArtifactRe
 
     def body(work: Work) -> Mapping[str, Any]:
         done = run_risk_pass(work, Draws(model=this.model, purpose=purpose, end=draws, **settings))
-        if this.bounded is not None:  # monotone: the bounded maximum is the bound of the maximum
-            done = RiskPass(risk=done.risk, draw_maxima=this.bounded(-done.draw_maxima).abs())
         alpha = load_weights(work.inputs["weights"]) if "weights" in work.inputs else torch.ones_like(done.risk)
         checkpoint.save(work.out / _FILE, {"alpha": alpha, "risk": done.risk, "draw_maxima": done.draw_maxima}, {})
         if purpose == "risk":
             return {"draws": draws, "largest_risk": done.sensitivity}
-        if this.bounded is not None:
-            return {"sensitivity": this.bounded.bound, "largest_seen": done.sensitivity, "draws": draws}
         return {"sensitivity": done.sensitivity, "draws": draws, "mc_failure_prob": failure_probability(draws)}
 
     return Step(
         name="risks" if purpose == "risk" else "sensitivity",
         label="risks" if purpose == "risk" else f"sensitivity ({this.name})",
-        config={"model": this.model.model_dump(mode="json"), "draws": draws, **settings, **this.bound},
+        config={"model": this.model.model_dump(mode="json"), "draws": draws, **settings},
         inputs={**this.inputs, "posterior": posterior},
         body=body,
     )

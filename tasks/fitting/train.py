@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from mechanisms.model import checkpoint, training
-from mechanisms.model.bounded import BoundedLikelihood
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig, OptimiserPhase
 from mechanisms.posterior import swag
@@ -31,7 +30,6 @@ class Round:
     dataset: ArtifactRef | None
     prepared: ArtifactRef | None
     weights: ArtifactRef | None = None
-    bounded: BoundedLikelihood | None = None
 
     @property
     def inputs(self) -> dict[str, ArtifactRef | None]:
@@ -39,14 +37,9 @@ class Round:
         records = {"dataset": self.dataset, "prepared": self.prepared}
         return records | ({} if TABLE[self.name].after is None else {"weights": self.weights})
 
-    @property
-    def bound(self) -> dict[str, float]:
-        """Returns the bound of the likelihood, as part of a stage's configuration."""
-        return {} if self.bounded is None else {"bound": self.bounded.bound}
-
 
 def fine_tune(this: Round) -> Step:
-    """Fine-tunes from the public encoder, on the pseudo likelihood or the bounded one where the round has it."""
+    """Fine-tunes from the public encoder, on the pseudo likelihood."""
     phase = this.fit.adamw
 
     def body(work: Work) -> Mapping[str, Any]:
@@ -67,7 +60,7 @@ def collect_swag(this: Round, *, tuned: ArtifactRef | None) -> Step:
         trained.flat.copy_(checkpoint.load(work.inputs["tuned"] / "theta.safetensors")[0]["theta"])
         state = swag.init(trained.num_parameters, rank=rank, folder=work.out)
         losses = _train(work, this, trained, phase, purpose="swag", state=state)
-        swag.save(state, temperature=1.0 if this.bounded is None else this.bounded.temperature)
+        swag.save(state)
         return {"snapshots": state.count, "rank": min(state.count, rank), **_figures(losses, trained)}
 
     config = _config(this, phase) | {"rank": rank}
@@ -76,7 +69,7 @@ def collect_swag(this: Round, *, tuned: ArtifactRef | None) -> Step:
 
 def _config(this: Round, phase: OptimiserPhase) -> dict[str, Any]:
     settings = {"model": this.model, "phase": phase}
-    return {name: one.model_dump(mode="json") for name, one in settings.items()} | {"seed": this.fit.seed} | this.bound
+    return {name: one.model_dump(mode="json") for name, one in settings.items()} | {"seed": this.fit.seed}
 
 
 def _figures(losses: list[float], trained: Classifier) -> dict[str, Any]:
@@ -102,7 +95,6 @@ def _train(
         seed=this.fit.seed,
         purpose=purpose,
         weights=load_weights(work.inputs["weights"]) if "weights" in work.inputs else None,
-        bounded=this.bounded,
         folder=work.scratch,
         state=state,
         progress=work.progress,

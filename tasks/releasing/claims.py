@@ -9,7 +9,7 @@ from typing import Any
 from mechanisms.model.config import ModelConfig
 from mechanisms.posterior.rounds import event_of
 from mechanisms.privacy.claims import claim_of
-from mechanisms.privacy.events import BoundedSwagEvent, Claim, Event, SwagPpmEvent
+from mechanisms.privacy.events import Claim, Event, SwagPpmEvent
 from storage.artifacts import digest, file_digest
 from storage.ingest import ALL, IngestConfig
 from tasks.bundle.sentences import COUPLED
@@ -114,11 +114,10 @@ def _prior_settings(model: ModelConfig) -> str:
 
 def swag_event(
     parameters: RetrainParameters, round_name: str, moments: Mapping[str, Any], figures: Mapping[str, Any]
-) -> SwagPpmEvent | BoundedSwagEvent:
+) -> SwagPpmEvent:
     """Returns the event of one round, from the figures of its posterior and its sensitivity (the base round: risks)."""
     return event_of(
         round_name,
-        parameters.bounded(round_name),
         snapshots=moments["snapshots"],
         rank=moments["rank"],
         sensitivity=figures["largest_risk" if round_name == "base" else "sensitivity"],
@@ -179,9 +178,8 @@ def claim_like(claim: Claim, event: Event, *, public_inputs: tuple[str, ...] = (
 
 
 def claim_at(sensitivity: float, event: Event, claim: Claim) -> Claim:
-    """Returns the claim for the same unit at another sensitivity (or bound) of the event, in nats."""
-    field = "bound" if isinstance(event, BoundedSwagEvent) else "sensitivity"
-    return claim_like(claim, event.model_copy(update={field: sensitivity}))
+    """Returns the claim for the same unit at another sensitivity of the event, in nats."""
+    return claim_like(claim, event.model_copy(update={"sensitivity": sensitivity}))
 
 
 def key_of(method: Mapping[str, Any], fingerprint: str, label: str) -> str:

@@ -132,7 +132,7 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
     ) -> PlannedRelease:
         """Plans one draw of a SWAG posterior."""
         store, last = context.store, parameters.rounds[-1]
-        facts, bounded = store.figures(dataset), parameters.bounded(last)
+        facts = store.figures(dataset)
         event = swag_event(parameters, last, store.figures(posterior), store.figures(measured))
         candidate = Candidate(
             dataset=dataset,
@@ -142,7 +142,6 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
             model=parameters.model,
             seed=parameters.fit.seed,
             std_scale=parameters.fit.swag.std_scale,
-            bound=None if bounded is None else bounded.bound,
         )
         return PlannedRelease.of_candidate(
             context,

@@ -152,9 +152,8 @@ def _as_measured(planned: PlannedRelease, store: Store, measured: ArtifactRef) -
     figures, weights = store.figures(measured), store.recipe(measured)["inputs"].get("weights")
     made_by = [kind for kind in ("risk-weights", "reweight") if _recipe_by_digest(store, kind, weights)]
     event, reweighted = planned.plan.event, made_by[0] == "reweight" if made_by else None
-    return event.is_measured(
-        sensitivity=figures["sensitivity"], draws=figures["draws"], bound=planned.candidate.bound
-    ) and event.is_weighted(weights=weights is not None, reweighted=reweighted)
+    measured_so = event.is_measured(sensitivity=figures["sensitivity"], draws=figures["draws"])
+    return measured_so and event.is_weighted(reweighted=reweighted)
 
 
 def _recipe_by_digest(store: Store, kind: str, sha256: str | None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from flows.commands.audit import BranchOptions, EffortOptions, VariationOptions,
 from flows.commands.options import RunOptions
 from storage.demo_data import write_demo_data
 
-CENSORED = "pseudo_posterior.mechanism=censored; pseudo_posterior.target_epsilon=2"
+SEARCHED = "pseudo_posterior.c=0.5; pseudo_posterior.target_epsilon=2"
 
 
 def run(folder: Path, profile: str) -> RunOptions:
@@ -18,10 +18,10 @@ def run(folder: Path, profile: str) -> RunOptions:
 
 def test_a_target_that_is_varied_is_not_overruled(tmp_path: Path) -> None:
     """`--target-epsilon` is of all that does not name its own; a case once ran at it that asked for another."""
-    varied = VariationOptions(vary=["fit.adamw.epochs=3", CENSORED])
+    varied = VariationOptions(vary=["fit.adamw.epochs=3", SEARCHED])
     cases = _cases(run(tmp_path, "demo"), BranchOptions(target_epsilon="5"), EffortOptions(trials=0), varied)
     assert [case.terms.target_epsilon for case in cases.values()] == [5.0, 5.0, "match"]
-    assert cases[CENSORED].parameters.pseudo_posterior.target_epsilon == 2
+    assert cases[SEARCHED].parameters.pseudo_posterior.target_epsilon == 2
 
 
 def test_a_formal_target_holds_where_something_else_is_varied(tmp_path: Path) -> None:

@@ -17,16 +17,10 @@ import pytest
 from in_process import command, write_policy
 from jobs import Job
 
-from flows.commands.profiles import parameters
-from storage.artifacts import ArtifactRef
 from storage.bundle.folder import PAGE
 from storage.errors import InputError
 from storage.ledger import BudgetRefused, Ledger
 from storage.paths import Workspace
-from tasks.auditing.run import settle_parameters
-from tasks.auditing.settings import choose_branches
-from tasks.branches.branch import Terms, standard_branches
-from tasks.branches.experiment import Study
 from tasks.releasing import approval, plan_page
 from tasks.releasing.checked_plan import check
 from tasks.releasing.plan import PlannedRelease
@@ -183,22 +177,6 @@ def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) ->
         assert measured in told.replace("\\", "")
     assert "SWAG's Gaussian is the pseudo posterior. *If not:*" in plan
     command("ledger", "verify", "--home", str(site.job.home))
-
-
-def test_what_retrain_bounds_is_what_audit_measures(new: Job, tmp_path: Path) -> None:
-    """With a bound of its own the candidate is the retrain's, not one at a rival's target, unless one is given."""
-    changes = ("pseudo_posterior.mechanism=censored", "pseudo_posterior.target_epsilon=2")
-    chosen = parameters("demo", [*LEAKY, *changes], data=new.data, codelist=new.codelist)
-    context = Context(home=str(tmp_path))
-    how: Any = {"do": None, "prefect_run_id": None}
-    same, shared = settle_parameters(context, chosen, Terms(), **how)
-    assert (same, shared.target_epsilon) == (chosen, 2.0)
-    (branch,) = choose_branches("release", chosen, standard_branches())
-    ref, facts = ArtifactRef(uri="file:///nowhere", sha256="0" * 64, kind="x"), {"train": 100, "label_space": 5}
-    study = Study(context, same, shared, ref, ref, facts, lambda step: ref, target=2.0)
-    assert study.at(branch).parameters == chosen, "so that its stages are the retrain's own"
-    given = Terms(target_epsilon=7.0)
-    assert settle_parameters(context, chosen, given, **how)[1].target_epsilon == 7.0
 
 
 def test_what_cannot_be_audited_is_named(new: Job, tmp_path: Path) -> None:

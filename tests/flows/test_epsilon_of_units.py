@@ -10,11 +10,7 @@ import pytest
 import tiny_jobs
 
 import flows.diagnose
-from tasks.auditing.run import settle_parameters
-from tasks.auditing.settings import choose_branches
 from tasks.branches import search
-from tasks.branches.branch import Terms, standard_branches
-from tasks.branches.experiment import Study
 from tasks.branches.swag_chain import Chain, run_chain
 from tasks.diagnosing.stages import DiagnoseParameters
 from tasks.fitting.risks import running_maximum
@@ -109,27 +105,6 @@ def test_the_lines_of_a_terminal(finished: tuple[Context, RetrainParameters, Cha
     with progress.listening(lines):
         ledger_records.record_retrain(context, chosen, tiny_jobs.planned(context, chosen, made).plan, **refs)
     assert lines.shown["claim (weighted)"]["epsilon"] == pytest.approx(6 * sensitivity(made))
-
-
-def test_a_bound_is_a_records_share_of_the_units_target(
-    finished: tuple[Context, RetrainParameters, Chain, Lines],
-) -> None:
-    """A censored retrain claims its target of a unit, and an audit of it looks at the retrain's own stages."""
-    context, chosen, _, _ = finished
-    config = chosen.pseudo_posterior.model_copy(update={"mechanism": "censored", "target_epsilon": 6.0})
-    bounded: Any = chosen.model_copy(update={"pseudo_posterior": config})
-    made: Any = tiny_jobs.fitted(context, bounded)
-    planned = tiny_jobs.planned(context, bounded, made)
-    claim = planned.plan.claim
-    assert (claim.epsilon, claim.sensitivity, claim.max_records_per_unit) == (6.0, 1.0, 3)
-    planned.check(context)
-    how: Any = {"do": None, "prefect_run_id": None}
-    same, shared = settle_parameters(context, bounded, Terms(), **how)
-    assert shared.target_epsilon == 6.0
-    (branch,) = choose_branches("release", same, standard_branches())
-    facts, ref = {"train": 100, "label_space": 5}, made.dataset
-    study = Study(context, same, shared, ref, ref, facts, lambda step: ref, target=6.0)
-    assert study.at(branch).parameters == bounded
 
 
 def test_a_target_is_met_by_the_unit(finished: tuple[Context, RetrainParameters, Chain, Lines], tmp_path: Path) -> None:

@@ -171,14 +171,6 @@ def test_a_draw_claims_what_the_branch_does(name: str, round_name: Any) -> None:
     assert private.claim.mc_failure_prob == pytest.approx(1 / 8)
 
 
-def test_a_bounded_draw_costs_its_bound() -> None:
-    """By construction: no draw raises it."""
-    module, x, y = own_modules.made("linear", 45)
-    private = swag_ppm(module, CE, (x, y), draws=5, round="censored", target_epsilon=4.0, seed=3, **QUICK)
-    assert private.event == swag_branch(module, x, y, draws=5, round="censored").event
-    assert private.claim.epsilon == pytest.approx(4)
-
-
 def test_delta_is_measured_at_the_draw_with_the_risk_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a draw twenty standard deviations out the loss of some record is larger than at any that was measured: the
     claim follows it, and is max alpha |l| of the model that came out, by hand."""
@@ -254,8 +246,6 @@ def test_a_checkpoint_goes_on(tmp_path: Any) -> None:
         (dp_sgd, {"target_epsilon": 5.0, "delta": 1.0}, "delta"),
         (dp_sgd, {"target_epsilon": 5.0, "learning_rate": -1.0}, "learning_rate"),
         (dp_sgd, {"target_epsilon": 5.0, "momentum": 0.9}, "momentum goes with optimiser `sgd`"),
-        (swag_ppm, {"target_epsilon": 4.0}, "goes with round `censored` or `both`"),
-        (swag_ppm, {"round": "censored"}, "needs a target epsilon"),
         (swag_ppm, {"draws": 0}, "risk_draws"),
     ],
 )

@@ -26,11 +26,11 @@ SGD = OptimiserPhase(optimiser="sgd", learning_rate=0.05, epochs=4, batch_size=4
 CONFIG = PseudoPosteriorConfig(risk_draws=20, sensitivity_draws=20)
 
 
-@pytest.mark.parametrize("last", ["reweighted", "both"])
-def test_a_trial_is_the_chain(linear: MakeLinear, tmp_path: Path, last: RoundName) -> None:
+def test_a_trial_is_the_chain(linear: MakeLinear, tmp_path: Path) -> None:
     """Three trials of uneven size give the log-likelihoods and sensitivities of three retrains on their records, to
     1e-3: only the order of summation differs. The test also sees a difference: another trial's draw is far away.
     """
+    last: RoundName = "reweighted"
     head, inputs, labels = linear(40, width=5, labels=4)
     start = head.flat.clone()
     included = torch.rand(3, 40, generator=torch.Generator().manual_seed(5)) < torch.tensor([[0.4], [0.9], [0.6]])
@@ -54,12 +54,10 @@ def test_a_trial_is_the_chain(linear: MakeLinear, tmp_path: Path, last: RoundNam
         assert torch.allclose(reruns[name].ell[t], ell, atol=1e-3), (name, t)
         assert (reruns[name].ell[(t + 1) % 3] - ell).abs().max() > 0.05
         event, stated = reruns[name].events[t], fitted.event
-        if name != "both":  # the drawn parameters count too, and may raise a maximum over draws
-            at_draw = float((-ell[own]).max()) if name == "base" else 0.0
-            assert event.model_dump()["sensitivity"] >= max(stated.model_dump()["sensitivity"], at_draw) - 1e-3
-            assert event.model_dump()["sensitivity"] <= float((-ell).max()) + stated.model_dump()["sensitivity"]
-        else:
-            assert event == stated
+        # the drawn parameters count too, and may raise a maximum over draws
+        at_draw = float((-ell[own]).max()) if name == "base" else 0.0
+        assert event.model_dump()["sensitivity"] >= max(stated.model_dump()["sensitivity"], at_draw) - 1e-3
+        assert event.model_dump()["sensitivity"] <= float((-ell).max()) + stated.model_dump()["sensitivity"]
 
 
 def test_log_likelihood_is_the_classifiers(linear: MakeLinear) -> None:

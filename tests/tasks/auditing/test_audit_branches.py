@@ -79,7 +79,7 @@ def test_reruns_have_no_more_draws_than_the_candidate() -> None:
 
 
 def test_rounds_of_one_chain_share_their_reruns(tmp_path: Path) -> None:
-    """Unweighted, weighted and reweighted are one plan, with the audit's own number of draws; a bound is another."""
+    """Unweighted, weighted and reweighted are one plan, with the audit's own number of draws."""
     plans = {
         name: asked(tmp_path, name)
         for name, branch in standard_branches().items()
@@ -90,6 +90,3 @@ def test_rounds_of_one_chain_share_their_reruns(tmp_path: Path) -> None:
     assert [plans[name][1] for name in ("swag", "swag-ppm")] == ["base", "weighted"]
     assert configs["swag"]["mechanism"]["pseudo_posterior"]["risk_draws"] == 7
     assert configs["swag"]["task"]["target_epsilon"] is None
-    bounded = configs["swag-ppm-censored"]
-    assert (bounded["mechanism"]["round"], bounded["task"]["target_epsilon"]) == ("censored", 4.0)
-    assert configs["swag-ppm-both"] != configs["swag-ppm-censored"] != configs["swag"]

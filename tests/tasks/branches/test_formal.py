@@ -98,7 +98,7 @@ def test_a_dry_run_names_the_stages_that_a_run_takes(data: Mapping[str, Any], ti
         ({"target_epsilon": None}, "--target-epsilon NUMBER"),
         ({"branch": "nothing"}, "branch nothing does not exist"),
         ({"branch": "non-private"}, "cannot be released formally"),
-        ({"branch": "swag-ppm-censored"}, "cannot be released formally"),
+        ({"branch": "swag-ppm"}, "cannot be released formally"),
     ],
 )
 def test_what_cannot_be_is_refused_first(

@@ -23,14 +23,11 @@ from tasks.running.stage import Context, run_step
 SETTINGS = DiagnoseParameters(leave_out=7, refits=False, study_draws=10)
 
 
-@pytest.fixture(scope="module", params=["weighted", "censored"])
-def finished(
-    request: pytest.FixtureRequest, tiny_roberta: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Context, RetrainParameters, Chain]:
+@pytest.fixture(scope="module")
+def finished(tiny_roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Context, RetrainParameters, Chain]:
     """A chain on the tiny encoder, every stage done."""
-    folder = tmp_path_factory.mktemp(f"diagnose-{request.param}")
-    how: dict[str, Any] = {"mechanism": request.param, "reweight": False, "sensitivity_draws": 60}
-    how |= {"target_epsilon": 4.0} if request.param == "censored" else {}
+    folder = tmp_path_factory.mktemp("diagnose")
+    how: dict[str, Any] = {"reweight": False, "sensitivity_draws": 60}
     chosen = tiny_jobs.retrain(tiny_jobs.demo(folder, 160), tiny_roberta, epochs=(2, 8), rate=0.05, **how)
     context = tiny_jobs.workspace(folder / "home")
     return context, chosen, tiny_jobs.fitted(context, chosen)
@@ -48,8 +45,6 @@ def test_figures_and_page(finished: tuple[Context, RetrainParameters, Chain], tm
     assert one["tail"]["expected"] >= one["running"][-1]
     unchanged = dict(map(tuple, seen["scales"]))[1.0]
     assert dict(map(tuple, seen["ranks"]))[8] == pytest.approx(unchanged)
-    if last == "censored":
-        assert max(value for _, value in seen["scales"]) <= 2.0
     assert len(found["own_loss"]) == 7
     claimed = RoundClaim(*made.claim(context.store, chosen, last))
     sections = diagnostics_page.sections(seen, found, [("seed + 1", 3.2)], claimed)

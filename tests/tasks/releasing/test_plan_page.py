@@ -251,9 +251,9 @@ def test_diagnostics_are_not_advised_where_they_would_refuse(tmp_path: Path, led
     plan = beside(tmp_path, {"source": "x.csv"}, population="injuries")
     assert "autocoder diagnose" in answer(page(ledger, plan), "diagnostics").text
     file = tmp_path / "home" / "private" / "plans" / "0123456789abcdef.settings"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"branch": "censored-swag"}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"branch": "own-swag"}))
     told = answer(page(ledger, plan), "diagnostics")
-    assert (told.verdict, "No diagnostics: it belongs to branch censored-swag" in told.text) == ("note", True)
+    assert (told.verdict, "No diagnostics: it belongs to branch own-swag" in told.text) == ("note", True)
 
 
 def test_invented_narratives_are_offered_their_own_profile(tmp_path: Path) -> None:
