@@ -178,7 +178,7 @@ def _ours(coder: Coder, texts: list[str]) -> None:
 
 def _job(source: Path, out: Path) -> CodingJob:
     table = survey(source, text_columns=["Text"])
-    return CodingJob(table, out, Narratives(("Text",)), AnswerColumns(1, None, None, grouped=False))
+    return CodingJob(table, out, Narratives(("Text",)), AnswerColumns(1, None, grouped=False))
 
 
 def _streaming() -> dict[str, float]:

@@ -18,6 +18,7 @@ from flows.commands import (
     budget,
     calibrate,
     code,
+    codelist,
     compare,
     curve,
     demo_data,
@@ -37,7 +38,6 @@ from flows.commands import (
     qa,
     release,
     retrain,
-    revise,
     serve,
     status,
     successor,
@@ -60,7 +60,7 @@ app = typer.Typer(
 _PANELS = {
     "Everyday": (estimate.estimate, retrain.retrain, audit.audit, release.release, code.code, status.status),
     "Approve": (approve.approve, approve.refuse, override.override),
-    "Partner": (adopt.adopt, verify.verify, calibrate.calibrate, drift.drift, revise.revise, serve.serve),
+    "Partner": (adopt.adopt, verify.verify, calibrate.calibrate, drift.drift, serve.serve),
     "Agency": (handover.handover, handover.revoke, successor.successor),
     "Research": (compare.compare, curve.curve, diagnose.diagnose, imbalance.imbalance),
     "Server and setup": (demo_data.demo_data, doctor.doctor, deploy.deploy, metrics.metrics),
@@ -71,6 +71,7 @@ for _panel, _commands in _PANELS.items():
 app.add_typer(plan.app, name="plan", rich_help_panel="Everyday")
 app.add_typer(keys.app, name="keys", rich_help_panel="Approve")
 app.add_typer(qa.app, name="qa", rich_help_panel="Partner")
+app.add_typer(codelist.app, name="codelist", rich_help_panel="Server and setup")
 app.add_typer(budget.app, name="budget", rich_help_panel="Agency")
 app.add_typer(ledger.app, name="ledger", rich_help_panel="Agency")
 

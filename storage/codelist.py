@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from storage import rdf
 from storage.errors import InputError
 from storage.tables.reader import read_small
+from storage.tables.source import like_header
 
 MAX_CODE = 120
 """Characters. A longer value is a sentence: a column was mapped wrongly. The longest OIICS title has 112."""
@@ -65,51 +66,93 @@ def describe_shape(values: Collection[str]) -> str:
     return f"{len(set(values)):,} distinct values of {span} characters: {', '.join(kinds)}"
 
 
-def read_codelist(path: Path, *, option: str = "code list") -> tuple[Code, ...]:
-    """Reads a table with the columns `code` and `title`, and perhaps `description`, in any case; ignores others.
+def read_codelist(path: Path, *, option: str = "code list", columns: Sequence[str] = ()) -> tuple[Code, ...]:
+    """Reads a table of codes and titles, in its order; several titles of a code are joined.
 
-    Or reads a classification in SKOS, by the file's ending (`storage.rdf`).
+    Args:
+        columns: of the code and of the title. Empty: `code` and `title` in any case, or the only columns with one of
+            these words in their name. Those called `description` and `parent` (the code above) count too.
+
+    Raises:
+        InputError: no such columns; a row without a code; fewer than two codes. The message has the column names,
+            since a published list is public.
     """
-    if rdf.is_rdf(path):
-        return _read_skos(path, option)
-    columns, rows = read_small(path, (), option=option)
-    header = [name.strip().lower() for name in columns]
-    missing = [name for name in ("code", "title") if header.count(name) != 1]
-    if missing or header.count("description") > 1:
-        name = (missing or ["description"])[0]
-        raise InputError(f"{option}: {path}: column {name} is missing or repeated. Give it once")
-    at_code, at_title = header.index("code"), header.index("title")
-    at_description = header.index("description") if "description" in header else None
-    codes: dict[str, Code] = {}
+    header, rows = read_small(path, (), option=option)
+    places = _places(header, columns, f"{option}: {path}")
+    words: dict[str, tuple[list[str], list[str], str]] = {}
     for number, row in enumerate(rows, start=1):
-        code, title = row[at_code].strip(), row[at_title].strip()
         if not any(row):
             continue
+        code, title, description, parent = ("" if at is None else row[at].strip() for at in places)
         if not code or len(code) > MAX_CODE:
             raise InputError(
                 f"{option}: {path}: row {number} has no code or one over {MAX_CODE} characters. Correct it"
             )
-        if code in codes:
-            raise InputError(f"{option}: {path}: row {number} repeats another row's code. Remove one")
-        codes[code] = Code(code, title, "" if at_description is None else row[at_description].strip())
-    if len(codes) < 2:
-        raise InputError(f"{option}: {path}: it contains {len(codes)} codes. Give two or more")
+        titles, descriptions, above = words.setdefault(code, ([], [], parent))
+        titles.append(title)
+        descriptions.append(description)
+        if above != parent:
+            raise InputError(f"{option}: {path}: row {number} gives a code another parent than before. Correct it")
+    if len(words) < 2:
+        raise InputError(f"{option}: {path}: it contains {len(words)} codes. Give two or more")
+    codes = {
+        code: Code(code, _joined("; ", titles), _joined(" ", descriptions))
+        for code, (titles, descriptions, _) in words.items()
+    }
+    titles_of = {code: entry.title for code, entry in codes.items()}
+    parents = {code: parent for code, (_, _, parent) in words.items()}
+    for code in codes:
+        above = _chain(code, parents, titles_of)
+        if above and above != _above(code, titles_of):
+            codes[code] = replace(codes[code], above=tuple(above))
     return tuple(codes.values())
 
 
-def _read_skos(path: Path, option: str) -> tuple[Code, ...]:
-    """Returns the concepts as codes. Broader titles count where the codes themselves do not give them."""
-    concepts = rdf.read_concepts(path, option=option)
-    titles = {one.code: one.title for one in concepts}
-    if len(titles) < max(2, len(concepts)) or not all(0 < len(code) <= MAX_CODE for code in titles):
-        raise InputError(
-            f"{option}: {path} has {len(concepts)} concepts with {len(titles)} different notations. Give two or more, "
-            f"each with its own of at most {MAX_CODE} characters"
-        )
-    return tuple(
-        Code(one.code, one.title, one.description, () if list(one.above) == _above(one.code, titles) else one.above)
-        for one in concepts
+_WORDS = (("code", "codes"), ("title", "titles", "label", "labels", "description", "name", "libelle", "intitule"))
+"""Words of the columns' names, the likelier first."""
+
+
+def _places(header: Sequence[str], columns: Sequence[str], place: str) -> tuple[int, int, int | None, int | None]:
+    """Returns the places of code, title, description and parent."""
+    folded = [" ".join(name.split()).casefold() for name in header]
+    found: list[int] = []
+    for number, wanted in enumerate(columns or ("code", "title")):
+        fitting = [at for at, name in enumerate(folded) if name == " ".join(wanted.split()).casefold()]
+        if not columns and not fitting:
+            by_word = (
+                [at for at, name in enumerate(folded) if word in _letters(name).split()] for word in _WORDS[number]
+            )
+            fitting = next((places for places in by_word if places), [])
+        if len(fitting) != 1:
+            shown = ", ".join(repr(name) for name in header[:40]) if like_header(header) else "not named"
+            raise InputError(
+                f"{place}: column {wanted!r} is missing or repeated. Its columns are {shown}. Name two with "
+                "--codelist-columns CODE,TITLE"
+            )
+        found += fitting
+    code, title = found
+    description, parent = (
+        folded.index(name) if folded.count(name) == 1 else None for name in ("description", "parent")
     )
+    return code, title, None if description == title else description, parent
+
+
+def _letters(name: str) -> str:
+    """Returns a name's words without accents, in lower case."""
+    plain = unicodedata.normalize("NFKD", name).casefold()
+    return " ".join(re.findall(r"[a-z]+", "".join(sign for sign in plain if not unicodedata.combining(sign))))
+
+
+def _joined(separator: str, texts: Sequence[str]) -> str:
+    return separator.join(dict.fromkeys(filter(None, texts)))
+
+
+def _chain(code: str, parents: Mapping[str, str], titles: Mapping[str, str]) -> list[str]:
+    """Returns the titles of the codes above, the nearest first; a circle ends."""
+    seen = [code]
+    while (code := parents.get(code, "")) and code not in seen:
+        seen.append(code)
+    return [title for above in seen[1:] if (title := titles.get(above, ""))]
 
 
 def describe(codes: Sequence[Code]) -> list[str]:

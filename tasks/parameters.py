@@ -25,7 +25,7 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
     codelist: str | None = Field(
         default=None,
         title="Code list",
-        description="CSV of the published classification (code, title), or SKOS. It fixes the label space; without it "
+        description="CSV of the published classification (code, title). It fixes the label space; without it "
         "the observed codes do, which is recorded as an unprotected input.",
     )
     classification: str = Field(

@@ -17,7 +17,7 @@ from storage.errors import InputError
 from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from storage.bundle.adoption import AdoptedBundle
     from storage.tables.narratives import Narratives
@@ -51,14 +51,6 @@ class FileOptions:
     version_column: Annotated[
         str | None,
         _file(help="Column of --data that names each row's classification version; another version is refused."),
-    ] = None
-    crosswalk: Annotated[
-        list[str] | None,
-        _file(
-            metavar="FILE",
-            help="CSV from_code, to_code, from_version, to_version: adds the code of another version; for several "
-            "fields nature=FILE, once per field.",
-        ),
     ] = None
 
 
@@ -148,9 +140,6 @@ def code(
       autocoder code --data new.csv --out coded.csv \
           --thresholds thresholds.json --coverage 0.9
 
-      autocoder code --data new.csv --out coded.csv \
-          --crosswalk nature=nature.csv --crosswalk part=part.csv
-
       autocoder code --data /narratives/2026q3.csv \
           --out /narratives/coded.csv --shards 8
     """
@@ -162,7 +151,6 @@ def code(
     if shards > 1:
         configure_prefect()
     with private_errors("code"):
-        from storage.crosswalk import crosswalk_files
         from storage.tables.narratives import Narratives
         from tasks.coding.coded_summary import write_summary
         from tasks.coding.coder import describe_release
@@ -201,11 +189,10 @@ def code(
             for text, coding in zip(texts, coder.code(texts, top_k=top_k, threshold=threshold), strict=True):
                 say(json.dumps(coder.origin | coding.as_dict()) if output.as_json else _lines(text, coding))
             return
-        walks = crosswalk_files(files.crosswalk or (), tuple(coder.fields))
-        job = _job(coder, table, files.out, files, records, walks, top_k, threshold)
+        job = _job(coder, table, files.out, files, records, top_k, threshold)
         with output.progress() as console:
             console.started("code")
-            spread = _spread(coder, job, folder, walks, review, by_digits, shards) if shards > 1 else None
+            spread = _spread(coder, job, folder, review, by_digits, shards) if shards > 1 else None
             coded = run(coder, job, spread=spread)
             try:
                 page = str(write_summary(files.out, columns=columns))
@@ -287,17 +274,15 @@ def _job(
     out: Path,
     files: FileOptions,
     records: Narratives,
-    walks: Mapping[str, Path],
     top_k: int,
     threshold: Threshold | None,
 ) -> CodingJob:
-    from tasks.coding.columns import answer_columns, check_version, read_crosswalks
+    from tasks.coding.columns import answer_columns, check_version
     from tasks.coding.job import CodingJob
 
-    crosswalks = read_crosswalks(coder, walks)
     if files.version_column is not None:
         check_version(table, files.version_column, coder)
-    added = answer_columns(coder, top_k=top_k, threshold=threshold, crosswalks=crosswalks)
+    added = answer_columns(coder, top_k=top_k, threshold=threshold)
     return CodingJob(table, out, records, added, append=files.append, overwrite=files.overwrite)
 
 
@@ -305,7 +290,6 @@ def _spread(
     coder: Coder | JointCoder,
     job: CodingJob,
     bundle: Path,
-    walks: Mapping[str, Path],
     review: ReviewOptions,
     by_digits: bool | None,
     number: int,
@@ -321,7 +305,6 @@ def _spread(
         bundle=bundle,
         thresholds=review.thresholds or (),
         by_digits=by_digits,
-        crosswalks=walks,
         rules=review.rules,
     )
     return partial(

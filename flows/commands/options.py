@@ -71,9 +71,7 @@ class RunOptions:
         ),
     ] = None
     data: Annotated[Path | None, typer.Option(help="Records: CSV, ZIP holding one CSV, Parquet or JSON Lines.")] = None
-    codelist: Annotated[
-        Path | None, typer.Option(help="Published classification: CSV with code and title, or SKOS.")
-    ] = None
+    codelist: Annotated[Path | None, typer.Option(help="Published classification: CSV with code and title.")] = None
     text: Annotated[
         list[str] | None, typer.Option(help="Text column; may be repeated.", show_default="the profile's")
     ] = None

@@ -225,7 +225,7 @@ function show() {
   ask(row, field, listed);
 }
 function others(row) {
-  const answer = /^(code|title|score)(_\d+)?$|^(needs_review|set|set_size|conflicts|coder|coder_2|adjudicator|coded_fields|model|bundle_digest|score_temperature)$|^(group|crosswalk|classification)(_|$)|_by_hand|_adjudicated|decided_at|adjudicated_at/;
+  const answer = /^(code|title|score)(_\d+)?$|^(needs_review|set|set_size|conflicts|coder|coder_2|adjudicator|coded_fields|model|bundle_digest|score_temperature)$|^(group|classification)(_|$)|_by_hand|_adjudicated|decided_at|adjudicated_at/;
   const names = s.columns.filter((name) => name !== s.column && !answer.test(name)
     && !s.fields.some((field) => field && (name === field || name.startsWith(field + "_"))));
   const details = make("details", ""), list = make("dl", "");

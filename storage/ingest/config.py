@@ -22,9 +22,7 @@ _RESERVED = frozenset(
     | {"needs_review", "conflicts"}
 )
 """Columns that coding adds to a table for any fields."""
-_SUFFIX = re.compile(
-    r"((score|title)_)?\d+|title|score|needs_review|group(_(code|title|score))?|crosswalk_(code|version)"
-)
+_SUFFIX = re.compile(r"((score|title)_)?\d+|title|score|needs_review|group(_(code|title|score))?")
 """Suffixes of a field's columns in a coded table, after the field's name."""
 
 
@@ -40,8 +38,7 @@ class FieldColumns(BaseModel):
         default=None,
         min_length=1,
         title="Code list",
-        description="CSV of this field's published classification (code, title), or SKOS; without it, the observed "
-        "codes.",
+        description="CSV of this field's published classification (code, title); without it, the observed codes.",
     )
 
 

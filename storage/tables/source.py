@@ -126,7 +126,7 @@ def require_columns(source: Source, required: Sequence[str], column_options: Map
             raise InputError(f"{source.label} has {count} columns {name!r}. Rename all but one")
         if count == 1:
             continue
-        header, others = _like_header(source.columns), set(required) & set(source.columns) or _usual(source.columns)
+        header, others = like_header(source.columns), set(required) & set(source.columns) or _usual(source.columns)
         # A damaged header may contain a piece of a record: only required or similar names are shown.
         alike = (column for column in source.columns if header and len(column) <= len(name) + 2)
         folded = {column.strip().casefold(): column for column in alike}
@@ -317,7 +317,7 @@ def _head(source: Source) -> bytes:
         return file.read(_HEAD)
 
 
-def _like_header(columns: Sequence[str]) -> bool:
+def like_header(columns: Sequence[str]) -> bool:
     """Checks whether a first row may be shown as column names. A narrative, a number or a date suggests a record."""
     return all(
         len(name) <= 64 and "\n" not in name and not re.fullmatch(r"\s*[\d.,:/ -]+\s*", name) for name in columns

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from mechanisms.model.conformal import Sets
 from storage.codelist import describe_shape
-from storage.crosswalk import Crosswalk, read_crosswalk, successors
 from storage.errors import InputError
 from storage.rules import Rules
 from storage.tables.reader import Row, Table
 from tasks.coding.coded_table import code_column
 from tasks.coding.coder import Coder, Coding
 from tasks.coding.joint import Case, JointCoder, Threshold, of_field
-
-_NEARLY_ALL = 0.9
-"""Minimum share of a field's codes in its crosswalk."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +23,6 @@ class AnswerColumns:
 
     top_k: int
     threshold: float | None
-    crosswalk: Crosswalk | None
     grouped: bool
     sets: Sets | None = None
     """The limits of the conformal sets, if rows have them."""
@@ -41,13 +34,7 @@ class AnswerColumns:
         """Returns the settings that answers depend on, for the digest of a job."""
         # without sets as before, so that earlier jobs can resume
         sets = {} if self.sets is None else {"sets": asdict(self.sets)}
-        sets |= {"crosswalk_sets": True} if sets and self.crosswalk is not None else {}
-        return sets | {
-            "top_k": self.top_k,
-            "threshold": self.threshold,
-            "grouped": self.grouped,
-            "crosswalk": self.crosswalk and [self.crosswalk.version, sorted(self.crosswalk.to.items())],
-        }
+        return sets | {"top_k": self.top_k, "threshold": self.threshold, "grouped": self.grouped}
 
     @property
     def reviewed(self) -> bool:
@@ -74,18 +61,7 @@ class AnswerColumns:
         if self.sets is not None:
             fields += [(f"{of}set", pa.string()), (f"{of}set_size", pa.int64())]
             fields += [(f"{of}group_set", pa.string())] if self.grouped else []
-        if self.crosswalk is not None:
-            fields += [(f"{of}crosswalk_code", pa.string()), (f"{of}crosswalk_version", pa.string())]
-            if self.sets is not None:
-                fields += [(f"{of}crosswalk_set", pa.string()), (f"{of}crosswalk_set_size", pa.int64())]
         return pa.schema(fields)
-
-    def is_ambiguous(self, coding: Coding) -> bool:
-        """Returns whether the crosswalk gives several new codes or none."""
-        return self.crosswalk is not None and len(self._new(coding)) != 1
-
-    def _new(self, coding: Coding) -> tuple[str, ...]:
-        return self.crosswalk.codes(coding.answers[0].code) if self.crosswalk and coding.answers else ()
 
     def row(self, coding: Coding) -> Row:
         """Returns one row of `schema`."""
@@ -94,7 +70,7 @@ class AnswerColumns:
             answer = coding.answers[place] if place < len(coding.answers) else None
             cells += [None, None, None] if answer is None else [answer.code, answer.title, round(answer.score, 6)]
         if self.threshold is not None:
-            cells.append(coding.needs_review or self.is_ambiguous(coding))
+            cells.append(coding.needs_review)
             if self.grouped:
                 group = coding.group
                 cells += [None, None, None] if group is None else [group.code, group.title, round(group.score, 6)]
@@ -102,12 +78,6 @@ class AnswerColumns:
             members = coding.members or ()
             cells += ["; ".join(members) or None, len(members)]
             cells += [coding.subtree or None] if self.grouped else []
-        if self.crosswalk is not None:
-            new = self._new(coding)
-            cells += ["; ".join(new) or None, self.crosswalk.version if new else None]
-            if self.sets is not None:
-                union = successors(self.crosswalk.to, coding.members or ())
-                cells += ["; ".join(union) or None, len(union)]
         return tuple(cells)
 
 
@@ -156,45 +126,9 @@ class JointAnswerColumns:
         """Returns one row of `schema`."""
         cells = [cell for one in self.fields for cell in one.row(case.codings[one.field])]
         if self.reviewed:
-            # Crosswalks count too: with rules and without a threshold, no field has a mark for review.
-            cells.append(
-                bool(case.needs_review) or any(one.is_ambiguous(case.codings[one.field]) for one in self.fields)
-            )
+            cells.append(bool(case.needs_review))
         cells += [] if self.rules is None else ["; ".join(map(str, case.conflicts or ())) or None]
         return tuple(cells)
-
-
-def read_crosswalks(coder: Coder | JointCoder, files: Mapping[str, Path]) -> dict[str, Crosswalk]:
-    """Reads a crosswalk for each field with a file, from the version of that field's code list.
-
-    Raises:
-        InputError: a file cannot be used (`read_crosswalk`), or belongs to another field.
-    """
-    crosswalks = {}
-    for name, path in files.items():
-        field_coder = coder.fields.get(name)
-        if field_coder is None:
-            fields = ", ".join(filter(None, coder.fields)) or "one field alone"
-            raise InputError(f"--crosswalk: {path} belongs to {name or 'a single field'}. This bundle codes {fields}.")
-        crosswalks[name] = read_crosswalk(path, version=field_coder.version, field=name)
-        if name:
-            _require_same_field(coder, name, path, crosswalks[name])
-    return crosswalks
-
-
-def _require_same_field(coder: Coder | JointCoder, name: str, path: Path, crosswalk: Crosswalk) -> None:
-    """Refuses the file of another field. Versions and shared codes do not tell fields apart, so shares decide."""
-    shares = {
-        field: sum(code in crosswalk.to for code in one.model.codes) / len(one.model.codes)
-        for field, one in coder.fields.items()
-    }
-    others = [field for field, share in shares.items() if share >= _NEARLY_ALL > shares[name]]
-    if others or not shares[name]:
-        more = "".join(f" and {shares[other]:.0%} of {other}" for other in others)
-        raise InputError(
-            f"--crosswalk: {path} covers {shares[name]:.0%} of the codes of {name}{more}. Give {name} the file of its "
-            "codes, with a row for unchanged codes too."
-        )
 
 
 def answer_columns(
@@ -202,15 +136,12 @@ def answer_columns(
     *,
     top_k: int,
     threshold: Threshold | None,
-    crosswalks: Mapping[str, Crosswalk] | None = None,
 ) -> AnswerColumns | JointAnswerColumns:
     """Returns the answer columns of a coder."""
-    walks = crosswalks or {}
     each = tuple(
         AnswerColumns(
             min(top_k, len(one.model.codes)),
             of_field(threshold, name),
-            walks.get(name),
             one.groups is not None,
             one.sets,
             field=name,

@@ -11,7 +11,7 @@ import fcntl
 import hashlib
 import hmac
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from storage.errors import InputError, StorageError
 from storage.tables.narratives import Narratives
 from storage.tables.reader import Table, survey
 from tasks.coding.coder import Coder
-from tasks.coding.columns import answer_columns, read_crosswalks
+from tasks.coding.columns import answer_columns
 from tasks.coding.job import CodingJob, code_piece
 from tasks.coding.joint import JointCoder, open_bundle
 from tasks.parameters import ShardSettings
@@ -57,9 +57,6 @@ class Pieces(Part, frozen=True, title="Pieces"):
     )
     coverage: Share | None = Field(
         default=None, title="Coverage", description="Probability that a row's set holds the right code."
-    )
-    crosswalk: str | dict[str, str] | None = Field(
-        title="Crosswalk", description="File with the codes of another version; per field with several fields."
     )
     rules: str | None = Field(
         title="Rules", description="File of codes that never occur together, with several fields."
@@ -146,7 +143,6 @@ def pieces_of(
     bundle: Path,
     thresholds: Sequence[Path] = (),
     by_digits: bool | None = None,
-    crosswalks: Mapping[str, Path] | None = None,
     rules: Path | None = None,
 ) -> Pieces:
     """Builds the settings of all shards of a job, from the folder and files that its coder was opened with.
@@ -160,7 +156,6 @@ def pieces_of(
         )
     if coder.model.precision != "float32":
         raise InputError("shards: workers code in float32, so that results agree. Use --precision float32.")
-    walks = {name: _path(file) for name, file in (crosswalks or {}).items()}
     return Pieces(
         data=str(job.table.source.path.resolve()),
         out=str(job.out.resolve()),
@@ -172,7 +167,6 @@ def pieces_of(
         top_k=job.answers.top_k,
         threshold=job.answers.threshold,
         coverage=next((one.sets.coverage for one in coder.fields.values() if one.sets), None),
-        crosswalk=walks.get("", walks) or None,
         rules=None if rules is None else _path(rules),
         append=job.append,
         first=0,
@@ -196,9 +190,7 @@ def compute(request: Pieces, key: str) -> int:
         rules=Path(request.rules) if request.rules else None,
         coverage=request.coverage,
     )
-    walks = {"": request.crosswalk} if isinstance(request.crosswalk, str) else request.crosswalk or {}
-    crosswalks = read_crosswalks(coder, {name: Path(file) for name, file in walks.items()})
-    answers = answer_columns(coder, top_k=request.top_k, threshold=request.threshold, crosswalks=crosswalks)
+    answers = answer_columns(coder, top_k=request.top_k, threshold=request.threshold)
     records = Narratives(request.columns, request.template)
     job = CodingJob(table, Path(request.out), records, answers, append=request.append)
     if key_of(request) != key:

@@ -118,7 +118,7 @@ def _compare(work: Work, *, candidate: Candidate, bundle: Path, digest: str) -> 
         if coder is None:
             raise InputError("they code different fields. Compare the bundles of one field after the release")
         if named[name].strip() and f"{coder.classification} {coder.version}" != named[name].strip():
-            raise InputError("they code different versions of a classification. See `autocoder revise`")
+            raise InputError("they code different versions of a classification")
     records, labels = load_inputs(work.inputs["prepared"], "test")
     if not np.array_equal(load_labels(dataset, "test"), labels.numpy()):
         raise StorageError("the prepared records are not those of the data set. Run the retrain again")

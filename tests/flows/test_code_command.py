@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 import warm
-from in_process import CommandRunner, invoke
+from in_process import CommandRunner
 from jobs import Job, environment, read_csv, write_csv
-from sealed_bundle import Sealed
 
 
 def command(*arguments: str) -> list[str]:
@@ -125,57 +124,6 @@ def test_a_full_disk_is_one_line_and_the_finished_pieces_stay(new: Job, tiny_bun
     assert out.read_text() == "mine\n"
     done = code(new, *given, "--json")
     assert json.loads(done.stdout)["resumed"] == 3000
-
-
-def crosswalk(path: Path, codes: list[str], mark: str) -> Path:
-    """New codes for these of OIICS 2.01."""
-    rows = [{"from_code": code, "to_code": mark + code, "from_version": "2.01", "to_version": "3.01"} for code in codes]
-    return write_csv(path, rows)
-
-
-def test_each_field_is_given_its_own_crosswalk(joint: Sealed, tmp_path: Path) -> None:
-    """By `nature=FILE`, from a file whose own name has a `=`; the rows have both fields' new codes."""
-    lists = {
-        name: [row["code"] for row in read_csv(joint.folder / name / "codelist.csv")] for name in ("nature", "event")
-    }
-    files = {name: crosswalk(tmp_path / f"event={name}.csv", codes, name) for name, codes in lists.items()}
-    texts = ["Employee fell from a ladder.", "", "Burned by hot oil."]
-    source = write_csv(tmp_path / "new.csv", [{"Text": text} for text in texts])
-    options = ("--bundle", joint.folder, "--data", source, "--column", "Text", "--threshold", "0", "--quiet")
-    walks = [part for name, file in files.items() for part in ("--crosswalk", f"{name}={file}")]
-    status, _, error = invoke("code", *options, *walks, "--home", joint.home, "--out", tmp_path / "coded.csv")
-    assert status == 0, error
-    for row, text in zip(read_csv(tmp_path / "coded.csv"), texts, strict=True):
-        for name in files:
-            assert row[f"{name}_crosswalk_code"] == (name + row[name] if text else "")
-            assert row[f"{name}_crosswalk_version"] == ("3.01" if text else "")
-        assert row["needs_review"] == ("false" if text else "true")
-
-
-def test_a_crosswalk_that_is_of_no_field_is_refused(
-    joint: Sealed, tiny_bundle: Path, tmp_path: Path, told: CommandRunner
-) -> None:
-    """One line that says what to give in its place, and no output."""
-    source = write_csv(tmp_path / "new.csv", [{"Text": "Employee fell."}])
-    file = crosswalk(tmp_path / "walk.csv", ["10", "11"], "9")
-    out = tmp_path / "coded.csv"
-    several, only = ("--bundle", joint.folder, "--home", joint.home), ("--bundle", tiny_bundle)
-    for bundle, given, said in (
-        (
-            several,
-            [file],
-            f"this bundle codes nature, event. Name the file's field, such as --crosswalk nature={file}",
-        ),
-        (several, [f"part={file}"], "this bundle has no field part. Give one of nature, event"),
-        (several, [f"event={file}", f"event={file}"], "event has two files. Give one per field"),
-        (several, [f"nature={tmp_path / 'none.csv'}"], "--crosswalk: no file"),
-        (only, [f"nature={file}"], f"this bundle codes only one, so give the file alone (--crosswalk {file})"),
-        (only, [file, file], "this bundle codes one field. Give one file"),
-    ):
-        walks = [part for one in given for part in ("--crosswalk", one)]
-        status, error = told("code", *bundle, "--data", source, "--column", "Text", "--out", out, *walks)
-        assert (status, said in error) == (2, True), error
-        assert [p.name for p in sorted(tmp_path.iterdir())] == ["new.csv", "walk.csv"]
 
 
 def test_options_that_do_not_go_together_are_refused(told: CommandRunner) -> None:

@@ -57,7 +57,7 @@ INPUTS = {"dataset": {"kind": "ingest", "uri": "file:///w/stages/ingest/k", "sha
 SHARDS: dict[str, dict[str, Any]] = {
     "pieces": {
         **{"data": "/n/in.csv", "out": "/n/out.csv", "columns": ["Text"], "template": None, "bundle": "/b/1"},
-        **{"thresholds": [], "rules": None, "by_digits": None, "top_k": 1, "threshold": None, "crosswalk": None},
+        **{"thresholds": [], "rules": None, "by_digits": None, "top_k": 1, "threshold": None},
         **{"append": False, "first": 0, "end": 2, "job": "0" * 64},
     },
     "trials": {"model": {}, "seed": 1, "delta": 1e-5, "unit": ["record", 1], "first": 0, "end": 8},
@@ -116,16 +116,6 @@ def test_entrypoints_load_and_the_values_fit(name: str) -> None:
     assert DEPLOYMENTS[name]["enforce_parameter_schema"] is True
     assert validate(filled(name), flow.parameters.model_dump()) == []
     assert flow.validate_parameters(filled(name))
-
-
-@pytest.mark.parametrize("crosswalk", ["/n/walk.csv", {"nature": "/n/nature=1.csv", "event": "/n/event.csv"}])
-def test_a_shard_takes_a_crosswalk_of_each_field(crosswalk: object) -> None:
-    """A file of the only field, or one a field; no list, which would not say whose they are."""
-    flow = flow_of("shard")
-    values = shard_of("pieces", crosswalk=crosswalk)
-    assert validate(values, flow.parameters.model_dump()) == []
-    assert flow.validate_parameters(values)["shard"].settings.crosswalk == crosswalk
-    assert validate(shard_of("pieces", crosswalk=["/n/walk.csv"]), flow.parameters.model_dump()) != []
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_a_file_comes_back_as_the_command_would_write_it(
     assert answer.headers["cache-control"] == "no-store"
     (tmp_path / "in.csv").write_bytes(content)
     source = survey(tmp_path / "in.csv", text_columns=("Text",))
-    answers = AnswerColumns(2, 0.6, None, coder.groups is not None)
+    answers = AnswerColumns(2, 0.6, coder.groups is not None)
     run(coder, CodingJob(source, tmp_path / "out.csv", Narratives(("Text",)), answers))
     expected = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_bytes().decode(), newline="")))
     got = list(csv.DictReader(io.StringIO(answer.text, newline="")))

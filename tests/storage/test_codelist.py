@@ -66,12 +66,16 @@ def test_order_titles_and_encodings(tmp_path: Path, encoding: str) -> None:
     ("content", "said"),
     [
         (b"", "is empty"),
-        (b"code,name\n1,a\n", "column title is missing"),
-        (b"code,code,title\n1,1,a\n", "column code is missing or repeated"),
+        (b"code,words\n1,a\n", r"column 'title' is missing or repeated. Its columns are 'code', 'words'"),
+        (b"code,code,title\n1,1,a\n", "column 'code' is missing or repeated"),
         (b"code,title\n", "a header and no records"),
         (b"code,title\n1,a\n", "it contains 1 codes"),
         (b"code,title\n1,a\n ,b\n", "row 2 has no code"),
-        (b"code,title\n1,a\n1,b\n", "row 2 repeats another row's code"),
+        (b"code,title,parent\n1,a,2\n1,b,3\n", "row 2 gives a code another parent"),
+        (
+            b"He fell from a roof and broke 2 ribs and hit himself on the head as he said later\n1\n",
+            "Its columns are not named",
+        ),
         (b"code,title\n1,a,b\n", "row 1: 3 fields where the header has 2"),
         (b'code,title\n1,"a\n2,b\n', "row 1: it is not valid CSV"),
         (b"code,title\n1,a\0\n", "NUL bytes"),
@@ -87,6 +91,29 @@ def test_faults(tmp_path: Path, content: bytes, said: str) -> None:
         read_codelist(path)
     assert str(path) in str(caught.value)
     assert caught.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    ("header", "columns"),
+    [
+        ("Seq. No.,2017 NAICS US   Code,2017 NAICS US Title,level", ()),
+        ("Order,Code,Description,level", ()),
+        ("no,Code APE,Libellé,level", ()),
+        ("no,  soc ,Words of it,level", ("SOC", "words of it")),
+    ],
+)
+def test_published_lists_have_columns_of_other_names(tmp_path: Path, header: str, columns: tuple[str, ...]) -> None:
+    """NAICS', NACE's and NAF's own names are found by their words; others are named."""
+    path = tmp_path / "list.csv"
+    path.write_text(f"{header}\n1,0111,Oil seeds,2\n2,0112,Rice,2\n")
+    assert read_codelist(path, columns=columns) == (Code("0111", "Oil seeds"), Code("0112", "Rice"))
+
+
+def test_an_index_joins_the_titles_of_a_code(tmp_path: Path) -> None:
+    """Each once, in the order of the list, at the place of the code's first row."""
+    path = tmp_path / "index.csv"
+    path.write_text("code,title\n1,Amputations\n2,Cuts\n1,Loss of a limb\n1,Amputations\n")
+    assert read_codelist(path) == (Code("1", "Amputations; Loss of a limb"), Code("2", "Cuts"))
 
 
 def test_oiics_list(shared_data: Path) -> None:

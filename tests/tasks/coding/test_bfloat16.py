@@ -104,7 +104,7 @@ def test_a_job_in_another_precision_is_another_job(bundle: Path, tmp_path: Path)
         survey(tmp_path / "in.csv", text_columns=("Text",)),
         tmp_path / "out.csv",
         Narratives(("Text",)),
-        AnswerColumns(1, None, None, grouped=False),
+        AnswerColumns(1, None, grouped=False),
     )
     keys: set[Any] = {job.key(open_bundle(bundle, precision=p)) for p in ("float32", "bfloat16")}
     assert len(keys) == 2

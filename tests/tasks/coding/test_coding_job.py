@@ -12,7 +12,6 @@ import pytest
 from csv_files import rows_of, write_csv
 from kills import killed_at
 
-from storage.crosswalk import Crosswalk
 from storage.errors import InputError, StorageError
 from storage.tables import reader
 from storage.tables.narratives import Narratives
@@ -35,9 +34,9 @@ def table(tmp_path: Path, narratives: Callable[..., list[str]], monkeypatch: pyt
 
 
 def job(source: Path, out: Path, **changes: Any) -> CodingJob:
-    """A job with all answer columns but the crosswalk's."""
+    """A job with all answer columns."""
     settings: dict[str, Any] = {
-        "answers": AnswerColumns(top_k=2, threshold=0.6, crosswalk=None, grouped=True),
+        "answers": AnswerColumns(top_k=2, threshold=0.6, grouped=True),
         "append": False,
     } | changes
     return CodingJob(survey(source, text_columns=["Text"]), out, Narratives(("Text",)), **settings)
@@ -133,7 +132,7 @@ def test_finished_pieces_are_not_coded_again_nor_taken_for_another_job_s(
     assert "fell" not in "".join(p.read_bytes().decode("latin1") for p in (tmp_path / ".out.csv.coding").iterdir()), (
         "no narrative lies in the folder of pieces"
     )
-    other = AnswerColumns(top_k=1, threshold=None, crosswalk=None, grouped=True)
+    other = AnswerColumns(top_k=1, threshold=None, grouped=True)
     resumed = run(coder, job(table, tmp_path / "out.csv"))
     assert resumed.resumed == 25
     assert run(coder, job(table, tmp_path / "out.csv", answers=other, overwrite=True)).resumed == 0
@@ -147,7 +146,7 @@ def test_an_output_is_replaced_or_added_to_only_when_told(coder: Coder, table: P
     with pytest.raises(InputError, match="--overwrite"):
         run(coder, job(table, out))
     with pytest.raises(InputError, match="other columns"):
-        run(coder, job(table, out, append=True, answers=AnswerColumns(1, None, None, True)))
+        run(coder, job(table, out, append=True, answers=AnswerColumns(1, None, True)))
     assert out.read_bytes() == before
     run(coder, job(table, out, append=True))
     assert rows_of(out) == 2 * rows_of(out)[:25]
@@ -166,17 +165,6 @@ def test_versions_are_not_mixed(coder: Coder, table: Path, tmp_path: Path) -> No
     mixed = write_csv(tmp_path / "mixed.csv", HEADER, rows)
     with pytest.raises(InputError, match=r"2 rows of .*, row 3 first, have another version"):
         check_version(survey(mixed, text_columns=["Text"]), "version", coder)
-
-
-def test_a_crosswalk_adds_the_new_code_and_sends_splits_to_a_person(coder: Coder, table: Path, tmp_path: Path) -> None:
-    """One new code is written; two are listed and reviewed, none is left blank and reviewed."""
-    walk = Crosswalk("3.01", {"111": ("1110",), "132": ("1321", "1322")})
-    run(coder, job(table, tmp_path / "out.csv", answers=AnswerColumns(1, 0.0, walk, grouped=False)))
-    for row in rows_of(tmp_path / "out.csv"):
-        new = walk.codes(row["code"])
-        assert row["crosswalk_code"] == "; ".join(new)
-        assert row["crosswalk_version"] == ("3.01" if new else "")
-        assert row["needs_review"] == ("false" if len(new) == 1 else "true")
 
 
 def test_two_processes_do_not_write_one_file(coder: Coder, table: Path, tmp_path: Path) -> None:

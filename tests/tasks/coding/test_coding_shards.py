@@ -23,7 +23,7 @@ from tasks.bundle.thresholds import SCHEMA
 from tasks.coding import job as coding_job
 from tasks.coding import shards
 from tasks.coding.coder import Coder
-from tasks.coding.columns import AnswerColumns, read_crosswalks
+from tasks.coding.columns import AnswerColumns
 from tasks.coding.job import CodingJob, CodingReport, run
 from tasks.coding.joint import open_bundle
 from tasks.coding.shards import Pieces
@@ -185,16 +185,13 @@ def test_other_files_and_other_versions_are_refused(
 def test_what_the_command_has_goes_to_the_workers(
     coder: Coder, tiny_bundle: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several columns, a template, a crosswalk, thresholds of one's own, groups, an output that is added to."""
+    """Several columns, a template, thresholds of one's own, groups, an output that is added to."""
     known = {"fitted_on": "records of one's own", "temperature": 3.0, "thresholds": []}
     (tmp_path / "thresholds.json").write_text(json.dumps(known | {"schema": SCHEMA}))
-    codes = [f"{code},9{code},{coder.version},2.9" for code in coder.model.codes]
-    (tmp_path / "crosswalk.csv").write_text("\n".join(["from_code,to_code,from_version,to_version", *codes]) + "\n")
     places: dict[str, Any] = {"thresholds": [tmp_path / "thresholds.json"], "by_digits": False}
     own = open_bundle(tiny_bundle, **places)
     assert isinstance(own, Coder)
-    walks = {"": tmp_path / "crosswalk.csv"}
-    answers = AnswerColumns(2, 0.6, read_crosswalks(own, walks)[""], own.groups is not None)
+    answers = AnswerColumns(2, 0.6, own.groups is not None)
     workers = played_workers.play(monkeypatch, on_a_worker)
 
     def to(name: str) -> CodingJob:
@@ -204,7 +201,7 @@ def test_what_the_command_has_goes_to_the_workers(
 
     for _ in range(2):
         run(own, to("whole.csv"))
-        told = shards.pieces_of(own, to("out.csv"), bundle=tiny_bundle, crosswalks=walks, **places)
+        told = shards.pieces_of(own, to("out.csv"), bundle=tiny_bundle, **places)
         chosen = ShardSettings(shards=3, patience_seconds=1000)
         run(own, to("out.csv"), spread=partial(shards.finish, own, to("out.csv"), told, chosen, lambda *_: None))
     assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()

@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import played_workers
 import pytest
 import torch
 from csv_files import rows_of, write_csv
-from kills import killed_at
 from pydantic import ValidationError
 from sealed_bundle import Sealed
 
 from mechanisms.model.conformal import Sets
-from storage.crosswalk import Crosswalk
-from storage.errors import InputError, StorageError
+from storage.errors import InputError
 from storage.ingest.config import IngestConfig
 from storage.rules import Rules
-from storage.tables import reader
 from storage.tables.narratives import Narratives
 from storage.tables.reader import survey
 from tasks.bundle.thresholds import thresholds_on_table
-from tasks.coding import drift, quality, shards
-from tasks.coding import job as coding_job
+from tasks.coding import drift, quality
 from tasks.coding.coder import Coder
-from tasks.coding.columns import AnswerColumns, JointAnswerColumns, answer_columns, read_crosswalks
+from tasks.coding.columns import AnswerColumns, JointAnswerColumns, answer_columns
 from tasks.coding.job import CodingJob, run
 from tasks.coding.joint import JointCoder, open_bundle
-from tasks.coding.shards import Pieces
-from tasks.parameters import ShardSettings
 
 TEXTS = ["The employee fell from a ladder and broke his arm.", " ", "A saw cut two fingers of the employee."]
 
@@ -66,22 +57,6 @@ def job_of(coder: JointCoder | Coder, data: Path, out: Path, *, append: bool = F
 def coded(coder: JointCoder | Coder, data: Path, out: Path, **how: Any) -> list[dict[str, str]]:
     run(coder, job_of(coder, data, out, **how))
     return rows_of(out)
-
-
-HEADER = "from_code,to_code,from_version,to_version\n"
-
-
-def walks_of(
-    coder: JointCoder, folder: Path, mark: str = "9", *, split: Sequence[str] = (), lacking: Sequence[str] = ()
-) -> dict[str, Path]:
-    """A crosswalk a field: one new code for each of its list, but two for those split and none for those lacking."""
-    made = {}
-    for name, own in coder.fields.items():
-        new = [(code, mark + code) for code in own.model.codes if code not in lacking]
-        new += [(code, f"{mark}{code}0") for code in own.model.codes if code in split]
-        made[name] = folder / f"{name}{mark}.csv"
-        made[name].write_text(HEADER + "".join(f"{old},{to},{own.version},{name}-3\n" for old, to in new))
-    return made
 
 
 def test_every_field_is_coded_by_its_own_model(coder: JointCoder) -> None:
@@ -127,9 +102,8 @@ def test_every_field_has_its_set(coder: JointCoder, tmp_path: Path) -> None:
 
 def columns_of(*fields: str) -> list[str]:
     """All that coding in these fields can add."""
-    walk = Crosswalk("3.01", {})
     return (
-        JointAnswerColumns(tuple(AnswerColumns(3, 0.5, walk, grouped=True, field=name) for name in fields), NO_RULES)
+        JointAnswerColumns(tuple(AnswerColumns(3, 0.5, grouped=True, field=name) for name in fields), NO_RULES)
         .schema()
         .names
     )
@@ -139,7 +113,6 @@ def test_no_field_can_be_called_what_a_column_is(coder: JointCoder) -> None:
     """Ingest refuses every name that coding gives a column of its own; it lists them apart, being below coding."""
     own = {*columns_of(*coder.fields), *coder.origin} - {*coder.fields}
     assert {"nature_group_code", "event_score_3", "needs_review", "conflicts", "coded_fields"} <= own
-    assert {"nature_crosswalk_code", "event_crosswalk_version"} <= own
     for name in own:
         fields = {one: {"label_column": one.title()} for one in (*coder.fields, name)}
         with pytest.raises(ValidationError, match="of another meaning"):
@@ -160,7 +133,7 @@ def test_fields_that_ingest_takes_have_columns_of_their_own(coder: JointCoder) -
         taken.append(name)
         columns = [*columns_of(*fields), *coder.origin]
         assert len(set(columns)) == len(columns), name
-    assert {"nature_crosswalk", "event_needs"} <= {*taken}
+    assert {"event_needs"} <= {*taken}
     assert "nature_group" not in taken, "its title would be called as the title of nature's group"
 
 
@@ -218,7 +191,7 @@ def test_the_rules_are_part_of_a_job(joint: Sealed, coder: JointCoder, tmp_path:
 
 
 def test_what_is_of_one_field_is_refused(joint: Sealed, coder: JointCoder, tiny_bundle: Path, tmp_path: Path) -> None:
-    """Another field's thresholds, two of one, rules for one field; and a crosswalk of another field."""
+    """Another field's thresholds, two of one, and rules for one field."""
     model = coder.fields["event"].model
     data = write_csv(
         tmp_path / "mine.csv", ["text", "Event"], [[f"{TEXTS[0]} {n}", model.codes[n % 2]] for n in range(150)]
@@ -242,11 +215,6 @@ def test_what_is_of_one_field_is_refused(joint: Sealed, coder: JointCoder, tiny_
         open_bundle(tiny_bundle, rules=tmp_path / "rules.csv")
     with pytest.raises(InputError, match=r"^(nature|event): --accuracy"):
         coder.threshold_for(0.8)
-    walks = walks_of(coder, tmp_path)
-    with pytest.raises(InputError, match=r"nature9\.csv belongs to nature. This bundle codes one field alone"):
-        read_crosswalks(open_bundle(tiny_bundle), walks)
-    with pytest.raises(InputError, match=r"nature9\.csv belongs to a single field. This bundle codes nature, event"):
-        read_crosswalks(coder, {"": walks["nature"]})
 
 
 def test_a_table_with_a_fields_column_is_refused(coder: JointCoder, tmp_path: Path) -> None:
@@ -309,170 +277,3 @@ def events_given(coder: JointCoder) -> list[str]:
     """Codes that the texts get; which ones differs from run to run, since the fixture's tokenizer does."""
     cases = coder.code([text for _, text in texts_of(60) if text.strip()])
     return sorted({case.codings["event"].answers[0].code for case in cases})
-
-
-@pytest.mark.parametrize("events", ["placed", "split", "lacking"])
-def test_each_field_has_a_crosswalk_of_its_own(coder: JointCoder, tmp_path: Path, events: str) -> None:
-    """New codes stand beside the field's columns; ones that are split or lacking mark their field, and so the case."""
-    changed: Any = {} if events == "placed" else {events: events_given(coder)}
-    walks = read_crosswalks(coder, walks_of(coder, tmp_path, **changed))
-    rows = coded(coder, table_of(tmp_path), tmp_path / "out.csv", threshold=0.0, crosswalks=walks)
-    for name in coder.fields:
-        own = [column for column in rows[0] if column.startswith(name)]
-        assert own[:3] == [name, f"{name}_title", f"{name}_score"]
-        assert own[-2:] == [f"{name}_crosswalk_code", f"{name}_crosswalk_version"]
-    for row in rows:
-        said, event = bool(row["text"].strip()), row["event"]
-        assert row["nature_crosswalk_code"] == (f"9{row['nature']}" if said else "")
-        assert row["nature_crosswalk_version"] == ("nature-3" if said else "")
-        assert row["nature_needs_review"] == ("false" if said else "true")
-        new = {"placed": f"9{event}", "split": f"9{event}; 9{event}0", "lacking": ""}[events] if said else ""
-        assert row["event_crosswalk_code"] == new
-        assert row["event_crosswalk_version"] == ("event-3" if new else "")
-        assert row["event_needs_review"] == ("false" if said and events == "placed" else "true")
-        assert row["needs_review"] == row["event_needs_review"]
-
-
-@pytest.mark.parametrize("events", ["placed", "split"])
-def test_one_of_the_fields_may_have_a_crosswalk(joint: Sealed, coder: JointCoder, tmp_path: Path, events: str) -> None:
-    """Other columns are as they were. Without a threshold no field is marked; the case is, where rules mark cases."""
-    given = events_given(coder)
-    files = walks_of(coder, tmp_path, split=given if events == "split" else ())
-    walks = read_crosswalks(coder, {"event": files["event"]})
-    plain = coded(coder, table_of(tmp_path), tmp_path / "plain.csv")
-    rows = coded(coder, table_of(tmp_path), tmp_path / "out.csv", crosswalks=walks)
-    assert [name for name in rows[0] if name not in plain[0]] == ["event_crosswalk_code", "event_crosswalk_version"]
-    assert [{name: row[name] for name in plain[0]} for row in rows] == plain
-    nature = coder.fields["nature"].model.codes[0]
-    event = next(code for code in coder.fields["event"].model.codes if code not in given)
-    (tmp_path / "rules.csv").write_text(f"field,code,other_field,other_code\nnature,{nature},event,{event}\n")
-    strict = open_bundle(joint.folder, rules=tmp_path / "rules.csv")
-    assert isinstance(strict, JointCoder)
-    ruled = coded(strict, table_of(tmp_path), tmp_path / "ruled.csv", crosswalks=walks)
-    assert "event_needs_review" not in ruled[0]
-    assert {row["conflicts"] for row in ruled} == {""}
-    open_ = ["true" if events == "split" or not row["event"] else "false" for row in ruled]
-    assert [row["needs_review"] for row in ruled] == open_
-
-
-def test_a_crosswalk_starts_from_its_own_fields_list(joint: Sealed, coder: JointCoder, tmp_path: Path) -> None:
-    """Lists of two versions: each field's crosswalk is held against its own list, not the other's nor all lists'."""
-    walks = walks_of(coder, tmp_path)
-    folder = joint.copy(tmp_path)
-    listed = folder / "event" / "codelist.csv"
-    listed.write_text(listed.read_text().replace(",2.01", ",3.01"))
-    mixed = open_bundle(folder)
-    assert isinstance(mixed, JointCoder)
-    assert (mixed.fields["event"].version, mixed.version.startswith("lists-")) == ("3.01", True)
-    with pytest.raises(InputError, match=r"event9\.csv, row 1 .* version 3\.01 of event"):
-        read_crosswalks(mixed, walks)
-    walks["event"].write_text(walks["event"].read_text().replace(",2.01,", ",3.01,"))
-    found = read_crosswalks(mixed, walks)
-    assert {name: walk.version for name, walk in found.items()} == {"nature": "nature-3", "event": "event-3"}
-    rows = coded(mixed, table_of(tmp_path), tmp_path / "out.csv", crosswalks=found)
-    assert {row["event_crosswalk_version"] for row in rows} <= {"event-3", ""}
-
-
-def test_a_crosswalk_in_the_place_of_anothers(coder: JointCoder, tmp_path: Path) -> None:
-    """Attack: the files of two fields change places. The lists are of one version and share a code: neither tells."""
-    walks = walks_of(coder, tmp_path)
-    assert {own.version for own in coder.fields.values()} == {"2.01"}
-    assert {*coder.fields["nature"].model.codes} & {*coder.fields["event"].model.codes}
-    for name, other in (("nature", "event"), ("event", "nature")):
-        said = rf"{other}9\.csv covers \d% of the codes of {name} and 100% of {other}. Give {name} the file"
-        with pytest.raises(InputError, match=said):
-            read_crosswalks(coder, {name: walks[other]})
-    (tmp_path / "none.csv").write_text(f"{HEADER}0,1,2.01,3\n")
-    with pytest.raises(InputError, match=r"none\.csv covers 0% of the codes of event. Give event the file"):
-        read_crosswalks(coder, {"event": tmp_path / "none.csv"})
-    few = walks_of(coder, tmp_path, lacking=coder.fields["nature"].model.codes[5:])["nature"]
-    assert len(read_crosswalks(coder, {"nature": few})["nature"].to) == 5, "incomplete, and of no other field"
-
-
-def test_a_new_code_that_is_a_formula(coder: JointCoder, tmp_path: Path) -> None:
-    """Attack: a crosswalk from elsewhere has the table program compute. It gets an apostrophe, as narratives do."""
-    file = tmp_path / "walk.csv"
-    lines = [f'{code},"=HYPERLINK(""x"")",2.01,@3\n' for code in coder.fields["event"].model.codes]
-    file.write_text(HEADER + "".join(lines))
-    walks = read_crosswalks(coder, {"event": file})
-    rows = coded(coder, table_of(tmp_path), tmp_path / "out.csv", crosswalks=walks)
-    assert {row["event_crosswalk_code"] for row in rows if row["event"]} == {'\'=HYPERLINK("x")'}
-    assert {row["event_crosswalk_version"] for row in rows if row["event"]} == {"'@3"}
-
-
-def test_a_killed_job_goes_on_with_its_own_crosswalks_alone(
-    coder: JointCoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same tables at another place, given in another order, are the same job; any other table begins anew."""
-    monkeypatch.setattr(reader, "_PIECE_ROWS", 4)
-    data, out = table_of(tmp_path, 12), tmp_path / "out.csv"
-    own, other = walks_of(coder, tmp_path), walks_of(coder, tmp_path, "8")
-    moved = {name: file.rename(tmp_path / f"moved-{name}.csv") for name, file in reversed(own.items())}
-    same = {name: tmp_path / f"moved-{name}.csv" for name in own}
-
-    def job(files: Mapping[str, Path], to: Path) -> CodingJob:
-        made = job_of(coder, data, to, threshold=0.5, crosswalks=read_crosswalks(coder, files))
-        return replace(made, overwrite=True)
-
-    def killed(files: Mapping[str, Path]) -> None:
-        with killed_at(monkeypatch, coding_job, "_write_part", after=2):
-            run(coder, job(files, out))
-
-    killed(same)
-    assert run(coder, job(moved, out)).resumed == 8
-    run(coder, job(moved, tmp_path / "whole.csv"))
-    assert out.read_bytes() == (tmp_path / "whole.csv").read_bytes()
-    for changed in (other, moved | {"event": other["event"]}, {"event": moved["event"]}, {}):
-        killed(moved)
-        assert run(coder, job(changed, out)).resumed == 0
-        run(coder, job(changed, tmp_path / "changed.csv"))
-        assert out.read_bytes() == (tmp_path / "changed.csv").read_bytes()
-
-
-def test_workers_code_with_the_crosswalk_of_each_field(
-    joint: Sealed, coder: JointCoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are told each field's file, and write what one process does; a file that changed meanwhile is noticed."""
-    monkeypatch.setattr(reader, "_PIECE_ROWS", 4)
-    files = walks_of(coder, tmp_path)
-    files["event"] = files["event"].rename(tmp_path / "nature=event.csv")
-    data, crosswalks = table_of(tmp_path), read_crosswalks(coder, files)
-    workers = played_workers.play(
-        monkeypatch, lambda asked: shards.compute(Pieces.model_validate(asked["settings"]), asked["key"])
-    )
-
-    def to(name: str) -> CodingJob:
-        return job_of(coder, data, tmp_path / name, top_k=2, threshold=0.5, crosswalks=crosswalks)
-
-    run(coder, to("whole.csv"))
-    told = shards.pieces_of(coder, to("out.csv"), bundle=joint.folder, crosswalks=files)
-    assert told.crosswalk == {name: str(file) for name, file in files.items()}
-    chosen = ShardSettings(shards=3, patience_seconds=1000)
-    run(coder, to("out.csv"), spread=partial(shards.finish, coder, to("out.csv"), told, chosen, lambda *_: None))
-    assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
-    assert [json.loads(asked)["settings"]["crosswalk"] for asked in workers.requests] == [told.crosswalk] * 3
-    key = shards.key_of(told)
-    files["event"].write_text(files["event"].read_text().replace(",9", ",8"))
-    with pytest.raises(StorageError, match="one of its files differs"):
-        shards.compute(told, key)
-    with pytest.raises(StorageError, match="one of its files differs"):
-        shards.compute(told.model_copy(update={"crosswalk": {"nature": str(files["nature"])}}), key)
-
-
-def test_a_table_with_new_codes_is_added_to_sampled_and_compared(coder: JointCoder, tmp_path: Path) -> None:
-    """By rows of the same columns alone; samples and periods are of the model's codes, which stay as they are."""
-    walks, out = read_crosswalks(coder, walks_of(coder, tmp_path)), tmp_path / "out.csv"
-    data = table_of(tmp_path, 90)
-    rows = coded(coder, data, out, crosswalks=walks)
-    again = job_of(coder, data, out, append=True, crosswalks=walks)
-    for other in (None, {"event": walks["event"]}):
-        with pytest.raises(InputError, match="other columns"):
-            run(coder, job_of(coder, data, out, append=True, crosswalks=other))
-    drawn = quality.draw(out, tmp_path / "sample.csv", columns=["text"], policy=quality.Policy(share=0.5), seed=1)
-    assert drawn.rows == len(rows)
-    period = drift.read_period(out, "CODED", field="event")
-    assert drift.compare(period, period).verdict == "stable"
-    run(coder, again)
-    assert rows_of(out) == 2 * rows
-    with pytest.raises(InputError, match="which the answers would overwrite"):
-        coded(coder, out, tmp_path / "twice.csv", crosswalks=walks)

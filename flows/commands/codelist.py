@@ -1,0 +1,69 @@
+"""Defines `autocoder codelist`: makes code lists of published classifications."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.commands import options
+from flows.commands.terminal import say
+from storage.errors import InputError
+
+app = typer.Typer(help="Make code lists of published classifications.", no_args_is_help=True)
+
+
+@app.callback()
+def _codelist() -> None:
+    """Keeps `import` a command of its own."""
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="Classification in SKOS or XKOS: .ttl, .nt, .rdf, .xml or .owl.")],
+    out: Annotated[Path, typer.Option(help="CSV to write: code, title, description, parent.")],
+    language: Annotated[
+        str | None, typer.Option(help="Language of the titles, such as fr.", show_default="the only one")
+    ] = None,
+    scheme: Annotated[
+        str | None, typer.Option(help="Concept scheme: its address or the end of it.", show_default="the only one")
+    ] = None,
+    notation: Annotated[
+        str | None,
+        typer.Option(help="Where a concept has several codes: dotted, plain, or the end of its data type's address."),
+    ] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    r"""Write the code list of a classification in SKOS or XKOS as CSV, in one language.
+
+    Titles lose the code that they begin with, notes become descriptions, and deprecated concepts are left out.
+
+    [bold]Example[/bold]
+
+      autocoder codelist import nace.rdf --language fr --out codes.csv
+    """
+    from storage.durable import replace_atomically
+    from storage.skos import import_codes
+    from storage.tables.writer import csv_lines
+
+    if out.suffix.lower() != ".csv":
+        raise InputError(f"--out: {out.name} must end in .csv")
+    options.require_writable("--out", out)
+    found = import_codes(file.expanduser(), language=language, scheme=scheme, notation=notation)
+    with replace_atomically(out) as fresh:
+        text = csv_lines([("code", "title", "description", "parent"), *found.rows])
+        fresh.write_text(text, encoding="utf-8", newline="")
+    left = {
+        "deprecated": found.deprecated,
+        "without_notation": found.without_notation,
+        "without_title": found.without_title,
+    }
+    if as_json:
+        say(json.dumps({"codes": len(found.rows), "language": found.language, **left, "out": str(out)}))
+        return
+    said = f"{len(found.rows):,} codes{f' in {found.language}' if found.language else ''} written to {out}"
+    say(f"{said}: {found.deprecated:,} deprecated concepts and {found.without_notation:,} without a notation left out")
+    if found.without_title:
+        say(f"warning: {found.without_title:,} codes have no title in {found.language or 'the file'}", err=True)

@@ -1,0 +1,203 @@
+"""Makes a code list of a classification in SKOS or XKOS (Turtle, N-Triples, RDF/XML), in one language.
+
+Messages quote languages, schemes and notations: a published classification is public.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from storage.codelist import MAX_CODE
+from storage.errors import InputError
+
+if TYPE_CHECKING:
+    from rdflib import Graph
+
+_FORMS: Final = {".ttl": "turtle", ".nt": "nt", ".rdf": "xml", ".xml": "xml", ".owl": "xml"}
+_LARGEST = 512 << 20
+_SKOS, _XKOS = "http://www.w3.org/2004/02/skos/core#", "http://rdf-vocabulary.ddialliance.org/xkos#"
+_XL, _RDF = "http://www.w3.org/2008/05/skos-xl#", "http://www.w3.org/1999/02/22-rdf-syntax-ns#"
+_TITLES = (f"{_SKOS}prefLabel", f"{_XL}prefLabel")
+_NOTES = (f"{_SKOS}definition", f"{_SKOS}scopeNote", f"{_XKOS}coreContentNote", f"{_XKOS}additionalContentNote")
+_INSIDE = (f"{_XL}literalForm", f"{_XKOS}plainText", f"{_RDF}value")
+"""Where a title or note that is a resource of its own has its text."""
+_ENDED = {"deprecated", "obsolete", "retired", "withdrawn"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """Holds the concepts of a classification and what was left out."""
+
+    rows: list[tuple[str, str, str, str]]
+    """Code, title, description and the code above, sorted by code."""
+    language: str
+    deprecated: int
+    without_notation: int
+    without_title: int
+    """Of `rows`, those without a title in the language."""
+
+
+def import_codes(
+    path: Path, *, language: str | None = None, scheme: str | None = None, notation: str | None = None
+) -> Import:
+    """Returns the concepts of one scheme with their titles in one language.
+
+    Args:
+        language: tag of the titles; untagged texts serve every language. None: the only one there is.
+        scheme: address of the concept scheme, or the end of it.
+        notation: where concepts have several: `dotted`, `plain`, or the end of the data type's address.
+
+    Raises:
+        InputError: the file cannot be read, or has several languages, schemes or notations of which none was named.
+    """
+    graph = _parse(path)
+    concepts = _of_scheme(graph, path, scheme)
+    current = [concept for concept in concepts if not _ended(graph, concept)]
+    titles = {concept: list(_texts(graph, concept, _TITLES)) for concept in current}
+    tag = _language(Counter(tag for texts in titles.values() for tag in {tag for _, tag in texts}), language, path)
+    kinds = {concept: _notations(graph, concept) for concept in current}
+    codes = {concept: code for concept in current if (code := _notation(kinds[concept], notation, path))}
+    if twice := [code for code, number in Counter(codes.values()).items() if number > 1]:
+        raise InputError(
+            f"codelist: {path}: {len(twice)} codes have several concepts, {twice[0]} first. Name a --scheme"
+        )
+    if len(codes) < 2 or max(map(len, codes.values())) > MAX_CODE:
+        raise InputError(
+            f"codelist: {path} has {len(codes)} concepts with a skos:notation. Give two or more, of at most {MAX_CODE} "
+            "characters each"
+        )
+    rows = [
+        (
+            code,
+            _without_code(_spoken(titles[concept], tag), kinds[concept].values()),
+            " ".join(filter(None, (_spoken(_texts(graph, concept, (note,)), tag) for note in _NOTES))),
+            _parent(graph, concept, codes),
+        )
+        for concept, code in codes.items()
+    ]
+    return Import(
+        rows=sorted(rows),
+        language=tag,
+        deprecated=len(concepts) - len(current),
+        without_notation=len(current) - len(codes),
+        without_title=sum(not title for _, title, _, _ in rows),
+    )
+
+
+def _uri(address: str) -> Any:
+    from rdflib import URIRef
+
+    return URIRef(address)
+
+
+def _parse(path: Path) -> Graph:
+    try:
+        import rdflib
+    except ImportError:
+        raise InputError("codelist import needs rdflib. Install the extra: pip install '.[skos]'") from None
+    form = _FORMS.get(path.suffix.lower())
+    if form is None or not path.is_file() or path.stat().st_size > _LARGEST:
+        endings = ", ".join(_FORMS)
+        raise InputError(f"codelist: {path} is no file of up to {_LARGEST >> 20} MB that ends in {endings}")
+    rdflib.NORMALIZE_LITERALS = False  # pyrefly: ignore[bad-assignment]
+    fault = f"it is no {form} in UTF-8. Correct it, or fetch it again"
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+        # guard: a classification opens no other file and no address
+        if form != "xml" or not ("<!DOCTYPE" in text or "<!ENTITY" in text):
+            return rdflib.Graph().parse(data=text, format=form, publicID="urn:list")
+        fault = "it has entities, which are never opened. Give it as Turtle"
+    except Exception:
+        pass
+    raise InputError(f"codelist: {path}: {fault}")
+
+
+def _of_scheme(graph: Graph, path: Path, wanted: str | None) -> list[Any]:
+    """Returns the concepts of a scheme; without a name those of the only one."""
+    concepts = sorted(set(graph.subjects(_uri(f"{_RDF}type"), _uri(f"{_SKOS}Concept"))), key=str)
+    schemes: dict[str, set[Any]] = defaultdict(set)
+    for concept in concepts:
+        for name in ("inScheme", "topConceptOf"):
+            for scheme in graph.objects(concept, _uri(_SKOS + name)):
+                schemes[str(scheme)].add(concept)
+    fitting = [name for name in schemes if wanted in (None, name, _end(name))]
+    if len(fitting) > 1 or (wanted and not fitting):
+        shown = ", ".join(f"{name} ({len(members):,} concepts)" for name, members in sorted(schemes.items()))
+        raise InputError(f"--scheme: {path} has {len(schemes)} concept schemes: {shown}. Name one of them")
+    return [concept for concept in concepts if wanted is None or concept in schemes[fitting[0]]]
+
+
+def _language(tags: Counter[str], wanted: str | None, path: Path) -> str:
+    tagged = sorted(tag for tag in tags if tag)
+    fitting = [tag for tag in tagged if wanted is None or tag.lower() == wanted.lower()]
+    fitting = fitting or [tag for tag in tagged if tag.lower().startswith(f"{str(wanted).lower()}-")]
+    if tagged and len(fitting) != 1:
+        shown = ", ".join(f"{tag} ({tags[tag]:,})" for tag in tagged)
+        raise InputError(f"--language: {path} has titles in {shown}. Name one of them")
+    return fitting[0] if fitting else ""
+
+
+def _ended(graph: Graph, concept: Any) -> bool:
+    return any(
+        (_end(name) == "deprecated" and str(value).lower() in ("true", "1"))
+        or (_end(name) == "status" and _end(value).lower() in _ENDED)
+        for name, value in graph.predicate_objects(concept)
+    )
+
+
+def _end(address: object) -> str:
+    return re.split(r"[/#:]", str(address).rstrip("/#"))[-1]
+
+
+def _texts(graph: Graph, concept: Any, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yields texts with their language tags; of a title or note that is a resource, the texts inside it."""
+    for value in (value for name in names for value in graph.objects(concept, _uri(name))):
+        inside = (text for name in _INSIDE for text in graph.objects(value, _uri(name)))
+        for text in [value] if hasattr(value, "language") else inside:
+            yield str(text), getattr(text, "language", None) or ""
+
+
+def _spoken(texts: Iterable[tuple[str, str]], tag: str) -> str:
+    """Returns the first text in a language, or of none where that lacks; blanks are single."""
+    fitting = sorted(texts, key=lambda text: (not text[1], text[0]))
+    return next((" ".join(text.split()) for text, spoken in fitting if spoken in (tag, "")), "")
+
+
+def _notations(graph: Graph, concept: Any) -> dict[str, str]:
+    """Returns a concept's notations by the end of their data type and their form."""
+    kinds: dict[str, str] = {}
+    for value in sorted(graph.objects(concept, _uri(f"{_SKOS}notation")), key=str):
+        text = str(value).strip()
+        kinds[f"{_end(getattr(value, 'datatype', None) or '')} {'dotted' if '.' in text else 'plain'}".strip()] = text
+    return kinds
+
+
+def _notation(kinds: dict[str, str], wanted: str | None, path: Path) -> str:
+    """Returns a concept's code; "" where it has none, or none of the kind."""
+    different = {text for kind, text in kinds.items() if wanted is None or wanted in (kind, *kind.split())}
+    if wanted is not None and len(set(kinds.values())) == 1:
+        different = set(kinds.values())
+    if len(different) > 1:
+        shown = ", ".join(f"{kind!r} ({text})" for kind, text in kinds.items())
+        raise InputError(f"--notation: {path}: a concept has {shown}. Name one of these kinds")
+    return next(iter(different), "")
+
+
+def _without_code(title: str, codes: Iterable[str]) -> str:
+    """Returns a title without the code, or its digits, that it begins with: "01.19 Growing of flowers"."""
+    for code in sorted(codes, key=len, reverse=True):
+        for spelling in {code, code.lstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ") or code}:
+            begin = rf"(?:section )?{re.escape(spelling)}(?:\s*[-\u2013\u2014:.]\s*|\s+)(?=\S)"
+            if match := re.match(begin, title, re.IGNORECASE):
+                return title[match.end() :]
+    return title
+
+
+def _parent(graph: Graph, concept: Any, codes: dict[Any, str]) -> str:
+    above = [*graph.objects(concept, _uri(f"{_SKOS}broader")), *graph.subjects(_uri(f"{_SKOS}narrower"), concept)]
+    return min((codes[broader] for broader in above if broader in codes and broader != concept), default="")
