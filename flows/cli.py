@@ -6,7 +6,8 @@ import atexit
 import gc
 import os
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -43,37 +44,147 @@ from flows.commands import (
     successor,
     verify,
 )
-from flows.commands.terminal import Group, say
+from flows.commands.help import Commands, table, use_plain_help
+from flows.commands.terminal import say
 from storage.errors import InputError
 from tasks.running.failures import SAFE, StageError, private_errors
 
 _INTERRUPTED = 130
 _TRAINING = {
-    *("retrain", "audit", "release", "plan", "status", "approve", "refuse", "override", "compare", "curve", "diagnose"),
+    *(
+        "train",
+        "retrain",
+        "audit",
+        "release",
+        "plan",
+        "status",
+        "approve",
+        "refuse",
+        "override",
+        "compare",
+        "curve",
+        "diagnose",
+    ),
     *("imbalance", "deploy", "metrics"),
 }
 """Commands that are refused in the light installation before they import anything; others once an import fails."""
 
-app = typer.Typer(
-    name="autocoder", cls=Group, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich"
-)
-_PANELS = {
-    "Everyday": (estimate.estimate, retrain.retrain, audit.audit, release.release, code.code, status.status),
-    "Approve": (approve.approve, approve.refuse, override.override),
-    "Partner": (adopt.adopt, verify.verify, calibrate.calibrate, drift.drift, serve.serve),
-    "Agency": (handover.handover, handover.revoke, successor.successor),
-    "Research": (compare.compare, curve.curve, diagnose.diagnose, imbalance.imbalance),
-    "Server and setup": (demo_data.demo_data, doctor.doctor, deploy.deploy, metrics.metrics),
+_COMMANDS: dict[str, dict[str, tuple[Callable[..., None] | typer.Typer, str]]] = {
+    "Train": {
+        "demo-data": (demo_data.demo_data, "Write made-up records and their code list, to try everything"),
+        "train": (retrain.retrain, "Train on your records; ends with a plan, releases nothing"),
+        "status": (status.status, "What waits, and the command to type next"),
+        "doctor": (doctor.doctor, "Check this installation"),
+    },
+    "Decide": {
+        "plan": (plan.app, "Read a plan: what it would release, guarantee, cost, accuracy"),
+        "audit": (audit.audit, "Attack the model and compare with the claimed epsilon"),
+        "approve": (approve.approve, "Sign a plan, policy or recovery"),
+        "refuse": (approve.refuse, "Sign that a plan must not be released"),
+        "override": (override.override, "Release against an audit, signed and with a reason"),
+        "release": (release.release, "Charge the budget, then build and sign the bundle"),
+    },
+    "Share": {
+        "handover": (handover.handover, "Pack a bundle for a partner"),
+        "revoke": (handover.revoke, "Withdraw a released bundle"),
+        "keys": (keys.app, "Make signing keys and replace them"),
+    },
+    "Use": {
+        "adopt": (adopt.adopt, "Check and unpack a bundle that you received"),
+        "code": (code.code, "Code texts or a file"),
+        "serve": (serve.serve, "Code over HTTP, with pages to try and to review"),
+        "verify": (verify.verify, "Check a bundle's signature and contents"),
+        "calibrate": (calibrate.calibrate, "Fit thresholds on records that you coded"),
+        "qa": (qa.app, "Draw a sample for coders and measure agreement"),
+        "estimate": (estimate.estimate, "Counts by code with intervals, from a coded file and a sample"),
+        "drift": (drift.drift, "Compare a period with an earlier one"),
+        "successor": (successor.successor, "Compare a new bundle with the one in use"),
+    },
+    "Admin": {
+        "ledger": (ledger.app, "Releases, budgets, verification, recovery"),
+        "budget": (budget.app, "How many releases a budget holds"),
+        "codelist": (codelist.app, "Write a code list from SKOS"),
+        "deploy": (deploy.deploy, "Register flows on a Prefect server"),
+        "metrics": (metrics.metrics, "Figures for Prometheus"),
+    },
+    "Research": {
+        "compare": (compare.compare, "Compare methods on the same records"),
+        "curve": (curve.curve, "Epsilon of a plan at every delta"),
+        "diagnose": (diagnose.diagnose, "What SWAG-PPM's claim rests on"),
+        "imbalance": (imbalance.imbalance, "Methods for uneven classes"),
+    },
 }
-for _panel, _commands in _PANELS.items():
-    for _command in _commands:
-        app.command(rich_help_panel=_panel)(options.expand_groups(_command))
-app.add_typer(plan.app, name="plan", rich_help_panel="Everyday")
-app.add_typer(keys.app, name="keys", rich_help_panel="Approve")
-app.add_typer(qa.app, name="qa", rich_help_panel="Partner")
-app.add_typer(codelist.app, name="codelist", rich_help_panel="Server and setup")
-app.add_typer(budget.app, name="budget", rich_help_panel="Agency")
-app.add_typer(ledger.app, name="ledger", rich_help_panel="Agency")
+"""Section -> command -> what runs, and what the overview says of it."""
+_START = (
+    "train",
+    "demo-data",
+    "status",
+    "doctor",
+    "plan",
+    "audit",
+    "approve",
+    "release",
+    "handover",
+    "adopt",
+    "code",
+    "serve",
+)
+"""Commands of the first page; `autocoder more` has all."""
+_SHORT_HELP = {
+    "train": (
+        *("profile", "data", "text", "label", "codelist", "population", "classification", "classification_version"),
+        *("target_epsilon", "delta", "dry_run", "home"),
+    ),
+    "audit": ("trials", "canaries", "confidence", "results", "strict", "home", "device", "as_json"),
+    "compare": (
+        *("profile", "data", "text", "label", "codelist", "branches", "target_epsilon", "epsilons", "delta", "seeds"),
+        *("results", "home"),
+    ),
+    "code": (
+        *("data", "column", "out", "bundle", "top_k", "threshold", "accuracy", "coverage", "append", "overwrite"),
+        *("home", "as_json"),
+    ),
+    "serve": (
+        *("bundle", "verify_key", "host", "port", "proxy", "api_key_file", "no_key", "allow_unsigned", "thresholds"),
+        *("sensitive", "rate", "home"),
+    ),
+    "adopt": (*("key", "roots", "out", "data", "column", "label_column", "accuracy", "template", "field", "home"),),
+}
+"""Options that `--help` shows of a command with more than twelve."""
+
+
+class _Overview(Commands):
+    overview: ClassVar = {
+        title: {name: _COMMANDS[title][name][1] for name in sorted(set(commands) & set(_START), key=_START.index)}
+        for title, commands in _COMMANDS.items()
+        if set(commands) & set(_START)
+    }
+    intro = (
+        "Train a text classifier on confidential records with differential privacy, and share it as a signed bundle."
+    )
+    ending = "All commands: autocoder more. Options of one: autocoder COMMAND --help"
+
+
+app = typer.Typer(
+    name="autocoder", cls=_Overview, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
+)
+for _group in _COMMANDS.values():
+    for _name, (_command, _) in _group.items():
+        if isinstance(_command, typer.Typer):
+            app.add_typer(_command, name=_name)
+        else:
+            app.command(_name)(options.expand_groups(_command))
+app.command("retrain", hidden=True)(options.expand_groups(retrain.retrain))
+
+
+@app.command("more")
+def more() -> None:
+    """List all commands."""
+    for title, commands in _COMMANDS.items():
+        say("\n".join([title, *table({name: text for name, (_, text) in commands.items()}), ""]))
+
+
+use_plain_help(app, _SHORT_HELP | {"retrain": _SHORT_HELP["train"]})
 
 
 def _version(requested: bool) -> None:
@@ -94,7 +205,7 @@ def _autocoder(
     ] = False,
 ) -> None:
     """Train an autocoder on confidential narratives, and release it under a privacy claim."""
-    if context.invoked_subcommand in _TRAINING and "--help" not in sys.argv:
+    if context.invoked_subcommand in _TRAINING and not {"--help", "--help-all"} & set(sys.argv):
         from tasks.running import installation
 
         if absent := installation.missing():

@@ -25,11 +25,17 @@ def adopt(
     ] = None,
     label_column: Annotated[
         list[str] | None,
-        typer.Option(help="Column of --data with the codes that people gave; for several fields nature=Nature."),
+        typer.Option(
+            "--label",
+            "--label-column",
+            help="Column of --data with the codes that people gave; for several fields nature=Nature.",
+        ),
     ] = None,
     column: Annotated[
         list[str] | None,
-        typer.Option(help="Text column of your tables; may be repeated.", show_default="Final Narrative"),
+        typer.Option(
+            "--text", "--column", help="Text column of your tables; may be repeated.", show_default="Final Narrative"
+        ),
     ] = None,
     template: Annotated[str | None, typer.Option(help="Template that joins several columns.")] = None,
     accuracy: Annotated[

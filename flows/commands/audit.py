@@ -72,7 +72,12 @@ class BranchOptions:
     )
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Candidates per branch, from fit.seed on.")] = 1
     target_epsilon: Annotated[
-        str, typer.Option(help="Epsilon of the other branches: a number, or `match` that of SWAG-PPM.")
+        str,
+        typer.Option(
+            "--epsilon",
+            "--target-epsilon",
+            help="Epsilon of the other branches: a number, or `match` that of SWAG-PPM.",
+        ),
     ] = "match"
 
 

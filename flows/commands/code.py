@@ -39,6 +39,8 @@ class FileOptions:
     column: Annotated[
         list[str] | None,
         _file(
+            "--text",
+            "--column",
             help="Text column of --data; repeated, several are joined.",
             show_default="Final Narrative",
         ),

@@ -24,7 +24,12 @@ class SharedOptions:
     """Holds the settings of all branches."""
 
     target_epsilon: Annotated[
-        str, typer.Option(help="A number, or, for study, `match`: the epsilon of SWAG-PPM, rounded up.")
+        str,
+        typer.Option(
+            "--epsilon",
+            "--target-epsilon",
+            help="A number, or, for study, `match`: the epsilon of SWAG-PPM, rounded up.",
+        ),
     ] = "match"
     delta: Annotated[
         float | None,

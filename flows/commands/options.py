@@ -255,7 +255,7 @@ def refuse_with_plan(*groups: Any, **single: object) -> None:
     values += [(name, value, None) for name, value in single.items()]
     for name, value, default in values:
         if name not in ("home", "device") and value != default:
-            option = "set" if name == "settings" else name.replace("_", "-")
+            option = {"settings": "set", "target_epsilon": "epsilon"}.get(name, name.replace("_", "-"))
             raise InputError(f"--{option}: a plan has its own settings. Leave out the option, or the plan.")
 
 

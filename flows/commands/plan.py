@@ -108,7 +108,7 @@ def export(
 
     [bold]Example[/bold]
 
-      autocoder plan export workspace/private/plans/0123456789abcdef.json --out dossier.zip
+      autocoder plan export PLAN.json --out dossier.zip
     """
     page = load_page(plan, home, ledger_url)
     from tasks.releasing import dossier, ledger_access

@@ -29,7 +29,12 @@ def draw(
     out: Annotated[Path, typer.Option(help="Sample to write: .csv, .parquet or .jsonl.")],
     column: Annotated[
         list[str] | None,
-        typer.Option(help="Text column for the coder; may be repeated.", show_default="the one with the longest texts"),
+        typer.Option(
+            "--text",
+            "--column",
+            help="Text column for the coder; may be repeated.",
+            show_default="the one with the longest texts",
+        ),
     ] = None,
     share: Annotated[
         float | None, typer.Option(min=0.0001, max=1, help="Share of all rows.", show_default="0.05")
@@ -56,7 +61,7 @@ def draw(
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Draw a random sample for double coding, without the model's codes.
+    r"""Draw a random sample for double coding, without the model's codes.
 
     Each row has a weight, one over its chance to be drawn, for `qa agree` and `autocoder estimate`. With --hours, rows
     of low scores have more chance, since they say most about the counts (Neyman's allocation).
@@ -67,7 +72,8 @@ def draw(
 
       autocoder qa draw coded.csv --out sample.csv --hours 20
 
-      autocoder qa draw coded.parquet --column Narrative --policy qa.yaml --out sample.csv
+      autocoder qa draw coded.parquet --text Narrative \
+          --policy qa.yaml --out sample.csv
     """
     from tasks.coding.quality import Policy, draw, read_policy, text_column
 

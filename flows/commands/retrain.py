@@ -36,7 +36,19 @@ def retrain(
     output: options.OutputOptions,
     target_epsilon: Annotated[
         float | None,
-        typer.Option(help="Epsilon to reach. A formal profile adds noise for it; SWAG-PPM searches c and k for it."),
+        typer.Option(
+            "--epsilon",
+            "--target-epsilon",
+            help="Target ε for one record (or unit). Smaller values protect more and cost accuracy. SWAG-PPM searches "
+            "c and k for it.",
+        ),
+    ] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(
+            help="Delta of a formal claim, far below one over the number of records.",
+            show_default="the profile's, or the least of 1e-5, a tenth over their number and the policy's cap",
+        ),
     ] = None,
     shards: options.Shards = 1,
     storage: Annotated[
@@ -105,6 +117,10 @@ def retrain(
         _require_server(deploy, storage)
     section = "formal" if run.formal else "pseudo_posterior"
     target = () if target_epsilon is None else (f"{section}.target_epsilon={target_epsilon}",)
+    if delta is not None:
+        if not run.formal:
+            raise InputError("--delta: SWAG-PPM quantifies none. Leave it out, or choose a formal profile.")
+        target = (*target, f"formal.delta={delta}")
     enabled = () if release is None else (f"release.enabled={str(release).lower()}",)
     parameters = run.parameters(*target, *enabled)
     if storage is not None:

@@ -93,8 +93,9 @@ def serve(
       autocoder serve --bundle bundles/3f2a9c41d07b65e8 \
           --verify-key agency.pub.pem --api-key-file key.txt
 
-      autocoder serve --bundle bundles/3f2a9c41d07b65e8 --verify-key agency.pub.pem \
-          --api-key-file key.txt --proxy 127.0.0.1 --allowed-host coder.agency.example
+      autocoder serve --bundle bundles/3f2a9c41d07b65e8 \
+          --verify-key agency.pub.pem --api-key-file key.txt \
+          --proxy 127.0.0.1 --allowed-host coder.agency.example
 
       autocoder serve --allow-unsigned --no-key
     """

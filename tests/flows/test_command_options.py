@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
 from contextvars import copy_context
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 import typer
 from rich.progress import Progress
+from typer._click.core import Context
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from flows import cli
-from flows.commands import options
+from flows.commands import help, options
 from flows.commands.console import ConsoleListener, RateColumn
+from storage.errors import InputError
 from tasks.running import progress
 
 
@@ -53,9 +57,53 @@ def test_version_names_the_commit() -> None:
 
 
 def test_the_help_shows_defaults_that_are_found_at_run_time() -> None:
-    """Square brackets in a help text are markup, and would be left out."""
-    text = CliRunner().invoke(cli.app, ["code", "--help"], env={"COLUMNS": "200"}).stdout
-    assert "$AUTOCODER_HOME or ./workspace" in text
+    text = CliRunner().invoke(cli.app, ["code", "--help"]).stdout
+    assert "Default: $AUTOCODER_HOME or ./workspace." in text
+
+
+def every_command() -> Iterator[tuple[str, Any]]:
+    """Path and command of each that runs something, hidden ones too."""
+    waiting: list[tuple[str, Any]] = [("", get_command(cli.app))]
+    while waiting:
+        path, command = waiting.pop()
+        inner = getattr(command, "commands", None)
+        if inner is None:
+            yield path.strip(), command
+        waiting += [(f"{path} {name}", one) for name, one in (inner or {}).items()]
+
+
+@pytest.mark.parametrize("path", sorted(path for path, _ in every_command()))
+def test_help_fits_the_terminal_and_a_value_is_given_once(path: str) -> None:
+    """At most 80 columns and 12 options, without boxes; --help-all has every option; each option that takes one value
+    is refused when it is given twice, whatever the values are."""
+    command = dict(every_command())[path]
+    short = CliRunner().invoke(cli.app, [*path.split(), "--help"]).stdout
+    whole = CliRunner().invoke(cli.app, [*path.split(), "--help-all"]).stdout
+    offered = [line for line in short.splitlines() if line.startswith("  --")]
+    assert len(offered) <= help.MOST
+    assert [line for line in whole.splitlines() if len(line) > 80] == []
+    assert [word for word in ("│", "[bold]", "<bool>") if word in whole] == []
+    options = [one for one in command.params if one.param_type_name == "option" and not one.hidden]
+    assert all(f"  {option.opts[0]}" in whole for option in options)
+    for option in options:
+        given = [option.opts[0]] if option.is_flag else [option.opts[0], "1"]
+        if option.multiple:
+            continue
+        with pytest.raises(InputError, match=f"{option.opts[0]}: given 2 times"):
+            command.parse_args(Context(command, info_name=path), [*given, *given])
+
+
+def test_the_first_page_has_twelve_commands_and_more_has_all() -> None:
+    """Training comes first; every command of the first page exists, and `more` lists each that is not hidden."""
+    first = CliRunner().invoke(cli.app, ["--help"]).stdout
+    offered = [line.split()[0] for line in first.splitlines() if line.startswith("  ")]
+    names = {path.split()[0] for path, command in every_command() if not command.hidden} - {"more"}
+    assert len(offered) <= 12
+    assert offered[0] == "train"
+    assert set(offered) <= names
+    listed = CliRunner().invoke(cli.app, ["more"]).stdout
+    assert {line.split()[0] for line in listed.splitlines() if line.startswith("  ")} == names
+    assert all(len(line) <= 80 for line in (first + listed).splitlines())
 
 
 def test_stages_side_by_side_have_a_line_each_and_no_bar(capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,8 +141,9 @@ def test_help_wraps_paragraphs_once_and_leaves_examples_whole() -> None:
     text = options.unwrap("One\n    two.\n\n    [bold]Example[/bold]\n\n      autocoder x \\\n          --y\n    ")
     assert text == "One two.\n\n[bold]Example[/bold]\n\n  autocoder x \\\n      --y"
     runner = CliRunner()
-    for command in ("retrain", "compare", "audit", "code", "verify", "handover", "serve", "diagnose"):
-        shown = runner.invoke(cli.app, [command, "--help"], env={"COLUMNS": "80"}).stdout.split("╭")[0].splitlines()
+    for command in ("train", "compare", "audit", "code", "verify", "handover", "serve"):
+        shown = runner.invoke(cli.app, [command, "--help"]).stdout.split("\nArguments\n")[0].split("\nData\n")[0]
+        shown = shown.split("\nRun\n")[0].splitlines()
         examples = [line.rstrip() for line in shown if line.startswith("   ") and line.strip()]
         assert examples, command
         for line in examples:

@@ -119,4 +119,4 @@ def test_every_option_on_a_page_is_the_command_s(page: Path) -> None:
             command = command.commands[words.pop(0)]
         known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
         given = {word.split("=")[0] for word in words if re.match(r"--[a-z]", word)}
-        assert given <= known | {"--help", "--version"}, line
+        assert given <= known | {"--help", "--help-all", "--version"}, line
