@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, ClassVar, Literal, get_args, get_origin
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
@@ -81,7 +81,7 @@ class Command(TyperCommand):
 class Commands(Group):
     """Lists the commands that a person starts with, by what they are for."""
 
-    overview: Mapping[str, Mapping[str, str]] = {}
+    overview: ClassVar[Mapping[str, Mapping[str, str]]] = {}
     """Section -> command -> what it does. Empty: all commands, with the first sentence of their help."""
     intro = ""
     ending = ""

@@ -76,8 +76,8 @@ def test_a_first_release_ends_as_the_page_shows(small: str) -> None:
 
 def test_own_data_end_in_a_bundle_that_the_partner_uses(small: str) -> None:
     """Dry run, retrain, audit, release, handover, revocation; the partner's page follows on the same archive."""
-    words: dict[str, str] = {}
-    ran = walk(TUTORIALS / "own-data.md", words, f"{small} --target-epsilon 8")  # noise that the tiny encoder bears
+    words = {"epsilon 2": "epsilon 8"}  # noise that the tiny encoder bears
+    ran = walk(TUTORIALS / "own-data.md", words, small)
     commands = ["demo-data", "retrain", "retrain", "audit", "plan", "release", "handover", "revoke"]
     assert [line.split()[1] for line in ran] == commands
     (archive,) = Path("outbox").glob("*.tar.zst")
