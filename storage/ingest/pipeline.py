@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from storage.artifacts import file_digest
 from storage.codelist import Code, read_codelist, restrict
 from storage.datasets import CELLS, CODES, FIELDS, split_file
 from storage.durable import write_atomically
@@ -123,7 +122,7 @@ def ingest(
                 _write(writer, batch, done, survey, selection, classes, config, content)
                 done += batch.num_rows
                 report_progress((surveyor.rows + done) // 2, surveyor.rows)
-            if file_digest(source) != records.sha256:
+            if records.changed():
                 raise StorageError(f"{records.source.label} changed during reading. Run again")
         result = _result(records, survey, selection, classes, writer, config)
         for name in (CODES, FIELDS):

@@ -6,18 +6,21 @@ No message quotes a cell.
 
 from __future__ import annotations
 
+import codecs
 import csv
+import hashlib
 import json
 import math
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,16 +30,19 @@ import pyarrow.parquet as pq
 
 from storage.artifacts import file_digest
 from storage.errors import InputError
-from storage.tables import memory_check
-from storage.tables.memory_check import Lines, TooLong
+from storage.tables import guarded
+from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.source import (
+    LONGEST_JSON,
     LONGEST_LINE,
     MOST_COLUMNS,
     Kind,
+    Lines,
     Source,
+    TooLong,
     bounded_lines,
-    count_records,
     open_source,
+    read_safely,
     require_columns,
     scan,
 )
@@ -50,14 +56,39 @@ _PIECE_CELLS = 1 << 20
 _PIECE_CHARACTERS = 1 << 24
 _PIECE_ROWS = 2048
 _PARQUET_ROWS = 256
+_JSON_CHUNK = 1 << 20
 _PARQUET_MEMORY, _PARQUET_BYTES = 4 << 30, 256 << 20
 """Bytes of the process that checks a Parquet file, and of the rows that it reads at a time."""
-_TEXT_MEMORY, _OWN_BOUND = 1 << 30, 1 << 20
-"""Bytes of the process that checks a CSV or JSON Lines; a file unpacked to fewer than the second is its own bound."""
-_TOO_LONG = 2
 _ROWS_A_BYTE, _FEW_ROWS = 8, 1_000_000
 _NANOSECONDS: Final = pa.time64("ns")
 """Python's times end at the microsecond."""
+
+
+class Marks:
+    """Blanks the cells that say that there is no value, and counts them by column and mark."""
+
+    def __init__(self, values: Collection[str], *, codes: Collection[str] = ()) -> None:
+        self._values = pa.array(sorted(set(values) - set(codes)), pa.string())
+        self.counts: dict[str, Counter[str]] = {}
+
+    def blank(self, name: str, column: pa.Array) -> pa.Array:
+        """Returns a column of texts without marks."""
+        trimmed = pc.call_function("utf8_trim_whitespace", [column])
+        marked = pc.call_function("is_in", [trimmed], pc.SetLookupOptions(self._values))
+        if not pc.call_function("any", [marked]).as_py():
+            return column
+        found = trimmed.filter(marked).value_counts()
+        self.counts.setdefault(name, Counter()).update({one["values"]: one["counts"] for one in found.to_pylist()})
+        return pc.call_function("if_else", [marked, "", column])
+
+    @property
+    def sentence(self) -> str:
+        """Says which marks were read as blank; empty where none was."""
+        said = [
+            f"{name!r}: {', '.join(f'{mark} ({count:,})' for mark, count in counts.most_common())}"
+            for name, counts in self.counts.items()
+        ]
+        return f"read as blank, by column: {'; '.join(said)}" if said else ""
 
 
 @dataclass(frozen=True)
@@ -67,54 +98,93 @@ class Table:
     source: Source
     columns: tuple[str, ...]
     rows: int
-    """Counted independently of `read`, which refuses to end at another number."""
+    """Counted on opening; `read` refuses to end at another number. Of several files together."""
     sha256: str
     schema: pa.Schema
     """Arrow types of the columns: text for a CSV; for JSON the type of all values of a key, or text."""
+    skipped: int = 0
+    """Bad rows that are skipped, where that was asked for."""
+    missing: tuple[str, ...] = ()
+    """Marks of missing values, for `Marks`."""
+    more: tuple[Table, ...] = ()
+    """Further files with the same columns, read after this one."""
 
     @property
     def kind(self) -> Kind:
         """Returns the format."""
         return self.source.kind
 
+    @property
+    def files(self) -> tuple[Table, ...]:
+        """Returns the table of each file."""
+        return (replace(self, rows=self.rows - sum(part.rows for part in self.more), more=()), *self.more)
+
+    @property
+    def reading(self) -> list[str]:
+        """Says how each file is read: name, rows, format, and rows that are skipped."""
+        return [
+            f"{part.source.path.name}: {part.rows:,} rows, {part.source.reading}"
+            + (f", {part.skipped:,} bad rows skipped" if part.skipped else "")
+            for part in self.files
+        ]
+
     def read(self, columns: Sequence[str] | None = None) -> Generator[Row, None, None]:
         """Yields all rows, or these columns of all rows; refuses a malformed row, and another number than counted."""
         required = self.columns if columns is None else tuple(columns)
-        if self.source.kind == "parquet":
-            batches = _parquet_batches(self.source, required)
-            rows = (row for batch in batches for row in _values(self.source, batch))
-        elif self.source.kind == "jsonl":
-            records = _json_records(self.source)
-            rows = (tuple(record.get(name, ABSENT) for name in required) for _, record in records)
-        else:
-            places = None if columns is None else [self.columns.index(name) for name in required]
-            rows = _csv_rows(self.source, places)
-        return self._counted(rows)
+        for part in self.files:
+            if part.kind == "parquet":
+                batches = _parquet_batches(part.source, required)
+                rows = (row for batch in batches for row in _values(part.source, batch))
+            elif part.kind == "jsonl":
+                records = _json_records(part.source, [])
+                rows = (tuple(record.get(name, ABSENT) for name in required) for _, record in records)
+            else:
+                everything = required == part.source.columns
+                places = None if everything else [part.source.columns.index(name) for name in required]
+                rows = _csv_rows(part.source, places, [])
+            yield from part._counted(rows)
 
-    def texts(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yields the columns in this order, every cell a string and absent ones empty, for training and coding."""
-        if self.source.kind == "parquet":
-            rows = 0
-            for batch in _parquet_batches(self.source, self.columns):
-                rows += batch.num_rows
-                texts = [_parquet_text(self.source, batch, name) for name in columns]
-                # Coding returns every column, so training also reads the others and refuses what coding would refuse.
-                others = [name for name in self.columns if name not in columns]
-                _values(self.source, batch.select([name for name in others if not _accepts_any_bytes(batch, name)]))
-                yield pa.RecordBatch.from_arrays(texts, names=list(columns))
-            self._reconcile(rows)
-            return
+    def texts(self, columns: Sequence[str], marks: Marks | None = None) -> Iterator[pa.RecordBatch]:
+        """Yields the columns in this order, every cell a string and absent ones empty, for training and coding.
+
+        Args:
+            marks: read as blank.
+        """
+        for batch in self._texts(columns):
+            arrays = batch.columns if marks is None else map(marks.blank, columns, batch.columns)
+            yield pa.RecordBatch.from_arrays(list(arrays), names=list(columns))
+
+    def _texts(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        for part in self.files:
+            yield from part._parquet_texts(columns) if part.kind == "parquet" else part._row_texts(columns)
+
+    def _row_texts(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for piece in pieces(self.read(columns), columns=len(columns)):
             cells = zip(*piece, strict=True)
             if self.kind == "jsonl":
                 cells = (map(_as_text, column) for column in cells)
-            texts = [pa.array(column, pa.string()) for column in cells]
-            yield pa.RecordBatch.from_arrays(texts, names=list(columns))
+            yield pa.RecordBatch.from_arrays([pa.array(column, pa.string()) for column in cells], names=list(columns))
 
-    def text_rows(self, columns: Sequence[str]) -> Generator[tuple[str, ...], None, None]:
+    def _parquet_texts(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        rows = 0
+        for batch in _parquet_batches(self.source, self.columns):
+            rows += batch.num_rows
+            texts = [_parquet_text(self.source, batch, name) for name in columns]
+            # Coding returns every column, so training also reads the others and refuses what coding would refuse.
+            others = [name for name in self.columns if name not in columns]
+            _values(self.source, batch.select([name for name in others if not _accepts_any_bytes(batch, name)]))
+            yield pa.RecordBatch.from_arrays(texts, names=list(columns))
+        self._reconcile(rows)
+
+    def text_rows(self, columns: Sequence[str], marks: Marks | None = None) -> Generator[tuple[str, ...], None, None]:
         """Yields what `texts` does, row by row."""
-        for batch in self.texts(columns):
+        for batch in self.texts(columns, marks):
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+    def changed(self) -> bool:
+        """Checks whether a file has other bytes than when it was opened."""
+        digests = [file_digest(part.source.path) for part in self.files]
+        return (_together(digests) if self.more else digests[0]) != self.sha256
 
     def _counted(self, rows: Iterator[Row]) -> Generator[Row, None, None]:
         number = 0
@@ -132,49 +202,98 @@ class Table:
 
 
 def open_table(
-    path: Path, required: Sequence[str], *, option: str = "data", column_options: Mapping[str, str] | None = None
+    path: Path | Sequence[Path],
+    required: Sequence[str],
+    *,
+    option: str = "data",
+    column_options: Mapping[str, str] | None = None,
+    read: ReadOptions = AS_IT_LOOKS,
 ) -> Table:
-    """Opens a table, determines its encoding and counts its rows; reads JSON Lines to their end.
+    """Opens a table of one or more files, determines its encoding and reads it to its end, which counts its rows.
 
     The columns `required` must exist. Messages name the options by which file and columns were given.
     """
-    csv.field_size_limit(LONGEST_LINE)  # Python's default refuses 131,073 characters
-    source = open_source(path, option)
+    paths = [path] if isinstance(path, Path) else list(path)
+    if len({file.resolve() for file in paths}) < len(paths):
+        raise InputError(f"{option}: a file is named twice. Name each once")
+    tables = [_open_file(file, required, option, column_options, read) for file in paths]
+    first = tables[0]
+    for table in tables[1:]:
+        if (
+            sorted(table.columns) != sorted(first.columns)
+            or table.kind != first.kind
+            or (table.kind == "parquet" and table.schema.select(first.columns) != first.schema)
+        ):
+            raise InputError(
+                f"{table.source.label} has other columns than {first.source.path.name} ({len(table.columns)} and "
+                f"{len(first.columns)}), or another format. Give files of one layout"
+            )
+    if len(tables) == 1:
+        return first
+    return replace(
+        first,
+        source=replace(first.source, beside=len(tables) - 1),
+        rows=sum(table.rows for table in tables),
+        sha256=_together([table.sha256 for table in tables]),
+        skipped=first.skipped,
+        more=tuple(tables[1:]),
+    )
+
+
+def _together(digests: Sequence[str]) -> str:
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def _open_file(
+    path: Path, required: Sequence[str], option: str, column_options: Mapping[str, str] | None, read: ReadOptions
+) -> Table:
+    source, skipped = open_source(path, option, read, required), [0]
     sha256 = file_digest(path)
     if source.kind == "jsonl":
-        _check_memory(source, sha256)
-        source, schema, rows = _scan_json(source, required)
+        source, schema, rows = _scan_json(source, required, skipped)
+        require_columns(source, required, column_options)
     elif source.kind == "parquet":
         _check_memory(source, sha256)
         with pq.ParquetFile(path) as file:
             schema, rows = _readable(source, file.schema_arrow), file.metadata.num_rows
         if len(set(schema.names)) < len(schema.names):
             raise InputError(f"{source.label} has a column name twice. Rename one")
+        require_columns(source, required, column_options)
     else:
-        source = scan(source)
-        _check_memory(source, sha256)
-        schema, rows = pa.schema([pa.field(name, pa.string()) for name in source.columns]), count_records(source)
-    require_columns(source, required, column_options)
-    return Table(source, source.columns, rows, sha256, schema)
+        require_columns(source, required, column_options)
+        source = scan(source, read)
+        schema = pa.schema([pa.field(name, pa.string()) for name in source.columns])
+        rows = read_safely(source, lambda: sum(1 for _ in _csv_rows(source, [], skipped)))
+        if not rows:
+            raise InputError(f"{source.label} has a header and no records. Give a file of records")
+    return Table(source, source.columns, rows, sha256, schema, skipped[0], read.missing)
 
 
 def survey(
-    path: Path, *, text_columns: Sequence[str], option: str = "data", column_options: Mapping[str, str] | None = None
+    path: Path | Sequence[Path],
+    *,
+    text_columns: Sequence[str],
+    option: str = "data",
+    column_options: Mapping[str, str] | None = None,
+    read: ReadOptions = AS_IT_LOOKS,
 ) -> Table:
     """Reads a table to its end, so that its faults show before work starts."""
-    table = open_table(path, text_columns, option=option, column_options=column_options)
-    for _ in table.texts(text_columns) if text_columns and table.kind == "parquet" else ():
-        pass
-    for _ in table.read():
-        pass
+    table = open_table(path, text_columns, option=option, column_options=column_options, read=read)
+    if table.kind == "parquet":
+        for _ in table.texts(text_columns) if text_columns else ():
+            pass
+        for _ in table.read():
+            pass
     return table
 
 
-def read_small(path: Path, required: Sequence[str], *, option: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def read_small(
+    path: Path, required: Sequence[str], *, option: str, read: ReadOptions = AS_IT_LOOKS
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Returns the columns and all rows, as text, of a small table that is not a file of records."""
     if path.is_file() and path.stat().st_size > _SMALL:
         raise InputError(f"{option}: {path} has over {_SMALL >> 20} MB. Give a smaller file, not the data file")
-    table = open_table(path, required, option=option)
+    table = open_table(path, required, option=option, read=read)
     return table.columns, list(table.text_rows(table.columns))
 
 
@@ -218,37 +337,62 @@ def _as_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _csv_rows(source: Source, places: Sequence[int] | None) -> Iterator[Row]:
-    fault, number, line = "", 0, 0
+def _csv_rows(source: Source, places: Sequence[int] | None, skipped: list[int]) -> Iterator[Row]:
+    """Yields the rows of a CSV, or these cells of them.
+
+    Args:
+        skipped: its first number is raised by each bad row that is skipped, where the source says so.
+    """
+    fault, number, line, width = "", 0, 0, len(source.columns)
     with source.text() as text:
         lines = Lines(text, LONGEST_LINE)
-        reader = csv.reader(lines, delimiter=source.delimiter, strict=True)
-        try:
-            for _ in islice((row for row in reader if row), 1):
-                pass  # the header
+        for _ in range(source.skip):
+            next(lines, None)
             lines.end_record()
-            for row in reader:
-                lines.end_record()
-                before, line = line, reader.line_num
-                if not row:
-                    continue
+        reader = csv.reader(lines, **source.dialect)
+        header = not source.named
+        while not fault:
+            try:
+                for row in reader:
+                    lines.end_record()
+                    before, line = line, reader.line_num
+                    if not row:
+                        continue
+                    if header:
+                        header = False
+                        continue
+                    number += 1
+                    if source.blank_end and len(row) == width + 1 and not row[-1].strip():
+                        row.pop()
+                    # guard: an open quote is told by its lines
+                    if len(row) == width and line - before > 1 and (inside := _records_inside(row, source.delimiter)):
+                        raise InputError(
+                            f"{source.label}, row {number}: a cell has line breaks, and {inside} of its lines read as "
+                            "records. Close an open quote"
+                        )
+                    if len(row) != width:
+                        fault = f"{len(row)} fields where the header has {width}"
+                    if not fault:
+                        yield tuple(row) if places is None else tuple([row[place] for place in places])
+                    elif source.skips_bad_rows:
+                        skipped[0], fault = skipped[0] + 1, ""
+                    else:
+                        break
+                break
+            except csv.Error:
                 number += 1
-                if len(row) != len(source.columns):
-                    fault = f"{len(row)} fields where the header has {len(source.columns)}"
-                    break
-                # guard: an open quote is told by its lines
-                if line - before > 1 and (swallowed := _records_inside(row, source.delimiter)):
-                    fault = f"a cell has line breaks, and {swallowed} of its lines read as records. Close an open quote"
-                    break
-                yield tuple(row) if places is None else tuple([row[place] for place in places])
-        except (csv.Error, UnicodeDecodeError):
-            number, fault = number + 1, f"it is not valid CSV, or has a cell of over {LONGEST_LINE:,} characters"
-        except TooLong:
-            number, fault = number + 1, f"over {LONGEST_LINE:,} characters"
+                fault = f"it is not valid CSV, or has a cell of over {LONGEST_LINE:,} characters"
+                # A quote that is open at the end has swallowed rows, which must not be skipped unseen.
+                if source.skips_bad_rows and reader.line_num - line == 1:
+                    skipped[0], fault, line = skipped[0] + 1, "", reader.line_num
+                    lines.end_record()
+            except TooLong:
+                number, fault = number + 1, f"over {LONGEST_LINE:,} characters in one line or record"
     if fault:
         raise InputError(
-            f"{source.label}, row {number}: {fault} (rows are counted from 1 after the header). "
-            "Correct the quotes and delimiters there"
+            f"{source.label}, row {number}: {fault} (rows are counted from 1 after the header). It was read as "
+            f"{source.reading}. Correct the quotes and delimiters there, name others (--separator, --quotes), or skip "
+            "such rows (--on-bad-row skip)"
         )
 
 
@@ -283,33 +427,20 @@ def _look(cell: str) -> tuple[int, bool]:
 
 @lru_cache(maxsize=64)
 def _check_memory(source: Source, sha256: str) -> None:
-    """Refuses a table that takes more memory than its reader could hold: a program of limited memory reads it first."""
-    options: tuple[str, ...] = ()
-    if source.kind == "parquet":
-        rows = pq.read_metadata(source.path).num_rows
-        if rows > max(_FEW_ROWS, _ROWS_A_BYTE * source.path.stat().st_size):
-            raise InputError(f"{source.label}: {rows:,} rows in so small a file. Give a file of records")
-        settings = [_PARQUET_MEMORY, _PARQUET_ROWS, _PARQUET_BYTES]
-        fault = f"{_PARQUET_ROWS} of its rows take over {_PARQUET_BYTES >> 20} MB unpacked, or it is damaged"
-    else:
-        if source.bytes < _OWN_BOUND:
-            return
-        encoding = "utf-8-sig" if source.encoding == "utf-8" else source.encoding
-        member = [] if source.member is None else [source.member]
-        settings = [_TEXT_MEMORY, LONGEST_LINE, encoding, source.delimiter, *member]
-        fault = f"a record takes over {_TEXT_MEMORY >> 20} MB of memory"
-        options = ("-S",)  # the standard library is all that it needs
-    program = [sys.executable, "-I", *options, str(Path(memory_check.__file__)), source.kind, *map(str, settings)]
+    """Refuses a Parquet file that takes more memory than its reader could hold."""
+    rows = pq.read_metadata(source.path).num_rows
+    if rows > max(_FEW_ROWS, _ROWS_A_BYTE * source.path.stat().st_size):
+        raise InputError(f"{source.label}: {rows:,} rows in so small a file. Give a file of records")
+    settings = map(str, (_PARQUET_MEMORY, _PARQUET_ROWS, _PARQUET_BYTES))
+    program = [sys.executable, "-I", guarded.__file__, "parquet", *settings]
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     with source.path.open("rb") as file:
         done = subprocess.run(program, stdin=file, env=environment, capture_output=True, check=False)
-    if done.returncode == _TOO_LONG:
-        line = f"{source.label}, line {int(done.stdout)}"
-        raise InputError(
-            f"{line}: over {LONGEST_LINE:,} characters in one line or record. Shorten it, or close a quote"
-        )
     if done.returncode:
-        raise InputError(f"{source.label}: {fault}. Shorten its cells, or give a CSV")
+        raise InputError(
+            f"{source.label}: {_PARQUET_ROWS} of its rows take over {_PARQUET_BYTES >> 20} MB unpacked, or it is "
+            "damaged. Shorten its cells, or give a CSV"
+        )
 
 
 def _parquet_batches(source: Source, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
@@ -388,25 +519,74 @@ def _parquet_text(source: Source, batch: pa.RecordBatch, name: str) -> pa.Array:
     )
 
 
-def _json_records(source: Source) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json_records(source: Source, skipped: list[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields each object with its number: of its line, or of its place in the array."""
+    place = "record" if source.array else "line"
+    for number, text in _json_texts(source):
+        record: Any = None
+        fault = "it is not a JSON object"
+        try:
+            record = json.loads(text, object_pairs_hook=_object, parse_constant=_no_number, parse_float=_number)
+        except _NotANumber:
+            fault = "it has NaN or Infinity, which JSON lacks. Write null"
+        except (ValueError, ArithmeticError, RecursionError):
+            fault = "it is not valid JSON, or has a key twice"
+        if "\\ud" in text.lower() and not _encodes(record):  # only an escape can make half a character
+            record, fault = None, "it has half of a surrogate pair"
+        if isinstance(record, dict):
+            yield number, record
+        elif source.skips_bad_rows:
+            skipped[0] += 1
+        else:
+            raise InputError(f"{source.label}, {place} {number}: {fault}. Write one object per {place}")
+
+
+def _json_texts(source: Source) -> Iterator[tuple[int, str]]:
+    if source.array:
+        yield from _array_texts(source)
+        return
     with source.open() as file:
-        for number, line in enumerate(bounded_lines(file, source.label), start=1):
-            if not line.strip():
-                continue
-            record: Any = None
-            fault = "it is not a JSON object"
+        for number, line in enumerate(bounded_lines(file, source.label, LONGEST_JSON), start=1):
+            fault = ""
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-                record = json.loads(text, object_pairs_hook=_object, parse_constant=_no_number, parse_float=_number)
             except UnicodeDecodeError:
-                fault = "it is not UTF-8"
-            except (ValueError, RecursionError):
-                fault = "it is not valid JSON, or has a key twice"
-            if b"\\ud" in line.lower() and not _encodes(record):  # only an escape can make half a character
-                record, fault = None, "it has half of a surrogate pair"
-            if not isinstance(record, dict):
+                text, fault = "", "it is not UTF-8"
+            if fault:
                 raise InputError(f"{source.label}, line {number}: {fault}. Write one object per line")
-            yield number, record
+            if text.strip():
+                yield number, text
+
+
+_BETWEEN = re.compile(r"[\s,]*")
+
+
+def _array_texts(source: Source) -> Iterator[tuple[int, str]]:
+    """Yields the texts of an array's records; holds a chunk and a record."""
+    decoder, number, fault = json.JSONDecoder(), 0, ""
+    with source.open() as raw:
+        stream = codecs.getreader("utf-8-sig")(raw)
+        held, ended = read_safely(source, lambda: stream.read(_JSON_CHUNK)).lstrip(), False
+        at = 1
+        if not held.startswith("["):
+            fault = "one JSON object, not a list of records. Write an array of objects, or one object per line"
+        while not fault:
+            at = _BETWEEN.match(held, at).end()  # pyrefly: ignore[missing-attribute]
+            if held.startswith("]", at):
+                return
+            end = at
+            with suppress(ValueError, RecursionError):
+                _, end = decoder.raw_decode(held, at)
+            if 0 < end - at <= LONGEST_JSON:
+                number += 1
+                yield number, held[at:end]
+                at = end
+                continue
+            if ended or max(end, len(held)) - at > LONGEST_JSON:
+                fault = f"record {number + 1} is not valid JSON, or has over {LONGEST_JSON:,} characters. Correct it"
+            chunk = read_safely(source, lambda: stream.read(_JSON_CHUNK))
+            held, at, ended = held[at:] + chunk, 0, not chunk
+    raise InputError(f"{source.label}: {fault}")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -423,9 +603,13 @@ def _number(text: str) -> float | Decimal:
     return value if math.isfinite(value) and Decimal(repr(value)) == Decimal(text) else Decimal(text)
 
 
+class _NotANumber(Exception):
+    pass
+
+
 def _no_number(name: str) -> Any:
     """Refuses NaN and Infinity, which JSON lacks (RFC 8259, section 6)."""
-    raise ValueError
+    raise _NotANumber
 
 
 def _encodes(value: Any) -> bool:
@@ -436,26 +620,28 @@ def _encodes(value: Any) -> bool:
     return True
 
 
-def _scan_json(source: Source, required: Sequence[str]) -> tuple[Source, pa.Schema, int]:
+def _scan_json(source: Source, required: Sequence[str], skipped: list[int]) -> tuple[Source, pa.Schema, int]:
     """Returns the source with its columns, their types, and the number of records."""
     kinds: dict[str, set[type]] = {}
-    characters = 0
-    for number, record in _json_records(source):
+    characters = rows = 0
+    place = "record" if source.array else "line"
+    for number, record in _json_records(source, skipped):
+        rows += 1
         for name, value in record.items():
             if name not in kinds:
                 kinds[name], characters = set(), characters + len(name)
             kinds[name].add(type(value))
         for name in required:
             if isinstance(record.get(name), list | dict):
-                raise InputError(f"{source.label}, line {number}, key {name!r}: a list or an object. Give text")
+                raise InputError(f"{source.label}, {place} {number}, key {name!r}: a list or an object. Give text")
         if len(kinds) > MOST_COLUMNS or characters > LONGEST_LINE:
             raise InputError(
-                f"{source.label}, line {number}: over {MOST_COLUMNS:,} different keys, or long ones. Give a table"
+                f"{source.label}, {place} {number}: over {MOST_COLUMNS:,} different keys, or long ones. Give a table"
             )
     if not kinds:
         raise InputError(f"{source.label} has no records. Give a file of records")
     schema = pa.schema([pa.field(name, _arrow_type(types)) for name, types in kinds.items()])
-    return replace(source, columns=tuple(kinds)), schema, count_records(source)
+    return replace(source, columns=tuple(kinds)), schema, rows
 
 
 def _arrow_type(kinds: set[type]) -> pa.DataType:

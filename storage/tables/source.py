@@ -1,4 +1,4 @@
-"""Inspects a source of records before it is read: the kind of file, its encoding, its columns.
+"""Finds out what a file of records is: its container, encoding, separator, quotes and header.
 
 Nothing here puts a cell into a message: the libraries' errors quote the faulty line, so they are caught and replaced
 outside their handlers, which leaves no chain to them.
@@ -6,42 +6,70 @@ outside their handlers, which leaves no chain to them.
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import csv
 import difflib
+import gzip
 import io
+import json
+import lzma
 import re
 import struct
+import subprocess
+import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, AnyStr, Final, Literal, TypeVar, cast
+from typing import IO, Any, AnyStr, Final, Literal, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.errors import InputError
+from storage.tables import guarded
+from storage.tables.options import AS_IT_LOOKS, Quotes, ReadOptions
 
 T = TypeVar("T")
 Kind = Literal["csv", "parquet", "jsonl", "npz"]
-Encoding = Literal["utf-8", "cp1252"]
+Container = Literal["plain", "zip", "gzip", "bzip2", "xz", "workbook"]
 
 JSON_LINES: Final = {".jsonl", ".ndjson"}
 
 LONGEST_LINE = 1 << 24
-"""Characters of a line, and of a cell, at most; bytes of a line of JSON."""
+"""Characters of a line, and of a record, at most."""
+LONGEST_JSON = 1 << 22
+"""Bytes of a record of JSON, which may unfold to thirty times as many."""
 MOST_COLUMNS = 100_000
 _MOST_EXPANSION, _SMALL = 200, 64 << 20
-"""How many times a file inside a ZIP may unfold, where it is not small."""
+"""How many times a packed file may unfold, where it is not small."""
 _HEAD = 1 << 20
 _CHUNK = 4 << 20
+_LOOKED_AT, _TITLES = 200, 50
+"""Rows that the separator must fit, and those among which the header is looked for."""
+_BOOK_MEMORY = 4 << 30
+_PACKED: Final[dict[bytes, Container]] = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz"}
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 """First bytes of an archive; the second is empty. A CSV may begin with `PK`, such as a column of keys."""
-_ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OSError, struct.error)
-"""Errors that the library raises for a damaged archive, whose offsets it follows."""
+_UNPACK_FAULTS = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError, OSError, struct.error),
+)
+"""Errors that the libraries raise for a damaged archive, whose offsets they follow."""
+_OTHER_FORMATS: Final = {
+    b"%PDF": "a PDF. Ask for the data as CSV or XLSX",
+    b"{\\rtf": "a text document. Save the table as CSV",
+    b"$FL2": "an SPSS file. Export it as CSV or Parquet",
+    b"$FL3": "an SPSS file. Export it as CSV or Parquet",
+    b"<stata_dta>": "a Stata file. Export it as CSV or Parquet",
+    b"\x28\xb5\x2f\xfd": "packed with Zstandard. Unpack it, or pack it with gzip",
+    b"7z\xbc\xaf": "a 7z archive. Unpack it",
+    b"Rar!": "a RAR archive. Unpack it",
+    b"SQLite format 3": "a SQLite database. Export the table as CSV",
+}
+_XLS = b"\xd0\xcf\x11\xe0"
 _PARQUET = b"PAR1"
 """First bytes of a Parquet file; a CSV may begin so, too, but continues as text."""
 _UNDEFINED_IN_CP1252 = bytes([0x81, 0x8D, 0x8F, 0x90, 0x9D])
@@ -55,64 +83,176 @@ class Source:
     kind: Kind
     columns: tuple[str, ...]
     bytes: int
-    """Unpacked."""
+    """Unpacked, where that is known."""
     estimated_rows: int
     member: str | None = None
-    """Name of the CSV inside the ZIP."""
-    encoding: Encoding = "utf-8"
+    """Name of the file inside the ZIP, or of the workbook's sheet."""
+    encoding: str = "utf-8"
     delimiter: str = ","
     option: str = "data"
     """Option that named the file, for messages."""
+    container: Container = "plain"
+    quotes: Quotes = "double"
+    skip: int = 0
+    """Lines above the header."""
+    named: bool = False
+    """The file has no header: the columns are named by an option."""
+    blank_end: bool = False
+    """Every row ends in one blank field more than the header, or the header in one more than every row."""
+    array: bool = False
+    """JSON in one array, not in lines."""
+    skips_bad_rows: bool = False
+    beside: int = 0
+    """Number of further files."""
 
     @property
     def name(self) -> str:
         """Returns the path, and the file inside it, for messages."""
-        return f"{self.path}" if self.member is None else f"{self.path} ({self.member})"
+        more = f" and {self.beside} more" if self.beside else ""
+        return f"{self.path}{more}" if self.member is None else f"{self.path} ({self.member}){more}"
 
     @property
     def label(self) -> str:
         """Returns the start of a message about it."""
         return f"{self.option}: {self.name}"
 
+    @property
+    def dialect(self) -> dict[str, Any]:
+        """Returns the settings of Python's `csv`."""
+        return _dialect(self.delimiter, self.quotes)
+
+    @property
+    def reading(self) -> str:
+        """Says in one line how the file is read."""
+        packed = "" if self.container == "plain" else f"{self.container}, "
+        if self.kind != "csv":
+            return packed + {"jsonl": "a JSON array" if self.array else "JSON Lines"}.get(self.kind, self.kind)
+        if self.container == "workbook":
+            said = f"workbook, sheet {self.member}" if self.member else "workbook"
+        else:
+            quotes = {"double": "doubled quotes", "backslash": "quotes behind \\", "none": "quotes as text"}
+            shown = {"\t": "tab", ",": "comma", ";": "semicolon"}.get(self.delimiter, self.delimiter)
+            said = f"{packed}{self.encoding}, separator {shown}, {quotes[self.quotes]}"
+        header = "no header" if self.named else f"header in line {self.skip + 1}" if self.skip else "header first"
+        return f"{said}, {header}"
+
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
-        """Opens the bytes of the CSV or JSON Lines, unpacked as they are read."""
-        if self.member is None:
-            with self.path.open("rb") as file:
+        """Opens the bytes of the text, unpacked as they are read."""
+        if self.container == "workbook":
+            with _open_sheet(self) as file:
                 yield file
+        elif self.container == "zip":
+            with zipfile.ZipFile(self.path) as archive, archive.open(cast(str, self.member)) as file:
+                yield cast(IO[bytes], file)
         else:
-            with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as file:
+            opened = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}.get(self.container, open)
+            with opened(self.path, "rb") as file:
                 yield cast(IO[bytes], file)
 
     @contextmanager
     def text(self) -> Iterator[IO[str]]:
         """Opens the same as characters; line ends stay unchanged."""
-        encoding = "utf-8-sig" if self.encoding == "utf-8" else self.encoding
+        encoding = "utf-8-sig" if codecs.lookup(self.encoding).name == "utf-8" else self.encoding
         with self.open() as raw, io.TextIOWrapper(raw, encoding=encoding, newline="") as text:
             yield text
 
 
-def open_source(path: Path, option: str = "data") -> Source:
+def _dialect(delimiter: str, quotes: Quotes) -> dict[str, Any]:
+    more: dict[str, Any] = {
+        "double": {},
+        "backslash": {"escapechar": "\\", "doublequote": False},
+        "none": {"quoting": csv.QUOTE_NONE},
+    }[quotes]
+    return {"delimiter": delimiter, "strict": True} | more
+
+
+class TooLong(Exception):
+    """Reports a line, or a record of several lines, over the limit."""
+
+    def __init__(self, line: int) -> None:
+        super().__init__(line)
+        self.line = line
+
+
+class Lines(Iterator[str]):
+    """Yields the lines of a file while neither one nor all of a record have more characters than they may."""
+
+    def __init__(self, file: IO[str], most: int) -> None:
+        self.number, self._file, self._most, self._record = 0, file, most, 0
+
+    def __next__(self) -> str:
+        line = self._file.readline(self._most)
+        if not line:
+            raise StopIteration
+        self.number += 1
+        self._record += len(line)
+        # guard: a record of many lines has a limit
+        if self._record >= self._most:
+            raise TooLong(self.number)
+        return line
+
+    def end_record(self) -> None:
+        """Begins the next record at the next line."""
+        self._record = 0
+
+
+def open_source(
+    path: Path, option: str = "data", read: ReadOptions = AS_IT_LOOKS, required: Sequence[str] = ()
+) -> Source:
     """Inspects the first megabyte of a file.
 
-    The columns of JSON Lines stay open: they are complete at the last line only.
+    The columns of JSON stay open: they are complete at its end only.
+
+    Args:
+        required: columns by which the header is found below lines of titles.
     """
     if not path.is_file():
         raise InputError(f"{option}: no file {path}")
     size = path.stat().st_size
     if size == 0:
         raise InputError(f"{option}: {path} is empty. Give a file of records")
-    if path.suffix.lower() in JSON_LINES:
-        return Source(path, "jsonl", (), size, _lines_estimated(path, size), option=option)
     with path.open("rb") as file:
-        magic = file.read(4)
-        after = file.read(1)
-    if magic == _PARQUET and (path.suffix.lower() == ".parquet" or (after < b" " and after not in b"\t\r\n")):
+        magic = file.read(16)
+    if magic.startswith(_PARQUET) and (
+        path.suffix.lower() == ".parquet" or (magic[4:5] < b" " and magic[4:5] not in b"\t\r\n")
+    ):
         return _parquet(path, option)
-    member: str | None = None
-    if magic in _ZIP:
-        member, size = _member(path, option)
-    return _csv(Source(path, "csv", (), size, 0, member, option=option))
+    source = Source(path, "csv", (), size, 0, option=option, skips_bad_rows=read.bad_rows == "skip")
+    name = path
+    for first, container in _PACKED.items():
+        if magic.startswith(first):
+            source, name = replace(source, container=container), path.with_suffix("")
+    if magic.startswith(_XLS):
+        source = replace(source, container="workbook", member=read.sheet)
+    elif magic.startswith(_ZIP):
+        source = _archive(source, read)
+        name = Path(source.member or path.name)
+    head = read_safely(source, lambda: _head(source))
+    start = head.lstrip()[:64].lower()
+    if start.startswith((b"<!doctype html", b"<html")):
+        raise InputError(f"{source.label} is an HTML page, so the download failed or asks to log in. Fetch it again")
+    for first, what in _OTHER_FORMATS.items():
+        if head.startswith(first):
+            raise InputError(f"{source.label} is {what}")
+    if source.container != "workbook" and (kind := _json_kind(head, name.suffix.lower())):
+        rows = 1 if kind == "array" else _rows_estimated(head, size)
+        return replace(source, kind="jsonl", array=kind == "array", estimated_rows=rows)
+    return _csv(source, head, read, required)
+
+
+def _json_kind(head: bytes, suffix: str) -> Literal["array", "lines"] | None:
+    start = head.removeprefix(codecs.BOM_UTF8).lstrip()
+    if suffix in JSON_LINES:
+        return "array" if re.match(rb"\[\s*\{", start) else "lines"
+    if re.match(rb"\[\s*[\{\]]", start):
+        return "array"
+    if not re.match(rb'\{\s*["\}]', start):
+        return "array" if suffix == ".json" else None
+    try:
+        return "lines" if isinstance(json.loads(start.partition(b"\n")[0]), dict) else None
+    except (ValueError, RecursionError):
+        return "array" if suffix == ".json" else None
 
 
 def require_columns(source: Source, required: Sequence[str], column_options: Mapping[str, str] | None = None) -> None:
@@ -146,63 +286,10 @@ def require_columns(source: Source, required: Sequence[str], column_options: Map
                 "Its first row does not look like column names. Put them into the first row (it is not shown, "
                 "since it may be a record)"
             )
+        if not near and source.kind == "csv":
+            hint += f". It was read as {source.reading}: --separator, --skip-rows and --names change that"
         by = f" ({column_options[name]})" if column_options and name in column_options else ""
         raise InputError(f"{source.label} has no column {name!r}{by}. {hint.strip()}")
-
-
-def scan(source: Source) -> Source:
-    """Reads a whole CSV once, as bytes, to determine its encoding."""
-    whole = read_safely(source, lambda: _is_utf8(source))
-    if not whole:
-        read_safely(source, lambda: _check_cp1252(source))
-    return replace(source, encoding="utf-8" if whole else "cp1252")
-
-
-def bounded_lines(file: IO[AnyStr], label: str) -> Iterator[AnyStr]:
-    """Yields the lines of a file, none of which is held beyond its limit; refuses a longer one."""
-    number = 0
-    while line := file.readline(LONGEST_LINE):
-        number += 1
-        if len(line) == LONGEST_LINE:
-            raise InputError(f"{label}, line {number}: over {LONGEST_LINE:,} characters. Shorten it")
-        yield line
-
-
-def count_records(source: Source) -> int:
-    """Counts the records of a CSV without its header, or of JSON Lines, line by line and by quotes alone.
-
-    It shares nothing with the reader that splits rows, so that a fault of either shows as a difference. A quote opens
-    a cell at the cell's start only; elsewhere outside quotes it is a character like others. Blank lines do not count.
-    """
-    return read_safely(source, lambda: _count_records(source))
-
-
-def _count_records(source: Source) -> int:
-    if source.kind == "jsonl":
-        with source.open() as file:
-            return sum(1 for line in bounded_lines(file, source.label) if line.strip())
-    records, quoted = -1, False  # the header is none
-    with source.text() as text:
-        for line in bounded_lines(text, source.label):
-            records += not quoted and line not in ("\n", "\r\n", "\r")
-            if quoted or '"' in line:
-                quoted = _ends_quoted(line, source.delimiter, quoted)
-    return records
-
-
-def _ends_quoted(line: str, delimiter: str, quoted: bool) -> bool:
-    """Checks whether a quoted cell is open at the end of a line, given whether one was open at its start."""
-    parts = line.split('"')
-    at = 0
-    while at < len(parts) - 1:  # the quote between parts[at] and parts[at + 1]
-        if not quoted:
-            quoted = parts[at].endswith(delimiter) or (at == 0 and not parts[0])
-        elif not parts[at + 1] and at + 2 < len(parts):
-            at += 1  # two quotes within quotes are one character
-        else:
-            quoted = False
-        at += 1
-    return quoted
 
 
 def read_safely(source: Source, action: Callable[[], T]) -> T:
@@ -213,24 +300,90 @@ def read_safely(source: Source, action: Callable[[], T]) -> T:
     try:
         return action()
     except UnicodeDecodeError:
-        fault = "it does not decode. Save it as UTF-8"
-    except _ZIP_FAULTS as error:
-        if source.member is None:
+        fault = f"it does not decode as {source.encoding}. Save it as UTF-8, or name its --encoding"
+    except _UNPACK_FAULTS as error:
+        if source.container == "plain":
             raise
-        fault = f"the ZIP cannot be unpacked ({type(error).__name__}). Unpack it by hand or fetch it again"
-    except pa.ArrowException as error:
-        fault = (
-            "a quoted cell never ends, or is longer than a block. Close the open quote"
-            if "straddl" in str(error)
-            else "it is not a readable table. Give a CSV with a header, or a whole Parquet file"
-        )
+        packed = {"zip": "ZIP", "workbook": "workbook"}.get(source.container, f"{source.container} file")
+        fault = f"the {packed} cannot be unpacked ({type(error).__name__}). Unpack it by hand or fetch it again"
     raise InputError(f"{source.label}: {fault}")
 
 
-def _lines_estimated(path: Path, size: int) -> int:
-    with path.open("rb") as file:
-        head = file.read(_HEAD)
-    return max(round(head.count(b"\n") * size / len(head)), 1)
+def scan(source: Source, read: ReadOptions) -> Source:
+    """Reads all bytes of a text once, to determine its encoding; refuses NUL bytes and what unfolds too far."""
+    if read.encoding is not None or source.container == "workbook":
+        return source
+    return replace(source, encoding=read_safely(source, lambda: _encoding(source)))
+
+
+def _encoding(source: Source) -> str:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    lines, size, whole = 0, 0, True
+    limit = max(_SMALL, _MOST_EXPANSION * source.path.stat().st_size)
+    with source.open() as file:
+        while chunk := file.read(_CHUNK):
+            at, size = chunk.find(b"\0"), size + len(chunk)
+            if at >= 0:
+                line = lines + chunk.count(b"\n", 0, at) + 1
+                raise InputError(
+                    f"{source.label}, line {line}: a NUL byte, so the file is damaged or not text. Save it as UTF-8"
+                )
+            if size > limit:
+                raise InputError(f"{source.label} unfolds to over {_MOST_EXPANSION} times its size. Unpack it")
+            whole = whole and _decodes(decoder, chunk)
+            lines += chunk.count(b"\n")
+    if whole and _decodes(decoder, b"", final=True):
+        return "utf-8"
+    _check_cp1252(source)
+    return "cp1252"
+
+
+def _check_cp1252(source: Source) -> None:
+    """Refuses a file with characters of both encodings, each of which misreads the other's, and bytes of neither."""
+    valid = invalid = 0
+    whole, damaged, undefined = [], [], []
+    with source.open() as file:
+        for number, line in enumerate(bounded_lines(file, source.label), start=1):
+            if line.isascii():
+                continue
+            text = line.decode(errors="replace")
+            bad = text.count("\ufffd")
+            invalid, valid = invalid + bad, valid + len(text) - bad - len(text.encode("ascii", "ignore"))
+            (damaged if bad else whole).append(number)
+            if bad and len(line.translate(None, _UNDEFINED_IN_CP1252)) < len(line):
+                undefined.append(number)
+    way_out = "Save all of it as UTF-8, or name its --encoding"
+    if valid > invalid:
+        raise InputError(
+            f"{source.label} is UTF-8 with {invalid} damaged bytes in {_lines_named(damaged)}, which cp1252 would "
+            f"misread. {way_out}"
+        )
+    if whole:
+        raise InputError(
+            f"{source.label} has lines in two encodings, UTF-8 in {_lines_named(whole)} and another in "
+            f"{_lines_named(damaged)}. {way_out}"
+        )
+    if undefined:
+        raise InputError(f"{source.label}, {_lines_named(undefined)}: neither UTF-8 nor cp1252. {way_out}")
+
+
+def _lines_named(lines: Sequence[int]) -> str:
+    shown = ", ".join(map(str, lines[:5]))
+    return f"line{'s' * (len(lines) > 1)} {shown}{f' and {len(lines) - 5:,} more' if len(lines) > 5 else ''}"
+
+
+def bounded_lines(file: IO[AnyStr], label: str, most: int | None = None) -> Iterator[AnyStr]:
+    """Yields the lines of a file, none of which is held beyond its limit; refuses a longer one."""
+    number, most = 0, most or LONGEST_LINE
+    while line := file.readline(most):
+        number += 1
+        if len(line) == most:
+            raise InputError(f"{label}, line {number}: over {most:,} characters. Shorten it")
+        yield line
+
+
+def _rows_estimated(head: bytes, size: int) -> int:
+    return max(round(head.count(b"\n") * size / max(1, len(head))), 1)
 
 
 def _parquet(path: Path, option: str) -> Source:
@@ -248,68 +401,176 @@ def _parquet(path: Path, option: str) -> Source:
     return Source(path, "parquet", columns, path.stat().st_size, rows, option=option)
 
 
-def _member(path: Path, option: str) -> tuple[str, int]:
-    members: list[zipfile.ZipInfo] | None = None
+def _archive(source: Source, read: ReadOptions) -> Source:
+    """Returns the source of the table inside a ZIP, or of a workbook, which is one."""
+    label, members = f"{source.option}: {source.path}", None
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(source.path) as archive:
             members = archive.infolist()
-    except _ZIP_FAULTS:
+    except _UNPACK_FAULTS:
         pass
     if members is None:
-        raise InputError(f"{option}: {path} begins like a ZIP but is damaged. Fetch it again")
-    csvs = [m for m in members if m.filename.lower().endswith(".csv") and not m.filename.startswith("__MACOSX/")]
-    if not csvs:
-        hint = "Pack the CSV, or give its path"
-        if any(m.filename == "xl/workbook.xml" for m in members):
-            hint = "It is an Excel workbook: save it as CSV"
-        raise InputError(f"{option}: {path} contains no CSV. {hint}")
-    if len(csvs) > 1:
-        names = ", ".join(m.filename for m in csvs[:5])
-        raise InputError(
-            f"{option}: {path} contains {len(csvs)} CSVs ({names}). Leave one, or unpack it and give a path"
-        )
-    if csvs[0].flag_bits & 0x1:
-        raise InputError(f"{option}: {path} is encrypted. Unpack it and give the CSV's path")
-    if csvs[0].file_size > max(_SMALL, _MOST_EXPANSION * csvs[0].compress_size):
-        times = csvs[0].file_size // max(1, csvs[0].compress_size)
-        raise InputError(f"{option}: {path} unfolds to {times:,} times its size. Unpack it and give the CSV's path")
-    return csvs[0].filename, csvs[0].file_size
+        raise InputError(f"{label} begins like a ZIP but is damaged. Fetch it again")
+    names = {member.filename for member in members}
+    if names & {"xl/workbook.xml", "xl/workbook.bin"} or {"content.xml", "mimetype"} <= names:
+        return replace(source, container="workbook", member=read.sheet)
+    visible = [m for m in members if not m.is_dir() and not re.search(r"(^|/)(\.|__MACOSX/)", m.filename)]
+    tables = [m for m in visible if Path(m.filename).suffix.lower() in _TEXTS]
+    csvs = [m for m in tables if m.filename.lower().endswith(".csv")] if len(tables) > 1 else tables
+    if len(csvs or tables) != 1:
+        shown = ", ".join(m.filename for m in (csvs or tables)[:5])
+        if tables:
+            raise InputError(
+                f"{label} contains {len(csvs or tables)} tables ({shown}). Leave one, or unpack it and give their paths"
+            )
+        arrays = visible and all(m.filename.endswith(".npy") for m in visible)
+        hint = "It is an archive of arrays: use `--profile images`" if arrays else "Pack the CSV, or give its path"
+        raise InputError(f"{label} contains no CSV or other table of text. {hint}")
+    (table,) = csvs or tables
+    if table.flag_bits & 0x1:
+        raise InputError(f"{label} is encrypted. Unpack it and give the table's path")
+    if table.file_size > max(_SMALL, _MOST_EXPANSION * table.compress_size):
+        times = table.file_size // max(1, table.compress_size)
+        raise InputError(f"{label} unfolds to {times:,} times its size. Unpack it and give the table's path")
+    return replace(source, container="zip", member=table.filename, bytes=table.file_size)
 
 
-def _csv(source: Source) -> Source:
-    if source.bytes == 0:
-        raise InputError(f"{source.label} is empty. Give a file of records")
-    head = read_safely(source, lambda: _head(source))
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise InputError(f"{source.label} is UTF-16. Save it as UTF-8")
-    if b"\0" in head:
-        raise InputError(f"{source.label} has NUL bytes. Give a CSV, ZIP or Parquet")
-    whole = len(head) == source.bytes
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    encoding: Encoding = "utf-8" if _decodes(decoder, head, final=whole) else "cp1252"
+_TEXTS = {".csv", ".txt", ".tsv", ".tab", ".psv", ".dat", ".json", *JSON_LINES}
+
+
+@contextmanager
+def _open_sheet(source: Source) -> Iterator[IO[bytes]]:
+    """Opens a sheet of a workbook as CSV, which a program of limited memory writes."""
+    program = [sys.executable, "-I", guarded.__file__, "workbook", str(_BOOK_MEMORY), str(source.path.resolve())]
+    with subprocess.Popen([*program, source.member or ""], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert isinstance(child.stdout, io.BufferedReader)
+        assert child.stderr is not None
+        yield cast(IO[bytes], child.stdout)
+        if not child.stdout.peek(1):  # read to its end
+            said, status = child.stderr.read().decode(errors="replace"), child.wait()
+            fault = {
+                0: "",
+                1: f"it takes over {_BOOK_MEMORY >> 30} GB to read. Save the sheet as CSV",
+                guarded.SHEETS: f"its sheets with rows are {said}. Name one with --sheet",
+            }.get(status, "the workbook is damaged, locked by a password, or none. Save the sheet as CSV")
+            if fault:
+                raise InputError(f"{source.option}: {source.path}: {fault}")
+        child.kill()
+
+
+def _csv(source: Source, head: bytes, read: ReadOptions, required: Sequence[str]) -> Source:
+    whole, encoding = len(head) < _HEAD, read.encoding
+    if encoding is None:
+        if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise InputError(f"{source.label} is UTF-16. Save it as UTF-8, or name --encoding utf-16")
+        if b"\0" in head:
+            raise InputError(f"{source.label} has NUL bytes. Give a CSV, ZIP or Parquet")
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        encoding = "utf-8" if _decodes(decoder, head, final=whole) else "cp1252"
     text = head.decode(encoding, errors="replace").removeprefix("\ufeff")
     if not text.strip():
         raise InputError(f"{source.label} is blank. Give a file of records")
-    first_line = text.lstrip("\r\n").partition("\n")[0]
-    delimiter = "," if "," in first_line else next((d for d in ";\t" if d in first_line), ",")
-    try:
-        rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-        columns = tuple(next(row for row in rows if row))
-        # A blank line does not count.
-        records = any(row for row in rows)
-    except (csv.Error, StopIteration):
-        columns, records = (), False
-    if not columns:
-        raise InputError(f"{source.label} is not valid CSV. Close the open quote in the header")
-    if len(columns) > MOST_COLUMNS:
-        raise InputError(f"{source.label} has over {MOST_COLUMNS:,} columns. Give a table of records")
-    if not records and whole:
-        raise InputError(f"{source.label} has a header and no records. Give a file of records")
-    lines = max(text.count("\n"), 1)
-    rows_estimated = lines - 1 + (not text.endswith("\n")) if whole else round(lines * source.bytes / len(head))
-    return replace(
-        source, columns=columns, encoding=encoding, delimiter=delimiter, estimated_rows=max(rows_estimated, 1)
+    layout = _layout(text, read, required, whole=whole)
+    source = replace(
+        source,
+        encoding=encoding,
+        delimiter=layout.delimiter,
+        quotes=layout.quotes,
+        skip=layout.skip,
+        named=bool(read.names),
     )
+    header, below = layout.header, layout.below
+    if not header:
+        raise InputError(f"{source.label} is not valid CSV. Close the open quote in the header")
+    if len(header) > MOST_COLUMNS:
+        raise InputError(f"{source.label} has over {MOST_COLUMNS:,} columns. Give a table of records")
+    if whole and not below and not layout.broken:
+        raise InputError(f"{source.label} has a header and no records. Give a file of records")
+    if below and not header[-1].strip() and all(len(row) == len(header) - 1 for row in below):
+        header = header[:-1]
+    blank_end = bool(below) and all(len(row) == len(header) + 1 and not row[-1].strip() for row in below)
+    lines = max(text.count("\n"), 1)
+    rows = lines - 1 + (not text.endswith("\n")) if whole else round(lines * source.bytes / len(head))
+    return replace(
+        source, columns=tuple(header), blank_end=blank_end, estimated_rows=max(rows - layout.skip + source.named, 1)
+    )
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Holds what the first rows are under one separator and one rule of quotes."""
+
+    delimiter: str
+    quotes: Quotes
+    skip: int
+    header: Sequence[str]
+    below: Sequence[Sequence[str]]
+    broken: bool
+    required: bool
+    """The header has every required column."""
+
+    @property
+    def rank(self) -> tuple[bool, bool, float]:
+        """Orders layouts: by the required columns, whole rows, and the share of rows that have the header's width."""
+        width = len(self.header)
+        fitting = sum(len(row) == width or (len(row) == width + 1 and not row[-1]) for row in self.below)
+        share = (fitting / len(self.below) if self.below else 1.0) * (width > 1)
+        return self.required, share > 0 and not self.broken, share
+
+
+def _layout(text: str, read: ReadOptions, required: Sequence[str], *, whole: bool) -> _Layout:
+    """Returns how the first rows fit one width best."""
+    declared = re.match(r"\"?sep=(.)\"?(?:\r\n|\n|\r)", text)  # as Excel writes and reads it
+    own = read.separator or (declared and declared[1])
+    separators = [own] if own else [",", ";", "\t", "|"]
+    found = []
+    for quotes in [read.quotes] if read.quotes else ["double", "backslash", "none"]:
+        for delimiter in separators:
+            usual = quotes == "double" or read.quotes or (quotes == "backslash" and '\\"' in text)
+            if usual or (quotes == "none" and delimiter in "\t|"):
+                skip = (read.skip or 0) + bool(declared)
+                rows, broken = _first_rows(text, delimiter, cast(Quotes, quotes), skip, whole=whole)
+                at, has = (0, False) if read.skip is not None or read.names else _header_at(rows, required)
+                header = read.names or (rows[at][1] if rows else [])
+                below = [row for _, row in rows[at + (not read.names) :]]
+                skip = rows[at][0] if at else skip
+                found.append(_Layout(delimiter, cast(Quotes, quotes), skip, header, below, broken, has))
+    return max(found, key=lambda layout: layout.rank)  # the first of the best
+
+
+def _first_rows(
+    text: str, delimiter: str, quotes: Quotes, skip: int, *, whole: bool
+) -> tuple[list[tuple[int, list[str]]], bool]:
+    """Returns rows that are not blank, each with the number of lines before it, and whether one could not be read."""
+    end = 0 if whole else max(text.rfind("\n"), text.rfind("\r")) + 1  # the last line may be cut
+    file = io.StringIO(text[: end or None], newline="")
+    for _ in range(skip):
+        file.readline()
+    rows: list[tuple[int, list[str]]] = []
+    reader, before = csv.reader(file, **_dialect(delimiter, quotes)), skip
+    try:
+        for row in reader:
+            if row:
+                rows.append((before, row))
+            before = skip + reader.line_num
+            if len(rows) == _LOOKED_AT:
+                return rows, False
+    except csv.Error:
+        return rows, whole or bool(file.read(1))  # a quote may be open where the text was cut
+    return rows, False
+
+
+def _header_at(rows: Sequence[tuple[int, Sequence[str]]], required: Sequence[str]) -> tuple[int, bool]:
+    """Returns the place of the header among the first rows, and whether it has the required columns.
+
+    Titles above it have one cell at most.
+    """
+    for at, (_, row) in enumerate(rows[:_TITLES]):
+        if required and set(required) <= set(row):
+            return at, True
+    filled = [sum(bool(cell.strip()) for cell in row) for _, row in rows[: _TITLES + 1]]
+    at = next((at for at, number in enumerate(filled) if number > 1), 0)
+    return at, False
 
 
 def _head(source: Source) -> bytes:
@@ -348,40 +609,4 @@ def _decodes(decoder: codecs.IncrementalDecoder, chunk: bytes, *, final: bool = 
     return True
 
 
-def _is_utf8(source: Source) -> bool:
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    lines, whole = 0, True
-    with source.open() as file:
-        while chunk := file.read(_CHUNK):
-            at = chunk.find(b"\0")
-            if at >= 0:
-                line = lines + chunk.count(b"\n", 0, at) + 1
-                raise InputError(
-                    f"{source.label}, line {line}: a NUL byte, so the file is damaged or not text. Save it as UTF-8"
-                )
-            whole = whole and _decodes(decoder, chunk)
-            lines += chunk.count(b"\n")
-    return whole and _decodes(decoder, b"", final=True)
-
-
-def _check_cp1252(source: Source) -> None:
-    """Refuses bytes that cp1252 lacks, and UTF-8 with a few damaged bytes, which would turn to gibberish unnoticed."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    lines = valid = invalid = 0
-    undefined_at: int | None = None
-    with source.open() as file:
-        while chunk := file.read(_CHUNK):
-            text = decoder.decode(chunk)
-            bad = text.count("\ufffd")
-            invalid += bad
-            valid += len(text) - bad - len(text.encode("ascii", "ignore"))
-            if undefined_at is None and len(chunk.translate(None, _UNDEFINED_IN_CP1252)) < len(chunk):
-                at = min(chunk.find(byte) for byte in _UNDEFINED_IN_CP1252 if byte in chunk)
-                undefined_at = lines + chunk.count(b"\n", 0, at) + 1
-            lines += chunk.count(b"\n")
-    if valid > invalid:
-        raise InputError(
-            f"{source.label} is UTF-8 with {invalid} damaged bytes, which cp1252 would misread. Repair them"
-        )
-    if undefined_at is not None:
-        raise InputError(f"{source.label}, line {undefined_at}: neither UTF-8 nor cp1252. Save it as UTF-8")
+csv.field_size_limit(LONGEST_LINE)  # Python's default refuses 131,073 characters

@@ -156,6 +156,7 @@ def test_a_cell_of_gigabytes(
     """With smaller limits: refused by the line, or by how often an archive unfolds, and never held whole."""
     for module in (reader, source):
         monkeypatch.setattr(module, "LONGEST_LINE", 2 << 20)
+        monkeypatch.setattr(module, "LONGEST_JSON", 2 << 20)
     monkeypatch.setattr(source, "_SMALL", 1 << 16)
     with pytest.raises(InputError, match=r"over 2,097,152 characters|times its size"):
         survey(write(content, tmp_path), text_columns=["Text"])
@@ -173,11 +174,14 @@ OBJECTS: dict[str, bytes] = {
 def test_a_record_that_takes_more_memory_than_characters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
 ) -> None:
-    """A program of limited memory, here 64 MB, reads it first; a sound file of the same size passes with that."""
-    monkeypatch.setattr(reader, "_TEXT_MEMORY", 64 << 20)
+    """A record of JSON, in a line or in an array, may have fewer characters than a row; a sound file is as long."""
+    monkeypatch.setattr(reader, "LONGEST_JSON", 2 << 20)
     (tmp_path / "in.jsonl").write_bytes(content)
-    with pytest.raises(InputError, match="a record takes over 64 MB of memory"):
+    with pytest.raises(InputError, match="line 1: over 2,097,152 characters"):
         survey(tmp_path / "in.jsonl", text_columns=["Text"])
+    (tmp_path / "in.json").write_bytes(b"[" + content + b"]")
+    with pytest.raises(InputError, match="record 1 is not valid JSON, or has over 2,097,152 characters"):
+        survey(tmp_path / "in.json", text_columns=["Text"])
     (tmp_path / "sound.jsonl").write_bytes(b'{"Text": "fell from a ladder"}\n' * 100_000)
     assert survey(tmp_path / "sound.jsonl", text_columns=["Text"]).rows == 100_000
 

@@ -105,7 +105,8 @@ FILE_FAULTS = {
     "NUL bytes": (text_of().replace("narrative 3", "narr\0ative"), "NUL"),
     "UTF-16": (text_of().encode("utf-16"), "UTF-16. Save it as UTF-8"),
     "picture": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "NUL bytes"),
-    "no table": ("<html><body>Not found</body></html>\n<p>x</p>\n", "has no column 'Final Narrative' (--text)"),
+    "a page": ("<html><body>Not found</body></html>\n<p>x</p>\n", "is an HTML page, so the download failed"),
+    "no table": ("Not found\nx\n", "has no column 'Final Narrative' (--text)"),
     "missing column": (
         text_of(header=("EventDate", "FinalNarrative", "Nature", "ID")),
         "(--text). Did you mean 'FinalNarrative'? It has 4 columns, 'EventDate', 'Nature' among them",
@@ -124,9 +125,9 @@ FILE_FAULTS = {
         text_of(header=("date", "title", "code", "id")),
         "(--text). It has 4 columns, 'date', 'title', 'code', 'id' among them",
     ),
-    "no CSV in ZIP": (archive("a.txt", "b.pdf"), "contains no CSV"),
-    "workbook": (archive("xl/workbook.xml"), "Excel workbook: save it as CSV"),
-    "two CSVs in ZIP": (archive("2015.csv", "2016.csv"), "contains 2 CSVs (2015.csv, 2016.csv)"),
+    "no CSV in ZIP": (archive("a.doc", "b.pdf"), "contains no CSV"),
+    "workbook": (archive("xl/workbook.xml"), "the workbook is damaged, locked by a password, or none"),
+    "two CSVs in ZIP": (archive("2015.csv", "2016.csv"), "contains 2 tables (2015.csv, 2016.csv)"),
     "encrypted ZIP": (encrypted_archive(), "is encrypted"),
     "cut ZIP": (archive("a.csv")[:-30], "begins like a ZIP but is damaged"),
     "empty CSV in ZIP": (archive("a.csv", content="\n")[:0] + archive("a.csv", content=" "), "is blank"),
@@ -148,7 +149,7 @@ ROW_FAULTS = {
     "NUL byte far in": (text_of([*LATE, ("1/1/2015", "a\0b", "111", "x")]), "line 20002: a NUL byte"),
     "damaged UTF-8": (
         text_of(with_cell(3, "Final Narrative", f"{MARKER} “é”, “ü”")).encode().replace("ü".encode(), b"\xc3"),
-        "is UTF-8 with 1 damaged bytes",
+        "is UTF-8 with 1 damaged bytes in line 4",
     ),
     "neither encoding": (text_of().encode().replace(b"narrative 3", b"narrative \x81"), "line 4: neither UTF-8 nor"),
     "field too many": (text_of([*ROWS[:3], (*ROWS[3], "more"), *ROWS[4:]]), "row 4: 5 fields where the header has 4"),
@@ -232,7 +233,7 @@ def test_check_reads_the_code_list(tmp_path: Path) -> None:
     assert "no file" in refused(text_of(), tmp_path, codelist=tmp_path / "absent.csv", act=check_source)
     other = tmp_path / "other.csv"
     other.write_text(text_of())
-    assert "column code is missing" in refused(text_of(), tmp_path, codelist=other, act=check_source)
+    assert "column 'code' is missing" in refused(text_of(), tmp_path, codelist=other, act=check_source)
 
 
 def test_no_such_file(tmp_path: Path) -> None:

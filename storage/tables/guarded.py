@@ -1,0 +1,71 @@
+"""Reads what may unfold in memory, in a program of limited memory: Parquet to its end, a workbook as CSV.
+
+Of Parquet it exits with 0 where it fits, or is damaged, which the reader reports; with 1 where it does not fit. Of a
+workbook it writes a sheet as CSV, and exits with 1 where that needs more memory, 2 where it cannot be read, 3 where
+several sheets have rows, whose names it writes to standard error.
+"""
+
+import csv
+import datetime
+import resource
+import sys
+from typing import Any
+
+SHEETS = 3
+
+
+def check_parquet(rows: int, most_bytes: int) -> int:
+    """Reads the Parquet file at standard input; returns 1 where some rows take more bytes than they may."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pa.set_memory_pool(pa.system_memory_pool())
+    with pq.ParquetFile("/dev/stdin") as file:
+        return int(any(batch.nbytes > most_bytes for batch in file.iter_batches(batch_size=rows, use_threads=False)))
+
+
+def write_csv(path: str, wanted: str) -> int:
+    """Writes a sheet, or the only one with rows, to standard output."""
+    import python_calamine
+
+    try:
+        book = python_calamine.CalamineWorkbook.from_path(path)
+        names = [name for name in book.sheet_names if not wanted or name == wanted]
+        sheets = [sheet for name in names if (sheet := book.get_sheet_by_name(name)).total_height]
+        if len(sheets) > 1 or not names:
+            sys.stderr.write(", ".join(map(repr, book.sheet_names)))
+            return SHEETS
+        sys.stdout.reconfigure(encoding="utf-8", newline="")  # pyrefly: ignore[missing-attribute]
+        out = csv.writer(sys.stdout, lineterminator="\n")
+        for sheet in sheets:
+            out.writerows([text_of(cell) for cell in row] for row in sheet.iter_rows())
+    except python_calamine.CalamineError:
+        return 2
+    return 0
+
+
+def text_of(cell: Any) -> str:
+    """Returns a cell as a person sees it: whole numbers without a point, days without a time."""
+    if isinstance(cell, bool):
+        return str(cell).upper()
+    if isinstance(cell, float):
+        return str(int(cell)) if cell.is_integer() and abs(cell) < 1e15 else repr(cell)
+    if isinstance(cell, datetime.datetime) and cell.time() == datetime.time():
+        cell = cell.date()
+    return cell.isoformat() if isinstance(cell, datetime.date | datetime.time) else str(cell).replace("\r", "\n")
+
+
+def main(kind: str, memory: int, *settings: str) -> int:
+    """Reads a table; returns what the program exits with."""
+    # guard: what unfolds is read by a program of limited memory
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    try:
+        return write_csv(*settings) if kind == "workbook" else check_parquet(*map(int, settings))
+    except MemoryError:
+        return 1
+    except Exception:  # whatever is wrong with it otherwise, its reader says
+        return 2 if kind == "workbook" else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:]))

@@ -1,0 +1,87 @@
+"""Says how a table is to be read, where what it looks like is not what it is."""
+
+from __future__ import annotations
+
+import codecs
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+Quotes = Literal["double", "backslash", "none"]
+
+MARKS: Final = (
+    *("NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "Null", "null", "NaN", "nan", "NAN", "None", "none", "(null)"),
+    *(".", "-", "--", "?", "[REDACTED]", "REDACTED", "#VALUE!", "#REF!", "#NAME?", "#DIV/0!"),
+)
+"""Cells that say that there is no value: those of R, SQL, pandas, spreadsheets, SAS and Stata."""
+
+
+class ReadOptions(BaseModel):
+    """Holds the settings of every command that reads a table; what is left out is found by looking."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", title="Reading")
+
+    separator: str | None = Field(
+        default=None,
+        title="Separator",
+        description="One character, or `tab`. Empty: that of , ; tab | by which the first rows have one width.",
+    )
+    quotes: Quotes | None = Field(
+        default=None,
+        title="Quotes",
+        description='`double`: "" is a quote inside a quoted cell. `backslash`: \\" is. `none`: quotes are text. '
+        "Empty: `double`, or `none` where tabs or | separate and quotes do not pair.",
+    )
+    encoding: str | None = Field(
+        default=None, title="Encoding", description="Such as cp850, mac_roman or utf-16. Empty: UTF-8, or cp1252."
+    )
+    sheet: str | None = Field(
+        default=None, title="Sheet", description="Of a workbook. Empty: the only one that has rows."
+    )
+    skip: int | None = Field(
+        default=None, ge=0, le=1000, title="Lines to skip", description="Lines above the header. Empty: titles alone."
+    )
+    names: tuple[str, ...] = Field(
+        default=(), title="Names of columns", description="Of a file without a header, in order, all of them."
+    )
+    missing: tuple[str, ...] = Field(
+        default=MARKS,
+        title="Marks of missing values",
+        description="Cells that count as blank where they are a text, a code, a date or an id. A code that is on "
+        "the code list stays one.",
+    )
+    bad_rows: Literal["refuse", "skip"] = Field(
+        default="refuse",
+        title="Bad rows",
+        description="Rows with another number of fields or quotes that do not pair: refuse the file, or skip and count "
+        "them.",
+    )
+
+    @field_validator("separator")
+    @classmethod
+    def _one_character(cls, value: str | None) -> str | None:
+        value = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|"}.get(value or "", value)
+        if value is not None and (len(value) != 1 or value in '"\r\n\\ ' or not value.isascii()):
+            raise ValueError("separator is not one character, or a quote, a blank or a line end. Give , ; | or tab")
+        return value
+
+    @field_validator("encoding")
+    @classmethod
+    def _known(cls, value: str | None) -> str | None:
+        try:
+            known = value is None or codecs.lookup(value)._is_text_encoding
+        except (LookupError, ValueError):
+            known = False
+        if not known:
+            raise ValueError("encoding is unknown. Give one such as utf-8, cp1252, cp850, mac_roman or utf-16")
+        return value
+
+    @field_validator("names")
+    @classmethod
+    def _different(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) < len(value) or not all(name.strip() for name in value):
+            raise ValueError("names are repeated or blank. Give each column its own")
+        return value
+
+
+AS_IT_LOOKS: Final = ReadOptions()
