@@ -328,7 +328,7 @@ class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain")
 
     @property
     def needs_search(self) -> bool:
-        """Checks whether a target epsilon leaves c and k to be searched."""
+        """Checks whether a target epsilon leaves c to be searched."""
         return self.pseudo_posterior.target_epsilon is not None
 
     @property

@@ -40,7 +40,7 @@ def retrain(
             "--epsilon",
             "--target-epsilon",
             help="Target ε for one record (or unit). Smaller values protect more and cost accuracy. SWAG-PPM searches "
-            "c and k for it.",
+            "c for it.",
         ),
     ] = None,
     delta: Annotated[
@@ -363,9 +363,8 @@ def _search(parameters: RetrainParameters) -> str:
     from mechanisms.posterior.target import MAX_FITS
 
     config = parameters.pseudo_posterior
-    names, constants = ("weighted and reweighted", "c and k") if config.reweight else ("weighted", "c")
     return (
-        f"{constants} for epsilon {config.target_epsilon:g}: {names} fits, decided one by one, at most {MAX_FITS}; "
+        f"c for epsilon {config.target_epsilon:g}: fits of all rounds, decided one by one, at most {MAX_FITS}; "
         "finished ones are reused"
     )
 

@@ -18,8 +18,7 @@ class PseudoPosteriorConfig(BaseModel, frozen=True, extra="forbid", title="Pseud
         le=1000,
         allow_inf_nan=False,
         title="Target epsilon",
-        description="What one draw may cost: c and k are searched for it by fits on the records, g is 0. Empty: c, g "
-        "and k as given.",
+        description="What one draw may cost: fits on the records search c for it, g is 0. Empty: c and g as given.",
     )
     risk_draws: int = Field(
         default=500,

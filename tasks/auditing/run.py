@@ -116,7 +116,7 @@ def rerun_seconds(estimate: Estimate, settings: AuditParameters, chosen: Sequenc
 def settle_parameters(
     context: Context, parameters: RetrainParameters, terms: Terms, *, do: Do, prefect_run_id: str | None
 ) -> tuple[RetrainParameters, Terms]:
-    """Settles the parameters as a retrain with a target epsilon does: c and k searched, or the noise set."""
+    """Settles the parameters as a retrain with a target epsilon does: c searched, or the noise set."""
     if parameters.formal is not None:
         released = formal.formal_branch(parameters)[1]
         target = terms.target_epsilon if terms.target_epsilon != "match" else released.target_epsilon

@@ -30,7 +30,7 @@ LABELS = "the label set: the codes observed in the records"
 COHORTS = "the names of the cohorts: the periods that the records are dated in; one record of another would add a name"
 MATCHED = "the target epsilon, and with it noise or bound: taken from what SWAG-PPM came out with on these records"
 
-SEARCHED = "c and k: searched for a target epsilon by fits on these records, each a row of the ledger"
+SEARCHED = "c: searched for a target epsilon by fits on these records, each a row of the ledger"
 
 NOT_METHOD: Any = {
     "release": True,
@@ -54,10 +54,10 @@ def method_of(parameters: RetrainParameters, left_out: Any = NOT_METHOD) -> dict
 
 
 def release_method(parameters: RetrainParameters) -> dict[str, Any]:
-    """Returns the method of a retrain, without paths, requester, or c, g and k where a search sets them."""
+    """Returns the method of a retrain, without paths, requester, or c and g where a search sets them."""
     if parameters.formal is not None:
         return method_of(parameters, NOT_METHOD | {"pseudo_posterior": True})
-    searched = {"pseudo_posterior": {"c": True, "g": True, "k": True}} if parameters.needs_search else {}
+    searched = {"pseudo_posterior": {"c": True, "g": True}} if parameters.needs_search else {}
     return method_of(parameters, NOT_METHOD | searched)
 
 

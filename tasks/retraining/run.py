@@ -178,7 +178,7 @@ class Preview:
 def dry_run(parameters: RetrainParameters, context: Context) -> Preview:
     """Reads the records against the code list, and reports the stages and the charge of a retrain.
 
-    It computes and writes nothing but the gate's filter of ingested records, which a release needs too. If c and k are
+    It computes and writes nothing but the gate's filter of ingested records, which a release needs too. If c is
     still to be searched for a target epsilon, the steps end with the risks.
     """
     steps: list[tuple[Step, bool]] = []

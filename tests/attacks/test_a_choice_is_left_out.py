@@ -199,7 +199,7 @@ def test_a_comparison_that_nobody_mentions(made: Made) -> None:
 
 
 def test_a_search_that_nobody_mentions(made: Made) -> None:
-    """c and k were found by fits on these records, and then given by hand."""
+    """c was found by fits on these records, and then given by hand."""
     context, planned = made
     look(context, planned, 300, SearchFit(target_epsilon=4, round="weighted"))
     again = replanned(context, planned)
