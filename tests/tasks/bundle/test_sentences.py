@@ -68,7 +68,6 @@ def test_what_a_sentence_names_is_there() -> None:
             "one unit added or removed",
         ),
         ({"guarantee_kind": "asymptotic-local", "mechanism": "swag-ppm"}, "SWAG's Gaussian", "e^epsilon times"),
-        ({"guarantee_kind": "asymptotic-local", "mechanism": "swag-bounded"}, "an exact one", "SWAG's Gaussian"),
     ],
 )
 def test_what_is_said_is_true_of_the_release(changed: dict[str, Any], said: str, unsaid: str) -> None:
