@@ -9,7 +9,6 @@ from pydantic import Field
 
 from flows import audit as auditing
 from flows import compare as comparing
-from flows import diagnose as diagnosing
 from flows import release as releasing
 from flows.compare import CompareResult
 from flows.retrain import RetrainResult, retrain_form
@@ -19,16 +18,13 @@ from flows.server.settings import home_of
 from tasks.auditing.audit_result import AuditResult
 from tasks.auditing.settings import AuditParameters
 from tasks.branches.branch import CompareParameters
-from tasks.diagnosing.page import DiagnoseResult
-from tasks.diagnosing.stages import DiagnoseParameters
 from tasks.parameters import BundleParameters
 from tasks.releasing.publish import Released
 from tasks.running.stage import Context
 
 AuditSection: Any = section(AuditParameters)
 CompareSection: Any = section(CompareParameters)
-DiagnoseSection: Any = section(DiagnoseParameters)
-_USUAL_AUDIT, _USUAL_STUDIES = AuditSection(), DiagnoseSection()
+_USUAL_AUDIT = AuditSection()
 
 
 @flow(
@@ -107,30 +103,6 @@ def audit(
     """
     effort = AuditParameters.model_validate(settings.model_dump())
     return auditing.audit_plan(plan, effort, _context(home, device))
-
-
-@flow(
-    name="diagnose",
-    description="Diagnose what a plan releases. Private: nothing is released.",
-    flow_run_name=named_by_plan,
-    **NOTHING_STORED,
-)
-def diagnose(
-    plan: PlanFile,
-    settings: Annotated[DiagnoseSection, with_title("Studies")] = _USUAL_STUDIES,
-    home: Workspace = None,
-    device: DeviceChoice = "auto",
-) -> DiagnoseResult:
-    """Diagnose the retrain of a plan, with its settings and records.
-
-    Args:
-        plan: path of the plan that `retrain` wrote.
-        settings: effort of the studies.
-        home: workspace folder; empty: that of the worker (AUTOCODER_HOME).
-        device: `auto`, `cpu` or `cuda`.
-    """
-    studies = DiagnoseParameters.model_validate(settings.model_dump())
-    return diagnosing.diagnose_plan(plan, studies, _context(home, device))
 
 
 @flow(

@@ -24,7 +24,7 @@ from tasks.releasing import ledger_access
 from tasks.running.failures import private_errors
 from tasks.running.stage import Context
 
-RESUMED = ("retrain", "compare", "audit", "diagnose", "release", "code-batch")
+RESUMED = ("retrain", "compare", "audit", "release", "code-batch")
 """Flows whose runs resume. A shard is requested again by the run that needs it."""
 
 AT_WORK = (*RESUMED, "shard")

@@ -12,7 +12,6 @@ import typer
 
 from flows.commands import options
 from flows.commands.terminal import say
-from flows.server.settings import configure_prefect
 from storage.errors import InputError
 
 if TYPE_CHECKING:
@@ -59,16 +58,13 @@ def approve(
     r"""Approve a planned release: sign it, and save the signature next to the plan.
 
     The signature covers everything that the plan releases, and counts for that plan alone. The budget policy names the
-    keys that count, and how many are needed. `--print` and `--post` save nothing here. In a dossier (`autocoder plan
-    export`) no workspace is needed: the signature is a file there, which `autocoder plan import` takes back.
+    keys that count, and how many are needed. `--print` and `--post` save nothing here.
 
     [bold]Examples[/bold]
 
       autocoder approve PLAN.json --key officer/signing-key.pem
 
       autocoder approve PLAN.json --key officer/signing-key.pem --post
-
-      autocoder approve dossier/plan.json --key officer/signing-key.pem
 
       autocoder approve --policy policy-2027.yaml \
           --requester lead --reason "budget of 2027" \
@@ -142,9 +138,6 @@ def _approve_recovery(recovery: Path, key: Path) -> None:
 def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: DecisionTarget) -> None:
     if to.only_print and to.post:
         raise InputError("--print and --post: give one of them")
-    if to.home is None and to.ledger_url is None and (plan.expanduser().parent / "dossier.json").is_file():
-        _decide_in_dossier(plan, key, answer, reason, to)
-        return
     context, settings = options.select_ledger(options.home_of_plan(plan, to.home), to.ledger_url)
     from storage.ledger.content import release_terms
     from storage.ledger.decisions import sign
@@ -227,29 +220,6 @@ def outcome_of(context: Context, plan: CheckedPlan, decision: Decision, name: st
     if obstacle is not None:
         return f"approved by {name}; `autocoder release` would refuse it now: {obstacle}"
     return f"approved by {name}; next: autocoder release PLAN"
-
-
-def _decide_in_dossier(plan: Path, key: Path, answer: Answer, reason: str, to: DecisionTarget) -> None:
-    """Signs on the officer's own desk, after the dossier was checked and quoted."""
-    configure_prefect()
-    from tasks.releasing.dossier import Dossier
-
-    dossier = Dossier(plan)
-    stated = dossier.stated
-    _say_contents(dossier.planned)
-    for name, verdict, question, text in stated.answers:
-        if name in _QUOTED:
-            say(f"  {verdict}: {question} {text}", err=True)
-    say(f"  as of {stated.stated_at}: {stated.summary}; the dossier is signed with key {stated.key_id[:12]}…", err=True)
-    name, decision, file = dossier.decide(key, answer, reason)
-    say(f"signed: digest {stated.digest[:12]}…", err=True)
-    if to.only_print:
-        say(decision.token)
-    elif to.post:
-        say(f"{answer}: sent to run {_post(plan, dossier.planned, decision)}")
-    else:
-        done = "approved" if answer == "approve" else "refused"
-        say(f"{done} by {name}: {file}\nnext: send this file back; there `autocoder plan import {file.name}`")
 
 
 def _post(plan: Path, planned: PlannedRelease, decision: Decision) -> str:

@@ -51,9 +51,6 @@ class EffortOptions:
             help="Canaries of a white-box test of DP-SGD's noise, in one more fit each; at least 1000, or 0: none."
         ),
     ] = 1000
-    left_out: Annotated[
-        int, typer.Option(help="Records that a SWAG posterior is refitted without, to compare densities; 0: none.")
-    ] = 5
     power: Annotated[
         bool, typer.Option("--power/--no-power", help="Rerun formal mechanisms at half of their noise as well.")
     ] = True
@@ -274,8 +271,8 @@ def _summary(plan: Path, home: Path, result: AuditResult) -> list[str]:
         return [*lines(result), f"This plan is release {row.release_id} ({row.state}).{refuted}"]
     (verdict,) = {one.verdict for one in result.branches}
     following = {
-        CONTRADICTED: "the claim is refuted and its release blocked. Make a formal release (command in "
-        f"`autocoder plan show {plan}`), or use `autocoder override`.",
+        CONTRADICTED: "the claim is refuted and its release blocked. Plan a release of a formal branch, or use "
+        "`autocoder override`.",
         INCONCLUSIVE: f"give more --trials; a policy with require_audit refuses `autocoder release {plan}`",
     }
     signed = f"autocoder release {plan} (where the policy requires approvals: `autocoder approve` first)"

@@ -1,4 +1,4 @@
-"""Defines `autocoder plan`: the page that an officer reads before signing, `renew`, and dossiers for her own desk."""
+"""Defines `autocoder plan`: the page that an officer reads before signing, and `renew`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from rich.text import Text
 from flows.commands import options
 from flows.commands.ledger_text import cohorts, left, spent
 from flows.commands.terminal import Console, escape_text, say
-from flows.server.settings import configure_prefect, home_of, require_same_workspace
+from flows.server.settings import require_same_workspace
 from storage.durable import write_atomically
-from storage.errors import InputError
 from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def show(
     """Show a planned release as questions with verdicts: leakage, claim, cost, accuracy.
 
     Measured leakage comes first, then the claim, the budget before and after, accuracy, cost and loss of a formal
-    release, warnings of diagnostics, other releases of the same records, and signatures. It only reads.
+    release, other releases of the same records, and signatures. It only reads.
 
     [bold]Examples[/bold]
 
@@ -48,9 +47,6 @@ def show(
     """
     if html is not None:
         options.require_writable("--html", html)
-    if home is None and ledger_url is None and (plan.expanduser().parent / "dossier.json").is_file():
-        _show_dossier(plan, html, as_json=as_json)
-        return
     page = load_page(plan, home, ledger_url)
     options.OutputOptions().note_estimate(page.planned.plan.claim.guarantee_kind)
     if html is not None:
@@ -90,60 +86,6 @@ def renew(
         say(json.dumps({"plan": str(file), "digest": planned.digest}))
     else:
         say(f"plan: {file}\nnext: autocoder release {file}")
-
-
-def export(
-    plan: options.Plan,
-    out: Annotated[Path, typer.Option(help="New folder, or file ending in .zip.")],
-    key: Annotated[
-        Path | None, typer.Option(help="Private key that signs the dossier.", show_default="that of the workspace")
-    ] = None,
-    ledger_url: options.LedgerUrl = None,
-    home: options.HomeOfPlan = None,
-) -> None:
-    """Write a dossier: all that an officer reads, checks and signs on a desk of her own.
-
-    It holds the plan, its page, the policy in force, the ledger's signed head and the public key. It is private, as the
-    page is. On her desk `autocoder plan show` and `autocoder approve` take its plan.json; no ledger is needed.
-
-    [bold]Example[/bold]
-
-      autocoder plan export PLAN.json --out dossier.zip
-    """
-    page = load_page(plan, home, ledger_url)
-    from tasks.releasing import dossier, ledger_access
-
-    context, settings = options.select_ledger(options.home_of_plan(plan, home), ledger_url)
-    ledger = ledger_access.open_ledger(context, settings)
-    key_id = dossier.write(context, page, ledger, out.expanduser(), key=key)
-    say(f"dossier: {out}: {page.summary}")
-    say(f"signed with key {key_id[:12]}…; tell the officer these digits by another way")
-    say("next, on her desk: autocoder approve DOSSIER/plan.json --key officer/signing-key.pem")
-
-
-def take_back(
-    decision: Annotated[Path, typer.Argument(metavar="DECISION", help="File that `autocoder approve` wrote.")],
-    ledger_url: options.LedgerUrl = None,
-    home: options.Home = None,
-) -> None:
-    """Take an approval or refusal back that an officer signed in a dossier.
-
-    [bold]Example[/bold]
-
-      autocoder plan import approve-0123456789abcdef.json
-    """
-    options.require_readable("DECISION", decision)
-    workspace = home_of(home)
-    context, settings = options.select_ledger(workspace, ledger_url)
-    from flows.commands.approve import outcome_of
-    from storage.ledger import Decision
-    from tasks.releasing import dossier, ledger_access
-
-    signed = Decision.read(decision.expanduser().read_text(encoding="utf-8"))
-    if ledger_access.existing_ledger(context, settings) is None:
-        raise InputError(f"{workspace} has no ledger. Give the plan's workspace (--home)")
-    name, plan = dossier.accept(context, ledger_access.open_ledger(context, settings), signed)
-    say(outcome_of(context, plan, signed, name))
 
 
 def summary_of(file: str, home: str, settings: LedgerParameters) -> list[str]:
@@ -250,27 +192,5 @@ def _print(page: PlanPage) -> None:
             console.print(f"  {text}", soft_wrap=True)
 
 
-def _show_dossier(plan: Path, html: Path | None, *, as_json: bool) -> None:
-    """Prints what a dossier says of its plan, after its signature was checked."""
-    configure_prefect()
-    from tasks.releasing.dossier import PAGE, Dossier
-    from tasks.releasing.plan_page import MARKS
-
-    dossier = Dossier(plan)
-    stated = dossier.stated
-    if html is not None:
-        raise InputError(f"--html: the dossier has the page already: {dossier.folder / PAGE}")
-    if as_json:
-        say(stated.model_dump_json(indent=2))
-        return
-    say(f"{dossier.planned.plan.population}, {dossier.planned.plan.release_label}: {stated.summary}")
-    say(f"as of {stated.stated_at}; signed with key {stated.key_id[:12]}…; policy {dossier.policy.name}")
-    for _, verdict, question, text in stated.answers:
-        say(f"\n{MARKS[verdict]}  {question}\n  {text}")
-    say(f"\npage: {dossier.folder / PAGE}\ndigest: {stated.digest}")
-
-
 app.command()(options.expand_groups(show))
 app.command()(options.expand_groups(renew))
-app.command()(options.expand_groups(export))
-app.command("import")(options.expand_groups(take_back))

@@ -99,7 +99,7 @@ def fit(
     if phase.max_grad_norm is not None or (moving and sizes.unique().numel() > 1):
         raise MechanismError(
             "reruns side by side know a constant learning rate (schedule=constant) without max_grad_norm; give "
-            "--trials 0 to an audit, --leave-out 0 to diagnose"
+            "--trials 0"
         )
     order = sizes.argsort(descending=True, stable=True)
     held = theta[order]

@@ -21,7 +21,6 @@ from storage.ledger.ledger import Ledger
 from storage.ledger.models import (
     Charge,
     ComparisonFit,
-    Diagnostics,
     Evaluation,
     ReleasePlan,
     Row,
@@ -39,7 +38,6 @@ __all__ = [
     "Charge",
     "ComparisonFit",
     "Decision",
-    "Diagnostics",
     "Evaluation",
     "Ledger",
     "Policy",

@@ -26,7 +26,7 @@ Arithmetic is `decimal`, whose exp, ln and sqrt are correctly rounded, so that e
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from decimal import ROUND_CEILING, ROUND_DOWN, Context, Decimal
+from decimal import ROUND_CEILING, Context, Decimal
 from functools import lru_cache
 from math import comb
 from typing import Annotated, Any, Literal
@@ -473,15 +473,3 @@ def _renyi(spent: Loss, delta: Decimal) -> Decimal:
         conversion = _C.add(conversion, _C.ln(_C.divide(above, Decimal(order))))
         best = min(best, _C.add(_C.add(loss, conversion), _MARGIN))
     return max(best, Decimal(0)).quantize(_QUANTUM, rounding=ROUND_CEILING, context=_UP)
-
-
-def largest_size(releases: int, *, epsilon: Decimal, delta: Decimal, at: Decimal) -> dict[Rule, Decimal]:
-    """Returns the epsilon at delta `at` that each of so many equal releases may have under a cap, by rule.
-
-    Rounded down to 4 decimals.
-    """
-    quantum = Decimal("0.0001")
-    each = Decimal(_largest_rate(epsilon, _gaussian_share(delta)) // releases).scaleb(-18)
-    one = gaussian_epsilon(each, at).quantize(quantum, rounding=ROUND_DOWN, context=_C) if each > 0 else Decimal(0)
-    basic = _C.divide(epsilon, Decimal(releases)).quantize(quantum, rounding=ROUND_DOWN, context=_C)
-    return {"gaussian": one, "basic": basic if _C.multiply(at, Decimal(releases)) <= delta else Decimal(0)}

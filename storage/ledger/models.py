@@ -142,15 +142,7 @@ class Scores(_Subject):
     kind: Literal["scores"] = "scores"
 
 
-class Diagnostics(_Subject):
-    """Holds how many fits the diagnostics of a retrain made anew."""
-
-    LABEL: ClassVar[str] = "diagnostics of a retrain"
-    kind: Literal["diagnostics"] = "diagnostics"
-    refits: int = 0
-
-
-Subject = Annotated[ComparisonFit | SearchFit | Sensitivity | Scores | Diagnostics, Field(discriminator="kind")]
+Subject = Annotated[ComparisonFit | SearchFit | Sensitivity | Scores, Field(discriminator="kind")]
 
 
 class Evaluation(_Provenance):

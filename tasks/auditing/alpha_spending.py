@@ -39,16 +39,15 @@ from tasks.auditing.pool import FAMILIES
 from tasks.branches.experiment import Outcome, Study
 from tasks.releasing.claims import NOT_METHOD, method_of
 
-TESTS = {"pairs": 1, "reruns": len(FAMILIES) + 2, "gradients": 1, "densities": 1}
+TESTS = {"pairs": 1, "reruns": len(FAMILIES) + 2, "gradients": 1}
 """Tests of each kind: reruns have the families, the one canary over trials, and the largest delta by counts."""
 _READ = {
     "pairs": ("predictions", "pool", "trials"),
     "reruns": ("trials", "pool"),
     "gradients": ("gradients",),
-    "densities": ("densities",),
 }
 """Stages that each kind reads; without the first the test does not exist."""
-_OF_CANDIDATES = ("pairs", "densities")
+_OF_CANDIDATES = ("pairs",)
 """Kinds that test each candidate; the others test the mechanism once."""
 
 

@@ -15,7 +15,7 @@ from tasks.branches.experiment import Outcome, Study
 from tasks.releasing import ledger_records
 from tasks.releasing.evidence import AUDITED_ARTIFACT, CONTRADICTED
 
-_DELTAS = ("refuted_delta_epsilon", "refuted_delta_by_counts", "refuted_delta_by_densities", "delta_rate")
+_DELTAS = ("refuted_delta_epsilon", "refuted_delta_by_counts")
 
 
 class BranchAudit(BaseModel, frozen=True):

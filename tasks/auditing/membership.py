@@ -1,10 +1,10 @@
 """Stage: measures one candidate, to be compared with its claim.
 
-Five kinds of evidence. A membership test of one draw of the candidate itself, training half against test half, which
+Four kinds of evidence. A membership test of one draw of the candidate itself, training half against test half, which
 costs nothing and bounds epsilon by pairs of records. Trials, which rerun everything on records and canaries that took
 part by the toss of a coin, and bound epsilon under add/remove; guesses are held against the curve that a formal claim
-rests on, not against one of its points. Gradient canaries in a DP-SGD branch's sums. Densities of a SWAG posterior with
-and without a record. Memorisation: wrong codes learnt, sequences recognised.
+rests on, not against one of its points. Gradient canaries in a DP-SGD branch's sums. Memorisation: wrong codes learnt,
+sequences recognised.
 Trials fall into three: the first half are reference runs, from the next eighth guessing rules are chosen, the rest are
 measured. All that may become a headline holds together at the stated confidence (Bonferroni), over the candidates
 that are audited together and over the audits that the claim has had (`tasks.auditing.alpha_spending`).
@@ -22,12 +22,11 @@ import numpy as np
 from torch import Tensor
 
 from mechanisms.audit import bounds as audit
-from mechanisms.audit import gradient_canaries, leave_one_out
+from mechanisms.audit import gradient_canaries
 from mechanisms.model.fields import Fields
 from mechanisms.privacy.events import Event, decode, descent_of
 from storage.artifacts import ArtifactRef
 from tasks.auditing import bounds as audit_bounds
-from tasks.auditing import densities
 from tasks.auditing.bounds import Bound, finite
 from tasks.auditing.pool import Pool
 from tasks.auditing.trials import Trials
@@ -75,7 +74,7 @@ def measure(
     Args:
         inputs: `prepared`; of several fields `dataset`; `predictions` of both halves by the candidate (of a posterior,
             by a separate repeatable draw: the released draw does not exist yet, and is drawn once); and optionally
-            `pool` and `trials`, `halved` (trials at half noise), `references`, `gradients` and `densities`.
+            `pool` and `trials`, `halved` (trials at half noise), `references` and `gradients`.
         trials_of: name of the candidate's mechanism in the trials.
     """
     return Step(
@@ -121,7 +120,12 @@ def _measure(work: Work, *, seed: int, design: Design, trials_of: str) -> Mappin
             measured.append(_gradient_bound(counted, event, design, alpha=alpha["gradients"]))
         if design.claimed is None or design.event is not None:
             return measured, {}
-        return measured, _largest_deltas(work, pool, trials, claimed=design.claimed, alpha=alpha)
+        deltas = {"refuted_delta_epsilon": design.claimed}
+        if pool is not None and trials is not None:
+            deltas["refuted_delta_by_counts"] = audit_bounds.largest_delta(
+                pool, trials, claimed=design.claimed, alpha=alpha["reruns"]
+            )
+        return measured, deltas
 
     bounds, deltas = bounds_at(design.alpha, halved=halved)
     figures |= deltas
@@ -136,15 +140,11 @@ def _measure(work: Work, *, seed: int, design: Design, trials_of: str) -> Mappin
         }
     if event is not None and counted["coins"]:
         figures["gradient_runs"] = 1
-    as_first, deltas_as_first = (bounds, deltas) if design.first == design.alpha else bounds_at(design.first)
+    as_first = bounds if design.first == design.alpha else bounds_at(design.first)[0]
     refuted_as_first = max((bound.refutes for bound in as_first), default=0.0)
     refuted_before = max(refuted_as_first, design.refuted_before)
     best = max(bounds, key=lambda bound: bound.refutes, default=Bound("pairs", 0.0, audit.Guesses(0, 0, 0)))
-    withheld = (
-        design.claimed is not None
-        and (refuted_before > design.claimed or _beyond(deltas_as_first))
-        and not (best.refutes > design.claimed or _beyond(deltas))
-    )
+    withheld = design.claimed is not None and refuted_before > design.claimed and not best.refutes > design.claimed
     (work.out / "curves.json").write_text(json.dumps(curves))
     attack = max(curves, key=lambda score: figures[f"{score}_auc"])
     # guard: a smaller rate clears nothing
@@ -205,34 +205,6 @@ def _gradient_bound(counted: Mapping[str, Any], event: Event, design: Design, *,
         alpha=alpha,
     )
     return replace(made, at_half_noise=halved.epsilon)
-
-
-def _largest_deltas(
-    work: Work, pool: Pool | None, trials: Trials | None, *, claimed: float, alpha: Mapping[str, float]
-) -> dict[str, Any]:
-    """Returns the largest deltas for which a claim without delta stays refuted, by counts and by exact densities."""
-    figures: dict[str, Any] = {"refuted_delta_epsilon": claimed}
-    if pool is not None and trials is not None:
-        figures["refuted_delta_by_counts"] = audit_bounds.largest_delta(
-            pool, trials, claimed=claimed, alpha=alpha["reruns"]
-        )
-    if "densities" in work.inputs:
-        losses = densities.losses_of(work.inputs["densities"])
-        each = alpha["densities"] / len(losses)
-        refuted = [leave_one_out.refuted_delta(loss, epsilon=claimed, alpha=each) for loss in losses]
-        trained = work.context.store.figures(work.refs["densities"])["trained"]
-        figures |= {
-            "refuted_delta_by_densities": max(refuted),
-            "densities_records": len(refuted),
-            "densities_records_beyond": sum(delta > trained**-0.5 for delta in refuted),
-            "delta_rate": trained**-0.5,
-        }
-    return figures
-
-
-def _beyond(deltas: Mapping[str, Any]) -> bool:
-    """Checks for a delta above n^(-1/2) refuted by densities, which contradicts a claim (`Evidence.verdict`)."""
-    return deltas.get("refuted_delta_by_densities", 0.0) > deltas.get("delta_rate", 1.0)
 
 
 def _log_likelihood(scores: Tensor, labels: Tensor, fields: Fields | None) -> np.ndarray:

@@ -11,7 +11,7 @@ from mechanisms.privacy.events import Event
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
 from storage.ledger import Row
-from tasks.auditing import audit_result, densities, gradients, membership, trials
+from tasks.auditing import audit_result, gradients, membership, trials
 from tasks.auditing import pool as audit_pool
 from tasks.auditing.alpha_spending import count_attempt, evidence_of
 from tasks.auditing.audit_result import AuditResult, BranchAudit
@@ -195,8 +195,6 @@ def _evidence(
             **study.records,
         )
         inputs["gradients"] = study.do(step)
-    if settings.left_out and densities.applies(study, outcome):
-        inputs["densities"] = study.do(densities.densities(study, outcome, records=settings.left_out))
     return inputs, trials_of
 
 

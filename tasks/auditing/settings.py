@@ -51,13 +51,6 @@ class AuditParameters(BaseModel, frozen=True, extra="forbid", title="Audit"):
         description="Coins of a white-box test of DP-SGD's noise, in one more fit of such a branch; at least 1000, or "
         "0: none.",
     )
-    left_out: int = Field(
-        default=5,
-        ge=0,
-        le=1000,
-        title="Records left out",
-        description="Of a SWAG posterior refitted without each, to compare exact densities; 0: none.",
-    )
     power: bool = Field(
         default=True,
         title="Power",

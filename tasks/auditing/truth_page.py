@@ -140,16 +140,9 @@ def deltas_table(audits: Sequence[BranchAudit]) -> Table:
         refuted = [audit.figures for audit in group if audit.figures.get("refuted_delta_epsilon") is not None]
         if not refuted:
             continue
-        records = [(one.get("densities_records_beyond"), one.get("densities_records")) for one in refuted]
-        beyond = ", ".join(sorted({_MISSING if few is None else f"{few} of {of}" for few, of in records}))
-        row = [
-            group[0].title,
-            _least(refuted, "refuted_delta_epsilon", 2),
-            _least(refuted, "refuted_delta_by_counts", 4),
-        ]
-        rows.append([*row, _least(refuted, "refuted_delta_by_densities", 4), beyond, _least(refuted, "delta_rate", 4)])
-    head = ["branch", "ε claimed, one record more or less", "refuted for every δ up to, by counts", "by densities"]
-    return [*head, "records whose densities refute more than n^-1/2", "n^-1/2"], rows
+        row = [_least(refuted, "refuted_delta_epsilon", 2), _least(refuted, "refuted_delta_by_counts", 4)]
+        rows.append([group[0].title, *row])
+    return ["branch", "ε claimed, one record more or less", "refuted for every δ up to"], rows
 
 
 def _least(figures: Sequence[Mapping[str, Any]], name: str, digits: int) -> str:

@@ -1,6 +1,6 @@
 """Plans the release of a comparison's branch, by the same path as a retrain's, and saves the settings beside the plan.
 
-An audit or a diagnosis of the plan uses these settings. Nobody signs their file: an audit compares its fit with the
+An audit of the plan uses these settings. Nobody signs their file: an audit compares its fit with the
 plan's, and so refuses others.
 """
 
@@ -90,14 +90,6 @@ class Origin(BaseModel, frozen=True, extra="forbid"):
     parameters: RetrainParameters
     terms: Terms = Terms()
     branch: str = RELEASE_BRANCH
-
-    def require_retrain(self, plan: Path) -> None:
-        """Refuses a plan of a formal fit, or of a branch of a comparison."""
-        if self.parameters.formal is not None or self.branch != RELEASE_BRANCH:
-            raise InputError(
-                f"plan {plan}: it is of branch {self.branch if self.parameters.formal is None else 'formal'}. "
-                "Give diagnose a plan of a retrain by SWAG-PPM"
-            )
 
     def save(self, plan: Path) -> Path:
         """Writes it next to its plan and returns the file."""

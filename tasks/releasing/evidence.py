@@ -1,8 +1,7 @@
 """Reads the audits of a candidate from the ledger, and what they measured against its claim.
 
-A lower bound above the claim for one record more or less contradicts the claim. So do densities that refute it for
-every delta as small as theory allows. An audit is inconclusive where perfect guesses could not have shown the claimed
-epsilon.
+A lower bound above the claim for one record more or less contradicts the claim. An audit is inconclusive where perfect
+guesses could not have shown the claimed epsilon.
 """
 
 from __future__ import annotations
@@ -44,11 +43,8 @@ class Evidence(BaseModel, frozen=True, extra="ignore", populate_by_name=True):
     attempt: int = 1
     """Which audit of its claim this was, the first being 1."""
     refuted_delta_epsilon: float | None = None
-    """What the three below are for: claims of at most so much."""
+    """What the delta below is for: claims of at most so much."""
     refuted_delta_by_counts: float | None = None
-    refuted_delta_by_densities: float | None = None
-    delta_rate: float | None = None
-    """n^(-1/2): densities that refute no larger delta say nothing of a claim that is asymptotic."""
     noise_at_most: float | None = None
     """The multiple of the stated noise above which it was excluded, where that gave the bound."""
     epsilon_of_any: float | None = None
@@ -65,14 +61,9 @@ class Evidence(BaseModel, frozen=True, extra="ignore", populate_by_name=True):
         """Returns the largest delta at which the claim is refuted; None where the claim names a delta, or none was
         measured.
         """
-        deltas = (self.refuted_delta_by_counts, self.refuted_delta_by_densities)
-        if not self._covers(claimed):
-            return None
-        return max((delta for delta in deltas if delta is not None), default=None)
-
-    def _covers(self, claimed: float) -> bool:
-        """Checks whether the refuted deltas apply to a claim of this epsilon; rows hold six decimals."""
-        return self.refuted_delta_epsilon is not None and claimed <= self.refuted_delta_epsilon + 1e-6
+        # rows hold six decimals
+        covered = self.refuted_delta_epsilon is not None and claimed <= self.refuted_delta_epsilon + 1e-6
+        return self.refuted_delta_by_counts if covered else None
 
     def verdict(self, claim: Claim, *, minimum: float = 1.0) -> str:
         """Returns the verdict on a claim; inconclusive is an audit that could not have refuted it.
@@ -85,8 +76,7 @@ class Evidence(BaseModel, frozen=True, extra="ignore", populate_by_name=True):
         claimed = of_one_record(claim)
         if claimed is None:
             return "no claim"
-        by_densities = self._covers(claimed) and ((self.refuted_delta_by_densities or 0) > (self.delta_rate or 1))
-        if self.epsilon_lower_bound > claimed or by_densities:
+        if self.epsilon_lower_bound > claimed:
             return CONTRADICTED
         return NOT_CONTRADICTED if self.reach > minimum * claimed else INCONCLUSIVE
 

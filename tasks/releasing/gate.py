@@ -30,7 +30,6 @@ from tasks.releasing.evidence import (
     describe_reach,
     has_reruns,
 )
-from tasks.releasing.formal_offer import remedy
 
 
 def check(plan: CheckedPlan, *, records: RecordSet | None = None) -> dict[str, Any] | None:
@@ -60,7 +59,16 @@ def check(plan: CheckedPlan, *, records: RecordSet | None = None) -> dict[str, A
     )
     raise BudgetRefused(
         f"the audit of row {measurement.ledger_sequence} contradicts the claim: {measurement.line}. Blocked (ledger "
-        f"row {row.sequence}). Nothing was drawn or charged. {remedy(plan.ledger, plan.planned, records)}"
+        f"row {row.sequence}). Nothing was drawn or charged. {_remedy(plan)}"
+    )
+
+
+def _remedy(plan: CheckedPlan) -> str:
+    signed = "`autocoder override` with a reason and an approver's key"
+    if plan.plan.claim.guarantee_kind == "formal":
+        return f"A formal claim that is refuted is a fault of the program: report it. Only {signed} lets it pass"
+    return (
+        f"Plan a release of a formal branch (`autocoder retrain --profile formal`), or accept the measurement: {signed}"
     )
 
 

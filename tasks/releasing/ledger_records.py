@@ -16,7 +16,6 @@ from storage.ingest import IngestConfig
 from storage.ingest.cell_digests import normal_form
 from storage.ledger import (
     ComparisonFit,
-    Diagnostics,
     Evaluation,
     Ledger,
     ReleasePlan,
@@ -201,7 +200,7 @@ def unweighted_reference(ledger: Ledger, planned: PlannedRelease) -> Figures | N
     return None
 
 
-def _is_of(plan: ReleasePlan, row: Row, subject: type[Scores | Diagnostics]) -> bool:
+def _is_of(plan: ReleasePlan, row: Row, subject: type[Scores]) -> bool:
     """Checks whether a row has this of the retrain that made a plan."""
     same = row.data_fingerprint == plan.data_fingerprint and row.parameters_digest == plan.parameters_digest
     return same and isinstance(row.subject, subject)
@@ -212,14 +211,6 @@ def _scores(details: Mapping[str, Any], stem: str) -> dict[str, float]:
     alone = (f"alone_at_{round(100 * target)}" for target in TARGETS)
     named = ("weighted_f1", "macro_f1", *alone, "surest_accuracy", "surest_share")
     return {name: details[stem + name] for name in named if stem + name in details}
-
-
-def diagnostic_verdicts(ledger: Ledger, plan: ReleasePlan) -> Mapping[str, str] | None:
-    """Returns the newest diagnostic verdicts on a plan's method and records, by question; None without any."""
-    for row in reversed(ledger.rows()):
-        if _is_of(plan, row, Diagnostics) and "verdicts" in row.details:
-            return row.details["verdicts"]
-    return None
 
 
 def _figures(ledger: Ledger, branch: str, rows: Sequence[Row]) -> Figures:

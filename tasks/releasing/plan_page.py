@@ -26,8 +26,8 @@ from storage.paths import Workspace
 from tasks.bundle.sentences import sentences_of
 from tasks.bundle.texts import describe_encoder
 from tasks.pages.render import Table, render
-from tasks.parameters import RELEASE_BRANCH, LedgerParameters
-from tasks.releasing import approval, code_lists, formal_offer, ledger_records, selection
+from tasks.parameters import LedgerParameters
+from tasks.releasing import approval, code_lists, ledger_records, selection
 from tasks.releasing.approval import ApprovalStatus
 from tasks.releasing.budgets import describe_successors, down, up
 from tasks.releasing.checked_plan import CheckedPlan, check
@@ -145,12 +145,7 @@ def page_of(plan: CheckedPlan, status: ApprovalStatus, *, file: str, context: Pl
         _alone(scores),
         *([] if context.lists is None else [_lists(context.lists)]),
         *([] if context.outdated is None else [Answer("outdated", "warning", {"why": context.outdated})]),
-        *([_formal(planned, ledger, recommended, scores, records)] if estimated else []),
-        *(
-            [_diagnostics(planned, ledger, file)]
-            if estimated or ledger_records.diagnostic_verdicts(ledger, planned.plan)
-            else []
-        ),
+        *([_formal(recommended, scores)] if estimated else []),
         _siblings(planned, ledger, records),
         _decision(status, file),
     ]
@@ -324,36 +319,15 @@ def _lists(words: Sequence[CodeListVerdict]) -> Answer:
     return Answer("lists", "investigate" if own else "fine" if words else "note", {"words": words})
 
 
-def _formal(
-    planned: PlannedRelease,
-    ledger: Ledger,
-    recommended: Recommendation,
-    scores: Mapping[str, float],
-    records: RecordSet | None,
-) -> Answer:
-    chosen, offer = recommended.chosen, formal_offer.describe_offer(ledger, planned, records)
-    figures: dict[str, Any] = {"chosen": chosen, "gap": None, "offer": offer}
+def _formal(recommended: Recommendation, scores: Mapping[str, float]) -> Answer:
+    chosen = recommended.chosen
+    figures: dict[str, Any] = {"chosen": chosen, "gap": None}
     if chosen is None:
         return Answer("formal", "investigate", figures)
     figures |= {"loss": describe_loss(chosen, recommended.reference), "audit": chosen.audit or "not audited"}
     if scores:
         figures["gap"] = scores["weighted_f1"] - chosen.weighted_f1
     return Answer("formal", "investigate", figures)
-
-
-def _diagnostics(planned: PlannedRelease, ledger: Ledger, file: str) -> Answer:
-    verdicts = ledger_records.diagnostic_verdicts(ledger, planned.plan)
-    if verdicts is None:
-        made_as = planned.settings_from_file().get("branch", RELEASE_BRANCH)  # a comparison's plan names its branch
-        branch = None if made_as == RELEASE_BRANCH else str(made_as)
-        figures = {"verdicts": None, "file": shlex.quote(file), "branch": branch}
-        return Answer("diagnostics", "note" if branch else "investigate", figures)
-    by_verdict = {
-        verdict: [key for key, one in verdicts.items() if one == verdict]
-        for verdict in ("warning", "investigate", "fine")
-    }
-    verdict: Verdict = "warning" if by_verdict["warning"] else "investigate" if by_verdict["investigate"] else "fine"
-    return Answer("diagnostics", verdict, {"verdicts": by_verdict, "of": len(verdicts)})
 
 
 def _siblings(planned: PlannedRelease, ledger: Ledger, records: RecordSet | None) -> Answer:

@@ -79,14 +79,6 @@ class Estimate:
         fits = {name: passes * self.stages["epoch"] for name, passes in epochs.items()}
         return replace(self, stages=dict(self.stages) | fits)
 
-    def with_studies(self, *, draws: int, refits: int) -> Estimate:
-        """Adds the stages of diagnostics: the total of draws, and the refits of one round."""
-        studies = {
-            "diagnostics": draws * self.stages["draw"],
-            "leave one out": refits * (self.stages["fine-tune"] + self.stages["SWAG"]),
-        }
-        return replace(self, stages=dict(self.stages) | studies)
-
     def with_trials(
         self, labels: Mapping[str, str], *, trials: int, draws: int, batched: Collection[str] = ()
     ) -> Estimate:

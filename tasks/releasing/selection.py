@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mechanisms.errors import MechanismError
-from storage.ledger import ComparisonFit, Diagnostics, Ledger, Row, SearchFit
+from storage.ledger import ComparisonFit, Ledger, Row, SearchFit
 from storage.ledger.records import SAMPLE, same_records
 from tasks.catalogue import branch_bodies
 from tasks.parameters import RELEASE_BRANCH
@@ -119,8 +119,7 @@ def _fits(row: Row) -> list[str]:
     artifacts = row.artifact_digests
     if row.event is not None:
         return [artifacts.get("fit") or artifacts.get("posterior") or str(row.idempotency_key or row.sequence)]
-    refits = row.subject.refits if isinstance(row.subject, Diagnostics) else 0
-    return [f"{row.sequence} {number}" for number in range(refits)]
+    return []
 
 
 def _branch(row: Row) -> str:

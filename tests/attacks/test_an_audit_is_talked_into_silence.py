@@ -64,7 +64,7 @@ def another(reran: Context, home: Path) -> Context:
 
 def audits(context: Context, chosen: RetrainParameters, *, seeds: int = 1, **changes: Any) -> tuple[BranchAudit, ...]:
     """Audits of SWAG-PPM at consecutive seeds; its reruns and their coins follow from the first seed."""
-    settings = {"trials": 32, "trial_draws": 5, "canaries": 4, "left_out": 0, "power": False, "gradient_canaries": 0}
+    settings = {"trials": 32, "trial_draws": 5, "canaries": 4, "power": False, "gradient_canaries": 0}
     done = auditing.run(
         context,
         chosen,

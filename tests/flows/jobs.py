@@ -151,7 +151,7 @@ class Job:
         return with_disclosures(ledger, context, planned).save(context)
 
     def options(self) -> list[str]:
-        """Data and settings, as `retrain`, `compare`, `audit` and `diagnose` take them."""
+        """Data and settings, as `retrain`, `compare` and `audit` take them."""
         settings = [part for setting in self.settings for part in ("--set", setting)]
         return ["--profile", "demo", "--data", str(self.data), "--codelist", str(self.codelist), *settings]
 

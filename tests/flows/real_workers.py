@@ -104,7 +104,7 @@ def _stand_still(flow: Any, flow_run: Any, state: Any) -> None:
         signal.pause()
 
 
-@flow(name="diagnose", on_running=[_stand_still], persist_result=False)
+@flow(name="audit", on_running=[_stand_still], persist_result=False)
 def standing(folder: str, still: int) -> None:
     """A run of one of our flows' names. It has no task and logs nothing; it ends once the file `go` is in the folder.
 
@@ -119,7 +119,7 @@ def standing(folder: str, still: int) -> None:
 def deployed(client: SyncPrefectClient, pool: str) -> Any:
     """The deployment of `standing`; returns its id."""
     return client.create_deployment(
-        client.create_flow_from_name("diagnose"),
+        client.create_flow_from_name("audit"),
         "standing",
         entrypoint="real_workers.standing",
         work_pool_name=pool,

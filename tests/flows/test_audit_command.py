@@ -87,7 +87,6 @@ def test_the_leak_is_found_and_the_claim_contradicted(site: Site) -> None:
     assert swag["confidence"] == 0.95
     assert {bound["name"] for bound in swag["figures"]["bounds"]} >= {"pairs", "in-distribution", "mislabelled"}
     assert swag["epsilon_add_remove"] == swag["epsilon"] / 2
-    assert swag["delta_refuted"] > 0.9, "densities with and without a record hardly overlap"
     for one in formal:
         assert one["guarantee_kind"] == "formal"
         assert one["epsilon"] == pytest.approx(3.0, rel=0.01)
@@ -198,7 +197,7 @@ def test_a_plan_is_audited_with_what_it_was_made_with(site: Site, tmp_path: Path
     with pytest.raises(InputError, match="--label: a plan has its own settings"):
         command("audit", site.plan, "--label", "Event")
     before = len(site.ledger.rows())
-    done = site.job.command("audit", site.plan, "--trials", "0", "--left-out", "0", "--quiet")
+    done = site.job.command("audit", site.plan, "--trials", "0", "--quiet")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("swag-ppm, seed "), done.stdout
     released = any(row.kind == "release" for row in site.ledger.rows())

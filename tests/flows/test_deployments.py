@@ -43,7 +43,6 @@ DEPLOYMENTS = {entry["name"]: entry for entry in CONTENT["deployments"]}
 GIVEN: dict[str, dict[str, Any]] = {
     "release": {"plan": "PLAN.json"},
     "audit": {"plan": "PLAN.json"},
-    "diagnose": {"plan": "PLAN.json"},
     "code-batch": {"data": "in.csv", "out": "out.csv"},
     "formal": {
         "parameters": {
@@ -444,7 +443,7 @@ def test_what_runs_by_the_calendar_makes_formal_claims() -> None:
         name: schedule["parameters"]["parameters"]
         for name, entry in DEPLOYMENTS.items()
         for schedule in entry.get("schedules", ())
-        if entry["entrypoint"].endswith(".retrain")
+        if entry["entrypoint"].endswith(".formal")
     }
     assert sorted(planned) == ["osha-formal"]
     assert planned["osha-formal"] == given("osha-formal")["parameters"] | {"target_epsilon": 5}, "but for the epsilon"

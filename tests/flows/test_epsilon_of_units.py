@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_jobs
 
-import flows.diagnose
 from tasks.branches import search
 from tasks.branches.swag_chain import Chain, run_chain
-from tasks.diagnosing.stages import DiagnoseParameters
 from tasks.fitting.risks import running_maximum
 from tasks.parameters import RetrainParameters
 from tasks.releasing import ledger_records, prefect_page
@@ -80,21 +77,6 @@ def test_a_plan_that_is_not_released(finished: tuple[Context, RetrainParameters,
     assert f"autocoder audit {file}" in texts["release"], "what comes next is named"
     assert f"| epsilon | {6 * sensitivity(made):.4g} |" in texts["release"]
     assert f"| sensitivity | {sensitivity(made):.4g} |" in texts["release"]
-
-
-def test_diagnose(finished: tuple[Context, RetrainParameters, Chain, Lines]) -> None:
-    """Result, page and refits; every study of a setting too."""
-    context, chosen, made, _ = finished
-    settings = DiagnoseParameters(leave_out=3, refits=True, study_draws=10)
-    done = flows.diagnose.diagnose(chosen, settings, context)
-    claimed = 6 * sensitivity(made)
-    assert done.epsilon == pytest.approx(claimed)
-    page = Path(done.report).read_text()
-    assert f"claimed ε {claimed:.4g} (asymptotic-local, for one unit (Establishment))" in page
-    (low, high, stated) = re.findall(r"ε lies between ([\d.]+) and ([\d.]+); claimed is ([\d.]+)\.", page)[0]
-    assert stated == f"{claimed:.2f}"
-    assert float(low) > claimed / 3, "studies of one setting are of the same scale"
-    assert float(high) < 3 * claimed
 
 
 def test_the_lines_of_a_terminal(finished: tuple[Context, RetrainParameters, Chain, Lines]) -> None:

@@ -42,7 +42,7 @@ from tasks.running.stage import Context, run_step
 ROOT = Path(__file__).resolve().parents[2]
 HEARTBEAT = 30
 """Seconds between two of a run: Prefect's least."""
-AUDIT = {"trials": 24, "trial_draws": 5, "canaries": 4, "left_out": 0, "power": False}
+AUDIT = {"trials": 24, "trial_draws": 5, "canaries": 4, "power": False}
 BRANCHES = ("non-private", "swag-ppm")
 
 pytestmark = [pytest.mark.servers, pytest.mark.postgres, pytest.mark.timeout(1200)]

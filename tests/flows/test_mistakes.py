@@ -24,13 +24,11 @@ def test_what_the_options_name_is_looked_at_first(told: CommandRunner, tmp_path:
     serve = ("serve", "--no-key", "--allow-unsigned")
     records = ("compare", "--profile", "demo", "--data", file, "--codelist", file, "--home", tmp_path / "home")
     for arguments, said in (
-        (("diagnose", "--home", file), f"--home {file}: it is a file"),
         (("status", "--home", file), f"--home {file}: it is a file"),
         ((*change, "--home", file), f"--home {file}: it is a file"),
         ((*change, "--home", tmp_path / "home", "--approval", file), f"--approval {file}: it cannot be read as text"),
         (("audit",), "PLAN: missing. Name the plan of a retrain"),
         (("retrain", "--data", file), "--profile: missing. Choose formal (a proven epsilon; start here)"),
-        (("diagnose", "--profile", "demo"), "PLAN: missing. Name the plan of a retrain"),
         (
             ("audit", "--profile", "demo", "--set", "data.source=away.csv", "--set", "data.sorce=x"),
             "parameters: data.sorce: unknown",

@@ -48,7 +48,6 @@ COMMANDS: dict[str, Sequence[str]] = {
         *["audit", "--profile", "demo-formal", "--target-epsilon", "5", "--trials", "0"],
         *["--vary", "formal.target_epsilon=2"],
     ],
-    "diagnose": ["diagnose", "--profile", "demo"],
 }
 
 

@@ -16,7 +16,6 @@ ANSWERS: dict[str, tuple[Sequence[str], str]] = {
     "release, no plan": (["release", "absent.json"], "plan absent.json: No such file"),
     "release, not a plan": (["release", "text.json"], "plan text.json is not a release plan"),
     "audit, no plan": (["audit", "absent.json"], "plan absent.json: No such file"),
-    "diagnose, no plan": (["diagnose", "absent.json"], "plan absent.json: No such file"),
     "plan show, no plan": (["plan", "show", "absent.json"], "plan absent.json: No such file"),
     "approve, no plan": (["approve", "absent.json", "--key", "text.json"], "plan absent.json: No such file"),
     "retrain, no records": (

@@ -88,7 +88,7 @@ def test_candidates_share_what_tests_of_them_may_spend() -> None:
     """And leave to the tests of the mechanism what these have; together they spend what one would."""
     one, many = (AuditAttempt("", {}, dict.fromkeys(TESTS, 1), 0.95, candidates=k) for k in (1, 50))
     assert many.alpha["reruns"] == one.alpha["reruns"]
-    assert many.alpha["pairs"] == one.alpha["pairs"] / 50
+    assert many.alpha["pairs"] == pytest.approx(one.alpha["pairs"] / 50)
     assert many.spent == pytest.approx(one.spent) == pytest.approx(0.025)
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import shlex
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ import pytest
 import tiny_jobs
 from pydantic import ValidationError
 
-from flows.commands import profiles
 from mechanisms.errors import MechanismError
 from mechanisms.model import metrics
 from storage.demo_data import write_demo_data
@@ -25,13 +22,10 @@ from tasks.branches.branch import Terms, choose, standard_branches
 from tasks.bundle import fill
 from tasks.comparing import assessment, protocols, report, summary, tables
 from tasks.comparing import run as comparison
-from tasks.diagnosing.run import DiagnoseParameters, diagnose
-from tasks.diagnosing.run import refuse_early as refuse_diagnosis
 from tasks.fitting import fits
 from tasks.fitting.ingest import ingest_records
 from tasks.fitting.model_inputs import fields_of, load_inputs
 from tasks.parameters import BundleParameters, FormalParameters, RetrainParameters
-from tasks.releasing import formal_offer
 from tasks.releasing.claims import method_digest
 from tasks.releasing.plan import PlannedRelease
 from tasks.retraining import run as retraining
@@ -118,12 +112,6 @@ def test_fields_are_compared_one_by_one(tiny_bert: Path, tmp_path: Path) -> None
     told = planned.model_copy(update={"fields": ("length", "nature")})
     with pytest.raises(MechanismError, match="fields: not what ran"):
         told.check(context)
-    words = shlex.split(formal_offer.retrain_command(planned, 3.0))
-    settings = [value for word, value in pairwise(words) if word == "--set"]
-    assert words[:4] == ["autocoder", "retrain", "--profile", "osha-fields"]
-    assert "--codelist" not in words
-    asked = profiles.apply_settings(profiles.load_profile("osha-fields"), settings)
-    assert asked["data"]["ingest"]["fields"] == wanted.model_dump(mode="json")["data"]["ingest"]["fields"]
     said = summary.summarise(compared.outcomes, context)
     errors = [one.record_errors["weighted_f1"] for one in said]
     paired = said[0].paired_errors["weighted_f1"][said[1].branch]
@@ -200,19 +188,6 @@ def test_a_formal_fit_of_several_fields_is_planned(tiny_bert: Path, tmp_path: Pa
     assert outcome.cost["separate_each_epsilon"] < 6 < outcome.cost["separate_together_epsilon"]
     planned = planned_of(compared)
     fill.rehearse(context, anticipated(planned.plan, audit=None), planned.candidate, BundleParameters())
-
-
-def test_a_retrain_of_several_fields_is_diagnosed(tiny_bert: Path, tmp_path: Path) -> None:
-    """Every look there is, at a record's log-likelihood over all of its fields; the page and a row of the ledger."""
-    few = {"risk_draws": 60, "sensitivity_draws": 60}
-    wanted, context = parameters(tmp_path, tiny_bert, pseudo_posterior=few), tiny_jobs.workspace(tmp_path / "home")
-    settings = DiagnoseParameters(leave_out=4, refits=False, study_draws=10, horizon=1000)
-    refuse_diagnosis(context, wanted, settings)
-    done = diagnose(context, wanted, settings, partial(run_step, context), prefect_run_id=None)
-    assert {"left-out", "deltas", "weights", "running", "fit-gap"} <= done.verdicts.keys()
-    assert done.figures["records"] == 4
-    assert np.isfinite(list(done.figures.values())).all()
-    assert "<svg" in Path(done.report).read_text()
 
 
 def test_what_is_not_there_yet_is_refused(tiny_bert: Path, tmp_path: Path) -> None:

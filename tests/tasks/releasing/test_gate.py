@@ -126,24 +126,6 @@ def test_what_could_not_have_failed_says_nothing(reach: float, minimum: float, e
     assert evidence(4.1, reach).verdict(CLAIM, minimum=minimum) == "contradicted"
 
 
-@pytest.mark.parametrize(
-    ("delta", "rate", "at", "expected"),
-    [(0.985, 0.02, 4.0, "contradicted"), (0.01, 0.02, 4.0, "not contradicted"), (0.985, 0.02, 3.9, "not contradicted")],
-)
-def test_densities_contradict_beyond_the_rate_of_the_theory(
-    ledger: Ledger, planned: PlannedRelease, delta: float, rate: float, at: float, expected: str
-) -> None:
-    """A delta of 0.985 is none that vanishes; one below n^(-1/2) is; one found for a smaller claim says nothing here.
-    The verdict names the delta.
-    """
-    told: dict[str, Any] = {"refuted_delta_by_densities": delta, "delta_rate": rate, "refuted_delta_epsilon": at}
-    _audit(ledger, planned, 0.5, **told)
-    found = _measured(ledger, planned)
-    assert found.verdict == expected
-    if expected == "contradicted":
-        assert found.line.endswith(": contradicted for every δ up to 0.985")
-
-
 def test_a_contradiction_of_its_own_is_named_before_anothers(ledger: Ledger, planned: PlannedRelease) -> None:
     """The officer reads what was measured of this candidate, where that refutes too."""
     _audit(ledger, planned, 6.0, fitted="9" * 64)

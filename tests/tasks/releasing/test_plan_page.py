@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shlex
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +11,11 @@ from releases import make_audit, make_planned
 from review_browser import CHROMIUM, check_accessible_file
 
 from flows.commands.plan import wrap_lines
-from flows.commands.profiles import parameters
 from mechanisms.privacy.events import Claim, DpSgdEvent, NoiseSegment, SwagPpmEvent
-from storage.artifacts import ArtifactRef
-from storage.ledger import BudgetRefused, ComparisonFit, Diagnostics, Evaluation, Ledger, Policy, Scores, Subject
+from storage.ledger import BudgetRefused, ComparisonFit, Evaluation, Ledger, Policy, Scores, Subject
 from storage.ledger.records import RecordSet
-from tasks.branches.plan import Origin
 from tasks.pages import render
-from tasks.releasing import approval, formal_offer, gate, ledger_access, plan_page
+from tasks.releasing import approval, gate, ledger_access, plan_page
 from tasks.releasing.checked_plan import check
 from tasks.releasing.code_lists import CodeListVerdict
 from tasks.releasing.plan import PlannedRelease
@@ -178,12 +172,11 @@ def test_what_does_not_fit_is_a_warning(ledger: Ledger) -> None:
 
 
 def test_the_formal_branch_is_named_with_what_it_costs_and_loses(ledger: Ledger) -> None:
-    """From rows of a comparison on the same records; without any, the command that makes one."""
+    """From rows of a comparison on the same records; without any, how to compare one."""
     plan = planned()
     none = answer(page(ledger, plan), "formal")
     assert "no formal branch was compared" in none.text
-    assert "--profile osha-formal" in none.text
-    assert "--target-epsilon 5" in none.text
+    assert "`autocoder compare`" in none.text
     compared(ledger, "non-private", 0.8)
     compared(ledger, "prior-descent", 0.76, claim=FORMAL, fit="e")
     compared(ledger, "swag-ppm", 0.78, fit="c")
@@ -234,35 +227,6 @@ def test_the_same_records_under_another_name_are_warned_of(ledger: Ledger) -> No
     assert before + this == pytest.approx(after, abs=2e-4)
     assert answer(page(ledger, planned()), "siblings").verdict == "fine"
     assert "records are not available" in answer(page(ledger, planned()), "siblings").text
-
-
-def test_diagnostics_are_those_of_the_same_method_on_the_same_records(ledger: Ledger) -> None:
-    """Their questions by name; those of another method are not taken."""
-    for method, verdicts in (("p", {"running": "investigate", "fit-gap": "warning"}), ("q", {"running": "fine"})):
-        evaluated(ledger, Diagnostics(), {"verdicts": verdicts}, method=method)
-    told = answer(page(ledger, planned()), "diagnostics")
-    assert told.verdict == "warning"
-    assert "warnings at: Has the model learned its records by heart?" in told.text
-    assert "to be looked at: Would more draws have given a larger ε?" in told.text
-
-
-def test_diagnostics_are_not_advised_where_they_would_refuse(tmp_path: Path, ledger: Ledger) -> None:
-    """Of a branch of a comparison `diagnose` looks at nothing: said in place of the command."""
-    plan = beside(tmp_path, {"source": "x.csv"}, population="injuries")
-    assert "autocoder diagnose" in answer(page(ledger, plan), "diagnostics").text
-    file = tmp_path / "home" / "private" / "plans" / "0123456789abcdef.settings"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"branch": "own-swag"}))
-    told = answer(page(ledger, plan), "diagnostics")
-    assert (told.verdict, "No diagnostics: it belongs to branch own-swag" in told.text) == ("note", True)
-
-
-def test_invented_narratives_are_offered_their_own_profile(tmp_path: Path) -> None:
-    """Which has no sentence of OSHA's, nor its days."""
-    plan = beside(tmp_path, {"source": "x.csv", "codelist": "c.csv"}, population="demo")
-    words = shlex.split(formal_offer.retrain_command(plan, 2.5))
-    assert words[words.index("--profile") + 1] == "demo-formal"
-    said = settings_in(words)
-    assert parameters("demo-formal", [*said, "data.source=x.csv"]).data.population == "demo"
 
 
 def test_a_released_plan_says_so_first(ledger: Ledger) -> None:
@@ -332,123 +296,22 @@ def test_the_page_stands_alone_and_escapes_what_it_is_given(ledger: Ledger) -> N
     assert "&lt;script&gt;" in text
     assert not re.search(r"(?:src|href)=['\"](?!data:|#)", text)
     assert "<script>" not in plan_page.markdown(found)
-    assert "<code>autocoder diagnose " in text
+    assert "<code>autocoder compare</code>" in text
 
 
 def test_the_gate_offers_the_formal_branch_before_an_override(ledger: Ledger) -> None:
-    """With the command and what the budget has for it; of a formal claim that is refuted it says what that is."""
+    """Of a formal claim that is refuted it says what that is."""
     plan = planned()
     audit(ledger, plan, 3.5)
     with pytest.raises(BudgetRefused, match="contradicts") as refused:
         gate.check(check(plan, ledger))
     text = str(refused.value)
-    command = (
-        "autocoder retrain --profile osha-formal --data RECORDS --codelist CODELIST --set data.population=injuries"
-    )
-    assert f"`{command} --target-epsilon 5`" in text
-    assert text.index(command) < text.index("`autocoder override`")
+    assert text.index("`autocoder retrain --profile formal`") < text.index("`autocoder override`")
     formal = planned(FORMAL)
     audit(ledger, formal, 6.0)
     with pytest.raises(BudgetRefused, match="a fault of the program") as refused:
         gate.check(check(formal, ledger))
-    assert "osha-formal" not in str(refused.value)
-
-
-def test_the_command_names_files_and_columns_where_the_plans_settings_lie_beside_it(tmp_path: Path) -> None:
-    """As a shell takes it, and as `retrain` takes it; what the profile has already is left out."""
-    ingest = {"text_columns": ["Job title", "Task"], "label_column": "Nature", "date_column": "EventDate"}
-    data = {"source": "/data/my records.csv", "codelist": "/data/soc.csv", "classification": "SOC", "ingest": ingest}
-    plan = beside(tmp_path, data | {"population": "injuries", "classification_version": "2.01"})
-    words = shlex.split(formal_offer.retrain_command(plan, 2.5))
-    assert words[:4] == ["autocoder", "retrain", "--profile", "osha-formal"]
-    assert words[4:8] == ["--data", "/data/my records.csv", "--codelist", "/data/soc.csv"]
-    assert words[-2:] == ["--target-epsilon", "2.5"]
-    said = settings_in(words)
-    made = parameters("osha-formal", [*said, "data.source=x.csv"])
-    assert (made.data.population, made.data.classification) == ("injuries", "SOC")
-    assert made.data.ingest.text_columns == ("Job title", "Task")
-    assert made.data.classification_version == "2.01"  # other columns do not borrow the profile's
-    assert not any("label_column" in one for one in said)
-
-
-def settings_in(words: list[str]) -> list[str]:
-    """What a command sets."""
-    return [words[at + 1] for at, word in enumerate(words) if word == "--set"]
-
-
-def beside(tmp_path: Path, data: dict[str, Any], **changes: Any) -> PlannedRelease:
-    """A plan of this data section, which lies beside it in a workspace."""
-    private = tmp_path / "home" / "private"
-    dataset = ArtifactRef(uri=f"file://{private}/stages/ingest/a", sha256="a" * 64, kind="ingest")
-    own = planned(idempotency_key="0123456789abcdef01", **changes)
-    (private / "plans").mkdir(parents=True)
-    run = parameters("demo", [f"data.{key}={json.dumps(value)}" for key, value in data.items()])
-    Origin(parameters=run).save(private / "plans" / "0123456789abcdef.json")
-    return own.model_copy(update={"candidate": own.candidate.model_copy(update={"dataset": dataset})})
-
-
-JOBS = {"text_columns": ["Job title"], "label_column": "Code", "date_column": None}
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        {"population": "jobs", "classification": "SOC", "classification_version": "2010", "ingest": JOBS},
-        {"population": "jobs", "classification": "", "classification_version": "", "ingest": JOBS},
-        {
-            "population": "other",
-            "classification": "OIICS",
-            "ingest": JOBS | {"date_column": "Day", "max_per_unit": 2, "unit_column": "Who"},
-        },
-        {"population": "osha-severe-injuries"},
-    ],
-)
-@pytest.mark.parametrize("listed", [True, False])
-def test_the_command_that_is_offered_can_be_given_as_it_is_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: dict[str, Any], listed: bool
-) -> None:
-    """From any folder, into the same workspace, of the same columns and names, without what is OSHA's alone."""
-    monkeypatch.chdir(tmp_path)
-    files = {"source": "my records.csv"} | ({"codelist": "codes.csv"} if listed else {})
-    plan = beside(tmp_path, data | files, population=data["population"])
-    words = shlex.split(formal_offer.retrain_command(plan, 2.5))
-    assert words[words.index("--home") + 1] == str(tmp_path / "home")
-    assert words[words.index("--data") + 1] == str(tmp_path / "my records.csv")
-    said = settings_in(words)
-    lists = Path(words[words.index("--codelist") + 1]) if "--codelist" in words else None
-    made = parameters("osha-formal", said, data=Path(words[words.index("--data") + 1]), codelist=lists)
-    origin = json.loads((tmp_path / "home/private/plans/0123456789abcdef.settings").read_text())["parameters"]["data"]
-    for key in ("population", "classification", "classification_version", "codelist", "public"):
-        assert getattr(made.data, key) == origin[key], key
-    for key in ("text_columns", "label_column", "date_column", "unit_column", "max_per_unit"):
-        told = getattr(made.data.ingest, key)
-        assert (list(told) if isinstance(told, tuple) else told) == origin["ingest"][key], key
-    assert made.model.prior == ("titles" if listed else "none")
-    assert made.data.ingest.train_before is None  # of the cohort 2015 every record is before the profile's day
-    if listed and data.get("classification") in ("SOC", ""):
-        assert made.model.prior_sentence == ""
-
-
-def test_what_is_offered_fits_the_budget(tmp_path: Path) -> None:
-    """In epsilon, in delta, and in the relation that the account is kept in: not what the policy would refuse."""
-    basic = {"composition": "basic"}
-    caps = {"formal": {"epsilon": 8, "delta": "0.00002"}, "asymptotic-local": {"epsilon": 6}}
-    exact = Ledger.open(f"sqlite:///{tmp_path / 'c.db'}", policy=Policy.parse({"name": "test", "default": caps}))
-    exact.reserve(planned(FORMAL.model_copy(update={"epsilon": 3.0}), idempotency_key="one").plan)
-    assert (formal_offer.remaining_epsilon(exact, planned()) or 0) > 5
-    caps["formal"] |= basic
-    ledger = Ledger.open(f"sqlite:///{tmp_path / 'a.db'}", policy=Policy.parse({"name": "test", "default": caps}))
-    assert formal_offer.remaining_epsilon(ledger, planned()) == 8
-    for key, left in (("one", "5"), ("two", None)):
-        spent = FORMAL.model_copy(update={"epsilon": 3.0})
-        ledger.reserve(planned(spent, idempotency_key=key, release_label=key).plan)
-        assert formal_offer.remaining_epsilon(ledger, planned()) == (left and Decimal(left)), key
-    assert "the formal budget of these records is spent" in formal_offer.describe_offer(ledger, planned()).lower()
-    caps["formal"] = {"epsilon": 8, "delta": "0.01", "neighbouring_relation": "replace-one"} | basic
-    policy = Policy.parse({"name": "test", "default": caps})
-    replaced = Ledger.open(f"sqlite:///{tmp_path / 'b.db'}", policy=policy)
-    assert formal_offer.remaining_epsilon(replaced, planned()) == 4
-    assert "--target-epsilon 4`" in formal_offer.describe_offer(replaced, planned())
+    assert "retrain" not in str(refused.value)
 
 
 def test_a_delta_that_is_used_up_is_said(tmp_path: Path) -> None:

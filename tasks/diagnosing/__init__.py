@@ -1,1 +1,0 @@
-"""Diagnoses a finished retrain, for a review board."""
