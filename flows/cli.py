@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Annotated, ClassVar
@@ -212,6 +213,8 @@ def main() -> None:
     # Python does by default costs a second or two of every command, most of it after the work is done.
     gc.set_threshold(10_000, 10, 10)
     atexit.register(gc.freeze)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _stop)
     try:
         with private_errors("autocoder"):  # most commands have one of their own, which names the stage
             app()
@@ -221,8 +224,17 @@ def main() -> None:
         _end(str(error), code=2)
     except SystemExit as end:
         if end.code == _INTERRUPTED:  # typer has turned Ctrl-C into this
-            _end("interrupted. Run the same command to resume.", code=_INTERRUPTED)
+            say("error: interrupted. Run the same command to resume.", err=True)
+            sys.stderr.flush()
+            os._exit(_INTERRUPTED)  # threads of torch abort where the interpreter ends under them
         raise
+
+
+def _stop(*_: object) -> None:
+    """Answers Ctrl-C at once, even in the middle of a long computation; a second one ends the process."""
+    signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
+    os.write(2, b"\nstopping: finished stages are kept. Press Ctrl-C again to stop now.\n")
+    raise KeyboardInterrupt
 
 
 def _end(text: str, *, code: int) -> None:

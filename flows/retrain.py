@@ -108,7 +108,8 @@ def _release(context: Context, made: retraining.RetrainResult, origin: Origin) -
     warned += tuple(word.warning for word in plan_context.lists or () if word.warning is not None)
     facts = context.store.figures(planned.candidate.dataset)
     split = retraining.warn_of_split(parameters.data.ingest, train=facts["train"], test=facts["test"])
-    warned += () if split is None else (split,)
+    few = retraining.warn_of_few(facts["train"], facts["codes_observed"])
+    warned += tuple(line for line in (split, few) if line is not None)
     return RetrainResult(
         plan=str(plan_file), release=released, release_run=release_run, warnings=() if released else warned
     )

@@ -61,13 +61,13 @@ def adopt(
           --roots roots.json --out coder
 
       autocoder adopt RELEASE.tar.zst --key signing-key.pub.pem --out coder \
-          --data coded_by_hand.csv --column Narrative --label-column Code \
+          --data coded_by_hand.csv --text Narrative --label Code \
           --accuracy 0.9
 
       autocoder code --bundle coder --data new.csv --out coded.csv
     """
     if data is None and (label_column or accuracy or sets):
-        raise InputError("--label-column, --accuracy and --sets: require --data, records that you coded by hand")
+        raise InputError("--label, --accuracy and --sets: require --data, records that you coded by hand")
     out, bundle, key = out.expanduser(), bundle.expanduser(), key.expanduser()
     if out.exists():
         raise InputError(f"--out: {out} exists. Name another folder: each bundle has its own.")
@@ -99,7 +99,8 @@ def adopt(
         say(f"  rows are not marked for review: no score reaches {accuracy:g}")
     for line in report.unchecked:
         say(f"not checked: {line}")
-    say(f"next: open {out / REPORT}, then {report.next_commands[0]}")
+    say(f"read: {out / REPORT}")
+    say(f"next: {report.next_commands[0]}")
 
 
 def _by_field(given: list[str] | tuple[str, ...]) -> dict[str, str]:

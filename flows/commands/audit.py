@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.commands import options
+from flows.commands.next_steps import command_line
 from flows.commands.terminal import say
 from flows.server.run_flow import run_command
 from flows.server.settings import require_same_workspace
@@ -275,8 +276,13 @@ def _summary(plan: Path, home: Path, result: AuditResult) -> list[str]:
         "`autocoder override`.",
         INCONCLUSIVE: f"give more --trials; a policy with require_audit refuses `autocoder release {plan}`",
     }
-    signed = f"autocoder release {plan} (where the policy requires approvals: `autocoder approve` first)"
-    return [*lines(result), f"next: {following.get(verdict, signed)}"]
+    if verdict in following:
+        return [*lines(result), f"to do: {following[verdict]}"]
+    return [
+        *lines(result),
+        "Where the policy asks for approvals, `autocoder approve` comes first.",
+        f"next: {command_line('release', plan)}",
+    ]
 
 
 def _lines(audits: Mapping[str, AuditResult]) -> list[str]:

@@ -22,7 +22,7 @@ def calibrate(
         str, typer.Option("--label", "--label-column", help="The code that a person gave.")
     ] = "Nature",
     field: Annotated[
-        str, typer.Option(help="Field of --label-column, for a bundle of several fields.", show_default="none")
+        str, typer.Option(help="Field of --label, for a bundle of several fields.", show_default="none")
     ] = "",
     column: Annotated[
         list[str] | None,
@@ -48,7 +48,7 @@ def calibrate(
 
     [bold]Examples[/bold]
 
-      autocoder calibrate --data coded_by_hand.csv --label-column Nature \
+      autocoder calibrate --data coded_by_hand.csv --label Nature \
           --out thresholds.json
 
       autocoder code --data new.csv --out coded.csv \

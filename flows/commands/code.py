@@ -133,10 +133,10 @@ def code(
 
       autocoder code "Employee fell from a ladder." --top-k 3
 
-      autocoder code --data new.csv --column Narrative --out coded.csv \
+      autocoder code --data new.csv --text Narrative --out coded.csv \
           --threshold 0.8
 
-      autocoder code --data new.parquet --column Job --column Text \
+      autocoder code --data new.parquet --text Job --text Text \
           --template '{Job}: {Text}' --out coded.jsonl
 
       autocoder code --data new.csv --out coded.csv \
@@ -226,7 +226,7 @@ def _require_consistent(
     if review.coverage is not None and precision == "bfloat16":
         raise InputError("--coverage: sets were fitted in float32. Leave out --precision bfloat16.")
     if files.data is None and any(vars(files).values()):
-        raise InputError("--out, --column and other file options require --data")
+        raise InputError("--out, --text and other file options require --data")
     if files.data is None and shards > 1:
         raise InputError("--shards: requires --data, since workers code parts of a file")
 
@@ -241,7 +241,7 @@ def _survey(data: Path, files: FileOptions, records: Narratives, output: options
         options.require_writable("--out", files.out)
     with output.progress() as console:
         console.started("read the table through")
-        return survey(data, text_columns=records.columns, column_options=dict.fromkeys(records.columns, "--column"))
+        return survey(data, text_columns=records.columns, column_options=dict.fromkeys(records.columns, "--text"))
 
 
 def _lines(text: str, coding: Coding | Case) -> str:

@@ -14,6 +14,7 @@ from flows.commands.terminal import Column
 if TYPE_CHECKING:
     from storage.ledger import Row
     from storage.ledger.budget import BudgetLine
+    from storage.ledger.models import Charge
 
 KINDS = {"formal": "formal", "asymptotic-local": "estimated", "none": "–"}
 _FOUR = Decimal("0.0001")
@@ -34,6 +35,14 @@ def delta(value: Decimal | None, *, rounding: str = ROUND_CEILING) -> str:
     from storage.ledger.amounts import short
 
     return "–" if value is None else short(Context(prec=3, rounding=rounding).plus(value))
+
+
+def budget_after(charge: Charge) -> str:
+    """Says what is used and left of an account after a charge, with the delta at which that epsilon holds."""
+    at = charge.delta_after if charge.composition == "basic" else charge.delta_cap
+    rest = left(charge.epsilon_cap - charge.epsilon_after)
+    holds = "" if not at else f" at δ {delta(at)}"
+    return f"budget{holds}: ε {spent(charge.epsilon_after)} of {left(charge.epsilon_cap)} used, {rest} left"
 
 
 def cohorts(names: Iterable[str]) -> str:
@@ -108,8 +117,7 @@ def release_text(row: Row, history: Sequence[Row], *, width: int) -> Iterator[st
             *([f"Δ {spent(row.sensitivity)}, over {row.draws or 0} draws"] if row.sensitivity is not None else []),
         ],
         "Cost": [
-            f"{charge.account}: ε {spent(charge.epsilon)}; after it {spent(charge.epsilon_after)} of "
-            f"{spent(charge.epsilon_cap)} spent, {left(charge.epsilon_cap - charge.epsilon_after)} left"
+            f"{charge.account}: ε {spent(charge.epsilon)} at δ {delta(charge.delta)}; {budget_after(charge)}"
             for charge in charges
         ]
         or ["nothing was charged"],

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from flows.commands import options
+from flows.commands.next_steps import command_line
 from flows.commands.terminal import say
 from storage.errors import InputError
 
@@ -55,4 +56,4 @@ def override(
         reason=reason.strip(),
     )
     row = gate.override(checked, decision)
-    say(f"{audit.line}\noverridden: ledger row {row.sequence}; next: autocoder release {plan}")
+    say(f"{audit.line}\noverridden: ledger row {row.sequence}; next: {command_line('release', plan)}")

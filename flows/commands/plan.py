@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.commands import options
-from flows.commands.ledger_text import cohorts, left, spent
+from flows.commands.ledger_text import budget_after, cohorts, spent
+from flows.commands.next_steps import command_line
 from flows.commands.terminal import Console, escape_text, say
 from flows.server.settings import require_same_workspace
 from storage.durable import write_atomically
@@ -85,7 +86,7 @@ def renew(
     if as_json:
         say(json.dumps({"plan": str(file), "digest": planned.digest}))
     else:
-        say(f"plan: {file}\nnext: autocoder release {file}")
+        say(f"plan: {file}\nnext: {command_line('release', file)}")
 
 
 def summary_of(file: str, home: str, settings: LedgerParameters) -> list[str]:
@@ -116,8 +117,7 @@ def summary_of(file: str, home: str, settings: LedgerParameters) -> list[str]:
     except BudgetRefused as refused:
         return [*lines, f"It does not fit the budget: {refused}."]
     tightest = min(charges, key=lambda one: one.epsilon_cap - one.epsilon_after)
-    remains = f"ε {left(tightest.epsilon_cap - tightest.epsilon_after)} of {left(tightest.epsilon_cap)} then remain"
-    return [*lines, f"It charges ε {epsilon} to {whose}; {remains}."]
+    return [*lines, f"It would be charged to {whose}; after it the {budget_after(tightest)}."]
 
 
 def load_page(plan: Path, home: Path | None, ledger_url: str | None) -> PlanPage:

@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from flows.commands import options
+from flows.commands.next_steps import command_line
 from flows.commands.terminal import Console, say
 from storage.errors import InputError
 from tasks.running.failures import private_errors
@@ -93,7 +94,8 @@ def draw(
             f"{sample.sampled:,} of {sample.rows:,} rows in {out} ({sample.sensitive:,} of sensitive codes), with the "
             f"column {' and '.join(columns)}"
         )
-        say(f"next: fill in the column human_code (one per field), then autocoder qa agree {coded} --sample {out}")
+        say("to do: fill in the column human_code (one per field)")
+        say(f"next: {command_line('qa', 'agree', coded, '--sample', out)}")
 
 
 @app.command()

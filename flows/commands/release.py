@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flows.commands import options
-from flows.commands.ledger_text import KINDS, cohorts, delta, left, relation, spent
+from flows.commands.ledger_text import KINDS, budget_after, cohorts, delta, relation, spent
+from flows.commands.next_steps import command_line
 from flows.server.run_flow import run_command
 from flows.server.settings import configure_prefect, require_same_workspace
 from tasks.running.failures import private_errors
@@ -98,13 +98,13 @@ def ending(result: Released, home: str, settings: LedgerParameters) -> str:
     row = ledger.release(result.release_id)
     claimed = f"{KINDS[row.guarantee_kind]}, ε {spent(row.epsilon)}, δ {row.delta_text or delta(row.delta)}"
     charges = {one.account: one for earlier in ledger.history(result.release_id) for one in earlier.charges}
-    least = min((one.epsilon_cap - one.epsilon_after for one in charges.values()), default=Decimal(0))
-    remains = f"; ε {left(least)} left in the tightest account" if charges else ""
+    tightest = min(charges.values(), key=lambda one: one.epsilon_cap - one.epsilon_after, default=None)
+    remains = "" if tightest is None else f"; {budget_after(tightest)}"
     return "\n".join(
         (
             f"released  {result.release_id}: {claimed}, {relation(row)}",
             f"charged   {row.population} {cohorts(row.cohorts)}{remains}",
             f"bundle    {result.bundle}",
-            f'next      autocoder handover {result.release_id} --to "PARTNER" --out outbox',
+            f"next      {command_line('handover', result.release_id, '--to', 'PARTNER', '--out', 'outbox', home=home)}",
         )
     )

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from flows.commands import options
 from flows.commands.console import duration
+from flows.commands.next_steps import command_line
 from flows.commands.plan import summary_of
 from flows.commands.release import ending
 from flows.commands.terminal import Console, say
@@ -212,8 +213,9 @@ def _deploy(
 
 def _next(parameters: RetrainParameters, plan: str, home: str) -> str:
     """Returns the plan, what it would release and charge, and the commands from it to a release."""
-    commands = f"plan: {plan}\nread: autocoder plan show {plan}\nnext: autocoder audit {plan}"
-    return "\n".join((*summary_of(plan, home, parameters.release), f"{commands}\nthen: autocoder release {plan}"))
+    following = (("read", "plan", "show"), ("next", "audit"), ("then", "release"))
+    commands = [f"{name}: {command_line(*words, plan)}" for name, *words in following]
+    return "\n".join((*summary_of(plan, home, parameters.release), f"plan: {plan}", *commands))
 
 
 def _show_dry_run(
@@ -292,7 +294,7 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
     """Yields population, classification, records and cost of the release."""
     from storage.ledger.overlapping_releases import population_name_warning
     from tasks.bundle.thresholds import NONE_FOR_OTHERS, are_generated_for
-    from tasks.retraining.run import warn_of_split
+    from tasks.retraining.run import warn_of_few, warn_of_split
 
     data, survey, charge = parameters.data, preview.source, preview.charge
     dropped = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in survey.dropped.items())
@@ -313,6 +315,8 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
     dates = "" if ingest.dates_from else "; no dates are read"
     yield "sampled", f"{halves}{f' (left out: {left_out})' if left_out else ''}; split {split}{dates}"
     if warning := warn_of_split(ingest, train=survey.sampled["train"], test=survey.sampled["test"]):
+        yield "warning", warning
+    if warning := warn_of_few(survey.sampled["train"], survey.codes_observed):
         yield "warning", warning
     yield "model", _model(parameters.model)
     if not are_generated_for(data.classification):

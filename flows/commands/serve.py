@@ -83,7 +83,7 @@ def serve(
 
     The bundle is verified before the port opens. Keys and the agency's roots are read again while it runs:
     a removed client is refused, and a revoked release no longer codes. Requests are not logged. SIGTERM and Ctrl-C let
-    running requests end. Requires the extra `serve`.
+    running requests end.
 
     For other machines put a reverse proxy before it, which ends TLS and limits the time of connections, and name it by
     --proxy: deployments/serve.Caddyfile is one.

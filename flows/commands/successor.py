@@ -43,7 +43,7 @@ def successor(
     [bold]Examples[/bold]
 
       autocoder successor bundles/2025 bundles/2026 --labelled coded_by_hand.csv \
-          --unlabelled 2026q3.csv --column Narrative --html successor.html
+          --unlabelled 2026q3.csv --text Narrative --html successor.html
     """
     if html is not None:
         options.require_writable("--html", html)

@@ -80,7 +80,9 @@ class AdoptionReport:
         """Returns the report."""
         return render(
             "adoption.html",
-            notice="Yours alone: the thresholds depend on your records. Nothing here is sent to anybody.",
+            notice="Only for you: the thresholds depend on your records. Nothing here is sent to anybody."
+            if self.thresholds
+            else "Nothing here is sent to anybody.",
             report=self,
             next="\n".join(self.next_commands),
             statement=self.sound.contents[STATEMENT],
@@ -96,7 +98,7 @@ def adopt(source: Path, out: Path, key: Path, roots: Path | None, own: OwnRecord
     """
     if own.data is not None:
         if not own.labels:
-            raise InputError("--label-column: missing. Name the column of --data with the codes that people gave.")
+            raise InputError("--label: missing. Name the column of --data with the codes that people gave.")
         texts = own.columns or ("Final Narrative",)
         survey(own.data, text_columns=[*texts, *own.labels.values()], option="--data")
     staging = out.with_name(f".{out.name}.adopting")
@@ -128,7 +130,7 @@ def _fill(source: Path, folder: Path, key: Path, roots: Path | None, own: OwnRec
     if own.data is not None:
         coder = open_bundle(placed)
         for name, label in own.labels.items():
-            require_field(coder, name, option="--label-column")
+            require_field(coder, name, option="--label")
             file = f"thresholds-{name}.json" if name else "thresholds.json"
             fitted[name] = calibrate(
                 coder,

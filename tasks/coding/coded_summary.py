@@ -116,5 +116,5 @@ def _columns(table: Table, fields: Sequence[str]) -> tuple[list[str], bool]:
 
 def _commands(coded: Path, columns: Sequence[str]) -> str:
     name, stem = shlex.quote(str(coded)), coded.name.partition(".")[0]
-    texts = "".join(f" --column {shlex.quote(one)}" for one in columns if "=" not in one)
+    texts = "".join(f" --text {shlex.quote(one)}" for one in columns if "=" not in one)
     return f"autocoder qa draw {name}{texts} --out {stem}-sample.csv\nautocoder drift {name} --reference EARLIER.csv"

@@ -264,7 +264,7 @@ class Coder:
 
 _OTHERWISE = (
     "Fit thresholds on a few hundred records coded by hand (`autocoder calibrate --bundle BUNDLE --data CODED.csv "
-    "--label-column COLUMN --out thresholds.json`, with --accuracy for another accuracy) and pass them with "
+    "--label COLUMN --out thresholds.json`, with --accuracy for another accuracy) and pass them with "
     "--thresholds, or choose a score with --threshold."
 )
 """Advice for a bundle without a threshold for an accuracy."""

@@ -88,7 +88,7 @@ def text_column(coded: Path) -> str:
         raise InputError(f"CODED: {coded} has no column {code!r}. Give a table that `autocoder code` wrote.")
     given = table.columns[: table.columns.index(code)]
     if not given:
-        raise InputError("--column: the table has no column but the answers. Name that of the narratives.")
+        raise InputError("--text: the table has no column but the answers. Name that of the narratives.")
     rows = list(islice(table.text_rows(given), _SEEN))
     return max(given, key=lambda name: sum(len(row[given.index(name)]) for row in rows))
 
@@ -123,7 +123,7 @@ def draw(
     fields = fields_of(survey(coded, text_columns=[]))
     taken = (ROW, WEIGHT, *map(human_column, fields))
     if twice := [name for at, name in enumerate(columns) if name in taken or name in columns[:at]]:
-        raise InputError(f"--column {twice[0]!r}: the sample has such a column already. Leave it out, or rename it.")
+        raise InputError(f"--text {twice[0]!r}: the sample has such a column already. Leave it out, or rename it.")
     code_columns = [code_column(field) for field in fields]
     table = survey(coded, text_columns=[*code_columns, *columns])
     rng = Random(seed) if seed is not None else SystemRandom()

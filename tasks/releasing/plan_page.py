@@ -222,7 +222,8 @@ def _promise(planned: PlannedRelease) -> Answer:
     large_delta = describe_large_delta(planned.plan.records_rounded, claim.delta)
     figures: dict[str, Any] = {"claim": claim, "mechanism": planned.plan.event.mechanism, "formal": formal}
     figures |= {"fields": planned.fields, "large_delta": large_delta}
-    return Answer("promise", "fine" if formal and not large_delta else "investigate", figures)
+    proven = "note" if claim.unprotected_inputs else "fine"
+    return Answer("promise", proven if formal and not large_delta else "investigate", figures)
 
 
 def _cost(checked: CheckedPlan, records: RecordSet | None) -> Answer:

@@ -67,6 +67,20 @@ def warn_of_split(ingest: IngestConfig, *, train: int, test: int) -> str | None:
     )
 
 
+_FEWEST = 5
+"""Training records per code below which a model is hardly better than a guess."""
+
+
+def warn_of_few(train: int, codes: int) -> str | None:
+    """Warns of fewer training records than a classifier can learn from; None where there are enough."""
+    if train >= max(100, _FEWEST * codes):
+        return None
+    return (
+        f"{train:,} training records for {codes:,} codes: the model will be useless, and ε protects little at this "
+        "size. Give more records"
+    )
+
+
 def run(
     context: Context, parameters: RetrainParameters, do: Callable[[Step], ArtifactRef], *, prefect_run_id: str | None
 ) -> RetrainResult:
