@@ -331,7 +331,7 @@ class Aimed(Mechanism, frozen=True):
         """Returns the settings with the task's target and delta in place of what is open; one of them has a target."""
         target = self.target_epsilon if self.target_epsilon is not None else task.target_epsilon
         if target is None:
-            raise MechanismError(f"mechanism `{self.kind}` needs a target epsilon: give --target-epsilon a number")
+            raise MechanismError(f"mechanism `{self.kind}` needs a target epsilon: give --epsilon a number")
         return self.model_copy(update={"target_epsilon": target, "delta": self.delta or task.delta})
 
     def plan(self, task: Task) -> Plan:

@@ -60,7 +60,7 @@ def take_plan(picture: Path) -> None:
         run("demo-data", "--out", "demo", "--records", "1800")
         columns = ("--text", "Final Narrative", "--label", "Nature", "--population", "my-records")
         codes = ("--codelist", "demo/codelist.csv", "--classification", "OIICS", "--classification-version", "2.01")
-        rest = ("--target-epsilon", "2", "--home", "work", "--json")
+        rest = ("--epsilon", "2", "--home", "work", "--json")
         trained = json.loads(
             run("retrain", "--profile", "formal", "--data", "demo/injuries.csv", *codes, *columns, *rest)
         )

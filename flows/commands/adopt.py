@@ -104,6 +104,6 @@ def adopt(
 
 
 def _by_field(given: list[str] | tuple[str, ...]) -> dict[str, str]:
-    """Returns the columns of --label-column by field; a bundle of one field has the field ""."""
+    """Returns the columns of --label by field; a bundle of one field has the field ""."""
     pairs = [one.partition("=") if "=" in one else ("", "=", one) for one in given]
     return {field: column for field, _, column in pairs}

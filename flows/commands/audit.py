@@ -135,7 +135,7 @@ def audit(
 
       autocoder audit workspace/private/plans/0123456789abcdef.json
 
-      autocoder audit --profile osha-formal --target-epsilon 5 \
+      autocoder audit --profile osha-formal --epsilon 5 \
           --data injuries.csv --codelist oiics201_nature.csv
 
       autocoder audit --profile osha-head --data injuries.csv --trials 0 --json
@@ -326,7 +326,7 @@ def _cases(
     for change in variation.vary or []:
         settings = [part.strip() for part in change.split(";") if part.strip()]
         varied, seeds = run.parameters(*base, *settings), variation.vary_seeds or chosen.seeds
-        # A varied target belongs to its case, and `match` takes it; --target-epsilon would replace it.
+        # A varied target belongs to its case, and `match` takes it; --epsilon would replace it.
         own_target = any(part.partition("=")[0].strip().endswith(".target_epsilon") for part in settings)
         by = "match" if own_target else None
         cases[change] = case(varied, variation.vary_branches, seeds, trials, target_epsilon=by)

@@ -72,12 +72,12 @@ def compare(
     r"""Compare branches on the same records. Nothing is released; the report is internal.
 
     Each branch with a claim gets a release plan, which `autocoder release` takes. A branch whose epsilon is taken from
-    the records (`--target-epsilon match`) is for study and gets none. The page `decision.html` next to the report shows
+    the records (`--epsilon match`) is for study and gets none. The page `decision.html` next to the report shows
     accuracy and audits of each branch by epsilon, with a recommendation.
 
     [bold]Examples[/bold]
 
-      autocoder compare --profile osha-formal --target-epsilon 5 \
+      autocoder compare --profile osha-formal --epsilon 5 \
           --data injuries.zip --codelist oiics201_nature.csv \
           --branches non-private-titles,prior-descent --epsilons 1,2
 
@@ -139,7 +139,7 @@ def compare(
     if study := [branch.name for branch in chosen if branch.takes_target_from_records(settings)]:
         plans.append(
             f"no release plan of {', '.join(study)}: their epsilon was taken from these records. To release one, give "
-            "--target-epsilon a number."
+            "--epsilon a number."
         )
     sentences = [
         f"{name}: {outcome.recommendation}" if len(result.protocols) > 1 else outcome.recommendation

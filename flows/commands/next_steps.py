@@ -16,3 +16,8 @@ def command_line(*words: str | Path, home: str | Path | None = None) -> str:
     """
     named = [] if home is None or Path(home).resolve() == home_of(None) else ["--home", str(home)]
     return shlex.join(["autocoder", *map(str, words), *named])
+
+
+def command_of(flow: str) -> str:
+    """Names the command that a flow belongs to."""
+    return "train" if flow == "retrain" else flow

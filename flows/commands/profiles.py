@@ -32,8 +32,8 @@ OPTIONS = {
     "data.codelist": "--codelist",
     "model.prior": "--prior",
     "release.enabled": "--release",
-    "formal.target_epsilon": "--target-epsilon",
-    "pseudo_posterior.target_epsilon": "--target-epsilon",
+    "formal.target_epsilon": "--epsilon",
+    "pseudo_posterior.target_epsilon": "--epsilon",
 } | {parameter: f"--{option}" for option, parameter in NAMED.items()}
 
 
@@ -258,7 +258,7 @@ def parse_target(text: str) -> float | str:
     except ValueError:
         value = float("nan")
     if not 0 < value <= 1000:
-        raise InputError(f"--target-epsilon: {text} is neither `match` nor a number above 0 and up to 1000")
+        raise InputError(f"--epsilon: {text} is neither `match` nor a number above 0 and up to 1000")
     return value
 
 

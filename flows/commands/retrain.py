@@ -1,4 +1,4 @@
-"""Defines `autocoder retrain`."""
+"""Defines `autocoder train`."""
 
 from __future__ import annotations
 
@@ -98,18 +98,18 @@ def retrain(
 
       autocoder demo-data --out demo
 
-      autocoder retrain --profile demo-formal --target-epsilon 5 \
+      autocoder train --profile demo-formal --epsilon 5 \
           --data demo/injuries.csv --codelist demo/codelist.csv
 
-      autocoder retrain --profile osha-formal --target-epsilon 5 \
+      autocoder train --profile osha-formal --epsilon 5 \
           --data injuries.zip --codelist oiics201_nature.csv
 
-      autocoder retrain --profile formal --target-epsilon 5 \
+      autocoder train --profile formal --epsilon 5 \
           --data jobs.csv --codelist soc2010.csv --text "Job title" \
           --label Code --population job-titles \
           --classification SOC --classification-version 2010 --dry-run
 
-      autocoder retrain --profile formal --target-epsilon 5 \
+      autocoder train --profile formal --epsilon 5 \
           --data jobs.csv --text "Job title" --label Code \
           --population job-titles --classification "" \
           --deploy jobs --cron "0 6 1 */3 *"

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from flows.commands import ledger_text, options
 from flows.commands.console import duration
+from flows.commands.next_steps import command_of
 from flows.commands.terminal import Console, say
 from flows.server.settings import home_of
 
@@ -100,7 +101,9 @@ def _show(overview: dict[str, Any]) -> None:
             console.print(f"stage     {what}; last report {ago:.0f} s ago", soft_wrap=True)
         else:
             console.print(f"stage     {what}; no report for {duration(ago)}: interrupted or slow", soft_wrap=True)
-            _remedy(console, f"repeat its command, `autocoder {stage['flow']}` with the same options, to resume")
+            _remedy(
+                console, f"repeat its command, `autocoder {command_of(stage['flow'])}` with the same options, to resume"
+            )
     if ledger is None:
         console.print("ledger    none yet")
         return

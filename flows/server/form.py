@@ -222,7 +222,7 @@ def parameters_of_run(form: RecordsForm, run: Run) -> RetrainParameters:
     if changed and form.profile() is None:
         raise InputError(
             f"{changed[0]}: the form differs from this deployment, whose settings are those of its own records. For "
-            "other records use retrain/formal, or register them by `autocoder retrain --deploy`."
+            "other records use retrain/formal, or register them by `autocoder train --deploy`."
         )
     return form.parameters()
 

@@ -76,7 +76,7 @@ def register_retrain(
         client.create_deployment(
             client.create_flow(flow),
             name=name,
-            description=f"Registered by `autocoder retrain --deploy`; its claim is {kind}.",
+            description=f"Registered by `autocoder train --deploy`; its claim is {kind}.",
             entrypoint=f"flows.deployed.{kind}",
             path="/",
             pull_steps=[_PULL],

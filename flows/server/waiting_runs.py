@@ -24,6 +24,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.client.schemas.sorting import FlowRunSort
 
+from flows.commands.next_steps import command_of
 from flows.server.client import server
 from storage.errors import InputError
 
@@ -70,7 +71,9 @@ def stopped_runs(client: SyncPrefectClient, chosen: FlowRunFilter) -> list[Stopp
         if state.name == "Late":
             remedy = f"prefect worker start --pool {run.work_pool_name or 'cpu'}"
         elif run.deployment_id is None:
-            remedy = f"repeat its command, `autocoder {flow}` with the same options; finished stages are reused"
+            remedy = (
+                f"repeat its command, `autocoder {command_of(flow)}` with the same options; finished stages are reused"
+            )
         elif state.type is StateType.CRASHED:
             remedy = "prefect deployment run housekeeping/housekeeping"
         else:

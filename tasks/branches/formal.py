@@ -38,7 +38,7 @@ def formal_branch(parameters: RetrainParameters) -> tuple[Branch, Terms]:
     release = parameters.formal
     assert release is not None
     if release.target_epsilon is None:
-        raise InputError("formal.target_epsilon is missing. Give what the release may cost: --target-epsilon NUMBER")
+        raise InputError("formal.target_epsilon is missing. Give what the release may cost: --epsilon NUMBER")
     branches = standard_branches()
     if release.branch not in branches:
         raise InputError(f"formal.branch: branch {release.branch} does not exist. Choose one of {', '.join(branches)}")

@@ -32,7 +32,7 @@ def plan_release(study: Study, outcome: Outcome, *, prefect_run_id: str | None) 
     if outcome.branch.takes_target_from_records(study.terms):
         raise InputError(
             f"target_epsilon=match: the noise of {outcome.branch.name} comes from SWAG-PPM's epsilon on these "
-            "records, outside the accounting. To release it, compare with a number (--target-epsilon 4)"
+            "records, outside the accounting. To release it, compare with a number (--epsilon 4)"
         )
     unprotected = (*outcome.claim.unprotected_inputs, CHOSEN_AFTER_COMPARISON)
     claim = outcome.claim.model_copy(update={"unprotected_inputs": unprotected})

@@ -281,7 +281,7 @@ SECTIONS = (
             measured(
                 "The sensitivity Delta is the largest weighted loss of a training record over the draws counted, and "
                 "at the released draw.",
-                "`autocoder retrain` (stages `sensitivity`), and once more at the draw (`tasks/releasing/publish.py`).",
+                "`autocoder train` (stages `sensitivity`), and once more at the draw (`tasks/releasing/publish.py`).",
             ),
             _ONE_DRAW,
             assumed(

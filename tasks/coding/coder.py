@@ -362,7 +362,7 @@ def newest_bundle(home: Path) -> Path:
     committed = folders.keys() & sequences.keys()
     if not committed:
         raise StorageError(
-            f"no committed bundle in {workspace.bundles}. Make a plan with `autocoder retrain` and a bundle with "
+            f"no committed bundle in {workspace.bundles}. Make a plan with `autocoder train` and a bundle with "
             "`autocoder release PLAN`, or name a bundle with --bundle."
         )
     return folders[max(committed, key=lambda name: (name not in revoked, sequences[name]))]

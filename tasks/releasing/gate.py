@@ -68,7 +68,7 @@ def _remedy(plan: CheckedPlan) -> str:
     if plan.plan.claim.guarantee_kind == "formal":
         return f"A formal claim that is refuted is a fault of the program: report it. Only {signed} lets it pass"
     return (
-        f"Plan a release of a formal branch (`autocoder retrain --profile formal`), or accept the measurement: {signed}"
+        f"Plan a release of a formal branch (`autocoder train --profile formal`), or accept the measurement: {signed}"
     )
 
 

@@ -254,7 +254,7 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         if MATCHED in plan.claim.unprotected_inputs:
             raise MechanismError(
                 "release plan: its target epsilon was taken from the records (`match`), which serves studies only. "
-                "Compare with --target-epsilon and a number"
+                "Compare with --epsilon and a number"
             )
         wrong = wrong_fields(self, store)
         if self.output.with_contents(context, made) != self.output:

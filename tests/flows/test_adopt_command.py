@@ -38,7 +38,7 @@ def own(sealed: Sealed, tmp_path: Path, narratives: Callable[..., list[str]]) ->
     """300 records that a person codes as the model does, but for each tenth."""
     source, out = tmp_path / "new.csv", tmp_path / "machine.csv"
     write_csv(source, [{"Text": text} for text in narratives(300)])
-    command("code", "--bundle", sealed.folder, "--data", source, "--column", "Text", "--out", out, "--quiet")
+    command("code", "--bundle", sealed.folder, "--data", source, "--text", "Text", "--out", out, "--quiet")
     codes = [row["code"] for row in read_csv(out)]
     other = {
         code: codes[0] if code != codes[0] else next(c for c in [*codes, "111"] if c != codes[0]) for code in codes
@@ -57,9 +57,9 @@ def _adopt(archive: Path, sealed: Sealed, out: Path, *more: Any) -> tuple[int, s
 def test_later_commands_take_columns_and_thresholds_from_it(
     archive: Path, sealed: Sealed, own: Path, tmp_path: Path
 ) -> None:
-    """Adopted with own records, `code` needs neither --column nor --thresholds nor --accuracy; a page sums each up."""
+    """Adopted with own records, `code` needs neither --text nor --thresholds nor --accuracy; a page sums each up."""
     folder = tmp_path / "coder"
-    given = ("--data", own, "--column", "Text", "--label-column", "Code", "--accuracy", "0.8", "--sets")
+    given = ("--data", own, "--text", "Text", "--label", "Code", "--accuracy", "0.8", "--sets")
     code, said, _ = _adopt(archive, sealed, folder, *given)
     assert code == 0, said
     assert "80 % right: score" in said
@@ -78,7 +78,7 @@ def test_later_commands_take_columns_and_thresholds_from_it(
     summary = Path(known["summary"]).read_text(encoding="utf-8")
     assert f"{marked:,} (" in summary
     assert "qa draw" in summary
-    assert "--column Text" in summary
+    assert "--text Text" in summary
     if CHROMIUM is not None:
         check_accessible_file(folder / "report.html", Path(known["summary"]))
     chosen = invoke(
@@ -96,7 +96,7 @@ def test_the_summary_counts_each_row_once(sealed: Sealed, own: Path, tmp_path: P
     from tasks.coding import coded_summary
 
     out = tmp_path / "plain.csv"
-    invoke("code", "--bundle", sealed.folder, "--data", own, "--column", "Text", "--out", out, "--quiet")
+    invoke("code", "--bundle", sealed.folder, "--data", own, "--text", "Text", "--out", out, "--quiet")
     page = coded_summary.write_summary(out).read_text(encoding="utf-8")
     assert "300 rows, 0 of them without a narrative" in page
     assert "No row is marked for a person" in page
@@ -110,7 +110,7 @@ def test_a_summary_that_cannot_be_written_costs_no_row(sealed: Sealed, own: Path
     """The coded file is whole, and a note says why it stands alone."""
     out = tmp_path / "plain.csv"
     (tmp_path / "plain.csv.summary.html").mkdir()
-    given = ("code", "--bundle", sealed.folder, "--data", own, "--column", "Text", "--out", out, "--json")
+    given = ("code", "--bundle", sealed.folder, "--data", own, "--text", "Text", "--out", out, "--json")
     code, said, noted = invoke(*given)
     assert (code, json.loads(said)["summary"]) == (0, None)
     assert "note: no summary" in noted
@@ -120,10 +120,10 @@ def test_a_summary_that_cannot_be_written_costs_no_row(sealed: Sealed, own: Path
 @pytest.mark.parametrize(
     ("more", "problem"),
     [
-        (("--label-column", "Code"), "require --data"),
-        (("--data", "OWN"), "--label-column: missing"),
-        (("--data", "OWN", "--label-column", "Nature", "--column", "Text"), "Nature"),
-        (("--data", "OWN", "--label-column", "x=Code", "--column", "Text"), "no field 'x'"),
+        (("--label", "Code"), "require --data"),
+        (("--data", "OWN"), "--label: missing"),
+        (("--data", "OWN", "--label", "Nature", "--text", "Text"), "Nature"),
+        (("--data", "OWN", "--label", "x=Code", "--text", "Text"), "no field 'x'"),
         (("--roots", "none.json"), "none.json"),
     ],
     ids=["no records", "no codes", "column", "field", "roots"],

@@ -17,7 +17,7 @@ def run(folder: Path, profile: str) -> RunOptions:
 
 
 def test_a_target_that_is_varied_is_not_overruled(tmp_path: Path) -> None:
-    """`--target-epsilon` is of all that does not name its own; a case once ran at it that asked for another."""
+    """`--epsilon` is of all that does not name its own; a case once ran at it that asked for another."""
     varied = VariationOptions(vary=["fit.adamw.epochs=3", SEARCHED])
     cases = _cases(run(tmp_path, "demo"), BranchOptions(target_epsilon="5"), EffortOptions(trials=0), varied)
     assert [case.terms.target_epsilon for case in cases.values()] == [5.0, 5.0, "match"]

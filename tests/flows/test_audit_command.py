@@ -68,7 +68,7 @@ def site(new: Job, tmp_path_factory: pytest.TempPathFactory) -> Site:
     page = folder / "truth.md"
     done = job.command(
         "audit", *job.options(), "--trials", "16", "--trial-draws", "5", "--canaries", "4", "--strict", "--json",
-        "--quiet", "--branches", "release,prior-descent", "--target-epsilon", "3",
+        "--quiet", "--branches", "release,prior-descent", "--epsilon", "3",
         "--vary", VARIED, "--results", str(page),
     )  # fmt: skip
     assert done.stderr == ""

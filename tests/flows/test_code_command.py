@@ -30,7 +30,7 @@ def test_a_file_is_coded_with_its_columns_kept(new: Job, tiny_bundle: Path, tmp_
     texts = {"=1+1": "Employee fell\nfrom a ladder.", "2": "", "3": "Burned by hot oil."}
     source = write_csv(tmp_path / "new.csv", [{"id": name, "Text": text} for name, text in texts.items()])
     out = tmp_path / "coded.csv"
-    options = ("--column", "Text", "--top-k", "2", "--threshold", "0.9", "--json")
+    options = ("--text", "Text", "--top-k", "2", "--threshold", "0.9", "--json")
     done = code(new, "--bundle", tiny_bundle, "--data", source, "--out", out, *options)
     assert done.returncode == 0, done.stderr
     coded = read_csv(out)
@@ -75,7 +75,7 @@ def test_what_cannot_be_coded_leaves_no_output(
     source = tmp_path / "new.csv"
     if content is not None:
         source.write_bytes(content)
-    arguments = ("--bundle", tiny_bundle, "--data", source, "--column", column, "--out", tmp_path / out)
+    arguments = ("--bundle", tiny_bundle, "--data", source, "--text", column, "--out", tmp_path / out)
     status, error = told("code", *arguments)
     assert (status, "error: " in error) == (2, True)
     assert said in error
@@ -91,7 +91,7 @@ def test_killed_in_the_middle_it_goes_on(
     texts = narratives(16_000)
     source = write_csv(tmp_path / "new.csv", [{"Text": text} for text in texts])
     whole, out = tmp_path / "whole.csv", tmp_path / "coded.csv"
-    arguments = ("--bundle", str(tiny_bundle), "--data", str(source), "--column", "Text", "--quiet", "--json", "--out")
+    arguments = ("--bundle", str(tiny_bundle), "--data", str(source), "--text", "Text", "--quiet", "--json", "--out")
     process = subprocess.Popen(command(*arguments, str(out)), env=environment(), stdout=subprocess.DEVNULL)
     pieces = tmp_path / ".coded.csv.coding"
     while len(list(pieces.glob("*.parquet"))) < 3:
@@ -116,7 +116,7 @@ def test_a_full_disk_is_one_line_and_the_finished_pieces_stay(new: Job, tiny_bun
     out = tmp_path / "coded.csv"
     out.write_text("mine\n")
     line = ["bash", "-c", 'ulimit -f 200; trap "" XFSZ; exec "$@"', "bash"]
-    given = ("--bundle", str(tiny_bundle), "--data", str(source), "--column", "Text", "--overwrite", "--out", str(out))
+    given = ("--bundle", str(tiny_bundle), "--data", str(source), "--text", "Text", "--overwrite", "--out", str(out))
     full = subprocess.run([*line, *command(*given)], capture_output=True, text=True, env=environment(), timeout=300)
     assert full.returncode == 2, full.stderr
     assert "Traceback" not in full.stderr

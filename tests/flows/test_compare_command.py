@@ -49,7 +49,7 @@ def compared(finished: Job, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 def given(new: Job, compared: tuple[Path, dict]) -> dict:
     """A comparison of branches that may leave, at an epsilon that a person gave, in that workspace."""
     chosen = ("--branches", "dp-sgd-tuned,prior-descent", "--seeds", "2")
-    done = run(new.at(compared[0]), *chosen, "--target-epsilon", str(GIVEN))
+    done = run(new.at(compared[0]), *chosen, "--epsilon", str(GIVEN))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -110,7 +110,7 @@ def test_the_officers_page_recommends_nothing_where_every_epsilon_is_from_the_re
 
 def test_two_protocols_and_several_epsilons_are_one_report(new: Job, compared: tuple[Path, dict]) -> None:
     """Two tables of one command; formal branches at each epsilon; the page recommends one of them, with its loss."""
-    chosen = ("--branches", "non-private,prior-descent", "--seeds", "1", "--target-epsilon", str(GIVEN))
+    chosen = ("--branches", "non-private,prior-descent", "--seeds", "1", "--epsilon", str(GIVEN))
     both = ("--protocols", "paper,all-records", "--epsilons", "2")
     done = run(new.at(compared[0]), *chosen, *both)
     assert done.returncode == 0, done.stderr
@@ -261,7 +261,7 @@ def test_the_other_trainable_parts_compare_too(
         "non-private,swag-ppm,dp-sgd,dp-sgd-class-weighted,sad" if trainable == "full" else "dp-sgd-class-weighted,sad"
     )
     job = new.at(tmp_path / "home", settings=(*new.settings, *(f"{name}={value}" for name, value in settings.items())))
-    done = run(job, "--branches", branches, "--seeds", "1", "--target-epsilon", "8")
+    done = run(job, "--branches", branches, "--seeds", "1", "--epsilon", "8")
     assert done.returncode == 0, done.stderr
     result = {branch["branch"]: branch for branch in json.loads(done.stdout)["branches"]}
     assert ",".join(result) == branches
@@ -287,7 +287,7 @@ def test_bad_settings_are_refused_by_name(new: Job, told: CommandRunner, tmp_pat
     for extra, named in (
         (("--delta", "1"), "delta"),
         (("--branches", "dp-sdg"), "branch dp-sdg does not exist"),
-        (("--target-epsilon", "-1"), "--target-epsilon"),
+        (("--epsilon", "-1"), "--epsilon"),
         (("--slots", "2", "--set", "model.trainable=full"), "--slots"),
         (("--branches", "prior-descent", "--set", "model.trainable=full"), "prior-descent"),
     ):
@@ -295,7 +295,7 @@ def test_bad_settings_are_refused_by_name(new: Job, told: CommandRunner, tmp_pat
         assert (code, error.count("\n")) == (2, 1), error
         assert named in error
     # seen once the records are counted
-    larger = ("--branches", "dp-sgd", "--target-epsilon", "4", "--batch-size", "5000")
+    larger = ("--branches", "dp-sgd", "--epsilon", "4", "--batch-size", "5000")
     done = run(new.at(tmp_path / "home"), *larger)
     last = done.stderr.splitlines()[-1]
     assert (done.returncode, last.startswith("error: "), "--batch-size" in last) == (2, True, True), done.stderr

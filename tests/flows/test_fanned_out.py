@@ -216,7 +216,7 @@ def test_a_file_that_two_workers_code_is_the_one_of_one_process(
 def _by_command(site: Site, source: Path, out: Path, bundle: Path) -> int:
     """`autocoder code --shards`, killed once a piece is there, and typed again; rows that the second one found."""
     command = ["-m", "flows.cli", "code", "--data", source, "--out", out, "--bundle", bundle]
-    command += ["--column", "Text", "--top-k", "2", "--threshold", "0.5", "--shards", "2", "--json"]
+    command += ["--text", "Text", "--top-k", "2", "--threshold", "0.5", "--shards", "2", "--json"]
     first = began(site, *command)
     while not list(out.with_name(f".{out.name}.coding").glob("shards-*/*.parquet")):
         assert first.poll() is None, first.communicate()[1]
@@ -267,7 +267,7 @@ def test_a_comparison_whose_branches_two_workers_run(
 
     there = finished.copy(tmp_path / "home")
     command = ["-m", "flows.cli", "compare", "--home", str(there.home), *there.options()]
-    command += ["--branches", ",".join(BRANCHES), "--seeds", "1", "--epochs", "2", "--target-epsilon", "4"]
+    command += ["--branches", ",".join(BRANCHES), "--seeds", "1", "--epochs", "2", "--epsilon", "4"]
     told = json.loads(ended(began(with_bucket, *command, "--spread", "--json")))
     expected = [json.loads(one.model_dump_json()) for one in summarise(alone.outcomes, context)]
     assert told["branches"] == expected

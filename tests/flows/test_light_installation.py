@@ -106,7 +106,7 @@ def test_a_partner_needs_no_extra(
     codes = [line.split(",")[0] for line in (sealed.folder / "codelist.csv").read_text().splitlines()[1:]]
     rows = [{"Text": text, "Code": codes[number % 3]} for number, text in enumerate(texts)]
     hand = write_csv(tmp_path / "hand.csv", rows)
-    given, labelled = ("--data", hand, "--column", "Text"), ("--label-column", "Code")
+    given, labelled = ("--data", hand, "--text", "Text"), ("--label", "Code")
     drift = ("drift", "coded.csv", "--reference", "coded.csv")
     done = _run(
         hidden,
@@ -115,7 +115,7 @@ def test_a_partner_needs_no_extra(
         ("calibrate", *bundle, *given, *labelled, "--out", "t.json", "--sets"),
         ("adopt", sealed.folder, "--key", sealed.trust.pinned, "--out", "coder", *given, *labelled),
         ("code", *bundle, *given, "--out", "coded.csv", "--thresholds", "t.json", "--coverage", "0.9", "--quiet"),
-        ("qa", "draw", "coded.csv", "--out", "s.csv", "--column", "Text", "--json"),
+        ("qa", "draw", "coded.csv", "--out", "s.csv", "--text", "Text", "--json"),
         drift,
         ("release", "--help"),
         ("doctor", "--json"),

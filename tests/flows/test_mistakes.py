@@ -66,7 +66,7 @@ def test_a_column_that_is_missing_names_its_option(told: CommandRunner, tiny_bun
     """`code` reads `Final Narrative` where nobody says another, and the columns that the bundle names."""
     (tmp_path / "n.csv").write_text("Narrative,Nature\nfell,1\n")
     status, error = told("code", "--data", tmp_path / "n.csv", "--out", tmp_path / "o.csv", "--bundle", tiny_bundle)
-    assert (status, "has no column 'Final Narrative' (--column)" in error) == (2, True), error
+    assert (status, "has no column 'Final Narrative' (--text)" in error) == (2, True), error
 
 
 def test_a_public_key_signs_nothing(told: CommandRunner, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`autocoder retrain --deploy NAME --cron LINE` registers a run with its very parameters on a real Prefect server."""
+"""`autocoder train --deploy NAME --cron LINE` registers a run with its very parameters on a real Prefect server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def registered(server: str, served: Job, tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_run_that_the_calendar_starts_is_the_one_that_was_typed(registered: Job, server: str) -> None:
     """Parameters, schedule and pool stand on the server; its scheduled run reads as the command's own parameters."""
     job = registered
-    options = ("--profile", "demo-formal", "--target-epsilon", "5", "--data", str(job.data))
+    options = ("--profile", "demo-formal", "--epsilon", "5", "--data", str(job.data))
     done = job.command("retrain", *options, "--codelist", str(job.codelist), "--deploy", "own", "--cron", CRON)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"deployment retrain/own: runs at {CRON} (UTC) on pool cpu")

@@ -29,7 +29,7 @@ def coded(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory, narrative
     folder = tmp_path_factory.mktemp("coded")
     source, out = folder / "new.csv", folder / "coded.csv"
     write_csv(source, [{"Text": text} for text in narratives(300)])
-    command("code", "--bundle", tiny_bundle, "--data", source, "--column", "Text", "--out", out, "--quiet")
+    command("code", "--bundle", tiny_bundle, "--data", source, "--text", "Text", "--out", out, "--quiet")
     return out
 
 
@@ -49,13 +49,13 @@ def test_double_coding_from_the_sample_to_kappa(coded: Path, tmp_path: Path) -> 
     assert low < 0.8 < high
     assert "Cohen's kappa" in invoke("qa", "agree", coded, "--sample", sample)[1]
     with pytest.raises(InputError, match="may contain work"):
-        invoke("qa", "draw", coded, "--out", sample, "--column", "Text")
+        invoke("qa", "draw", coded, "--out", sample, "--text", "Text")
 
 
 def test_a_sample_for_some_hours_becomes_counts_with_intervals(coded: Path, tmp_path: Path) -> None:
     """100 rows take five hours; a person who agrees confirms the model's counts; no file is replaced."""
     sample, out = tmp_path / "sample.csv", tmp_path / "counts.csv"
-    given = ("qa", "draw", coded, "--out", sample, "--column", "Text", "--hours", "5", "--seed", "1", "--json")
+    given = ("qa", "draw", coded, "--out", sample, "--text", "Text", "--hours", "5", "--seed", "1", "--json")
     assert json.loads(invoke(*given)[1])["sampled"] == 100
     model = read_csv(coded)
     filled = [row | {"human_code": model[int(row["qa_row"]) - 1]["code"]} for row in read_csv(sample)]
@@ -119,7 +119,7 @@ def test_calibrated_thresholds_are_what_code_uses(coded: Path, tiny_bundle: Path
     rows = read_csv(coded)
     records = [{"Text": row["Text"], "Nature": row["code"]} for row in rows]
     data, out = write_csv(tmp_path / "own.csv", records), tmp_path / "thresholds.json"
-    code, said, _ = invoke("calibrate", "--bundle", tiny_bundle, "--data", data, "--column", "Text", "--out", out)
+    code, said, _ = invoke("calibrate", "--bundle", tiny_bundle, "--data", data, "--text", "Text", "--out", out)
     assert code == 0
     found = json.loads(out.read_text())
     assert found["records"] == 300
@@ -129,15 +129,15 @@ def test_calibrated_thresholds_are_what_code_uses(coded: Path, tiny_bundle: Path
     reached = [t for t in found["thresholds"] if t["threshold"] is not None]
     target = str(reached[0]["target_accuracy"])
     again = tmp_path / "again.csv"
-    given = ("--bundle", tiny_bundle, "--data", data, "--column", "Text", "--quiet")
+    given = ("--bundle", tiny_bundle, "--data", data, "--text", "Text", "--quiet")
     invoke("code", *given, "--out", again, "--thresholds", out, "--accuracy", target)
     for row in read_csv(again):
         sure = float(row["score"]) >= reached[0]["threshold"]
         assert row["needs_review"].lower() == str(not sure).lower()
     with pytest.raises(InputError, match="--out"):
-        invoke("calibrate", "--bundle", tiny_bundle, "--data", data, "--column", "Text", "--out", out)
+        invoke("calibrate", "--bundle", tiny_bundle, "--data", data, "--text", "Text", "--out", out)
     with pytest.raises(InputError, match="Code"):
-        given = ("--data", data, "--column", "Text", "--label-column", "Code", "--out", tmp_path / "x.json")
+        given = ("--data", data, "--text", "Text", "--label", "Code", "--out", tmp_path / "x.json")
         invoke("calibrate", "--bundle", tiny_bundle, *given)
     assert not (tmp_path / "x.json").exists()
 
@@ -151,7 +151,7 @@ def test_sets_come_from_the_file_and_drift_ends_their_promise(coded: Path, tiny_
     right = [list(CODES)[n % len(CODES)] if n % 10 == 0 else row["code"] for n, row in enumerate(rows)]
     records = [{"Text": row["Text"], "Nature": code} for row, code in zip(rows, right, strict=True)]
     data, fitted, out = write_csv(tmp_path / "own.csv", records), tmp_path / "sets.json", tmp_path / "sets.csv"
-    given = ("--bundle", tiny_bundle, "--data", data, "--column", "Text")
+    given = ("--bundle", tiny_bundle, "--data", data, "--text", "Text")
     _, said, _ = invoke("calibrate", *given, "--out", fitted, "--sets")
     assert "A set holds the right code with probability 85% or more" in said
     assert "probability 99%" in said

@@ -39,13 +39,13 @@ for name, words in json.loads(sys.argv[1]).items():
 
 COMMANDS: dict[str, Sequence[str]] = {
     "retrain": ["retrain", "--profile", "demo"],
-    "retrain, formal": ["retrain", "--profile", "demo-formal", "--target-epsilon", "5"],
+    "retrain, formal": ["retrain", "--profile", "demo-formal", "--epsilon", "5"],
     "compare": ["compare", "--profile", "demo", "--branches", "non-private"],
-    "compare, formal": ["compare", "--profile", "demo-formal", "--branches", "prior-descent", "--target-epsilon", "5"],
+    "compare, formal": ["compare", "--profile", "demo-formal", "--branches", "prior-descent", "--epsilon", "5"],
     "audit": ["audit", "--profile", "demo", "--trials", "0"],
-    "audit, formal": ["audit", "--profile", "demo-formal", "--target-epsilon", "5", "--trials", "0"],
+    "audit, formal": ["audit", "--profile", "demo-formal", "--epsilon", "5", "--trials", "0"],
     "audit, formal, changed": [
-        *["audit", "--profile", "demo-formal", "--target-epsilon", "5", "--trials", "0"],
+        *["audit", "--profile", "demo-formal", "--epsilon", "5", "--trials", "0"],
         *["--vary", "formal.target_epsilon=2"],
     ],
 }

@@ -103,7 +103,7 @@ def test_the_page_of_parameters_is_current() -> None:
     """Written anew (`python scripts/write_parameters.py`) whenever a model changes; every option is on it."""
     page = Path(__file__).resolve().parents[2] / "docs" / "parameters.md"
     assert page.read_text(encoding="utf-8") == parameters_page()
-    for option in ("--text", "--population", "--target-epsilon", "--release"):
+    for option in ("--text", "--population", "--epsilon", "--release"):
         assert f"`{option}`" in page.read_text(encoding="utf-8")
 
 

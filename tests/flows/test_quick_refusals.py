@@ -11,7 +11,7 @@ from slow_imports import command
 from storage.ledger import Ledger
 from storage.paths import Workspace
 
-RETRAIN = ("retrain", "--profile", "formal", "--data", "text.csv", "--text", "text", "--target-epsilon", "5")
+RETRAIN = ("retrain", "--profile", "formal", "--data", "text.csv", "--text", "text", "--epsilon", "5")
 ANSWERS: dict[str, tuple[Sequence[str], str]] = {
     "release, no plan": (["release", "absent.json"], "plan absent.json: No such file"),
     "release, not a plan": (["release", "text.json"], "plan text.json is not a release plan"),

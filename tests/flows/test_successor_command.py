@@ -18,7 +18,7 @@ from storage.errors import InputError
 def _coded(bundle: Sealed, texts: list[str], folder: Path) -> list[str]:
     """What a bundle answers."""
     source, out = write_csv(folder / "texts.csv", [{"Text": text} for text in texts]), folder / "answers.csv"
-    given = ("--bundle", bundle.folder, "--data", source, "--column", "Text", "--out", out)
+    given = ("--bundle", bundle.folder, "--data", source, "--text", "Text", "--out", out)
     command("code", *given, "--overwrite", "--quiet", "--home", folder)
     return [row["code"] for row in read_csv(out)]
 
@@ -42,7 +42,7 @@ def test_two_released_bundles_are_compared(
     coded = write_csv(tmp_path / "coded.csv", rows)
     others = write_csv(tmp_path / "others.csv", [{"Text": text} for text in texts])
     page = tmp_path / "successor.html"
-    files = ("--labelled", coded, "--unlabelled", others, "--column", "Text", "--label-column", "Code")
+    files = ("--labelled", coded, "--unlabelled", others, "--text", "Text", "--label", "Code")
     found = json.loads(
         command("successor", sealed.folder, worded.folder, *files, "--by", "State", "--html", page, "--json")
     )

@@ -44,7 +44,7 @@ def walk(page: Path, words: dict[str, str], small: str) -> list[str]:
         for line in body.splitlines():
             if not line.startswith("autocoder ") or "--roots " in line:
                 continue
-            line += {"retrain": small, "audit": " --trials 0"}.get(line.split()[1], "")
+            line += {"train": small, "audit": " --trials 0"}.get(line.split()[1], "")
             for word, value in words.items():
                 line = re.sub(rf"\b{word}\b", value, line)
             # with few records the noise of a release may hide every code, or leave no score that is right often enough
@@ -70,7 +70,7 @@ def small(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> s
 def test_a_first_release_ends_as_the_page_shows(small: str) -> None:
     """From made-up reports to a coded narrative, with plan, budget and score."""
     ran = walk(TUTORIALS / "first-release.md", {}, small)
-    assert [line.split()[1] for line in ran] == ["demo-data", "retrain", "plan", "release", "ledger", "code"]
+    assert [line.split()[1] for line in ran] == ["demo-data", "train", "plan", "release", "ledger", "code"]
     assert len(list(Path("demo-workspace/bundles").glob("*/model.sig"))) == 1
 
 
@@ -78,7 +78,7 @@ def test_own_data_end_in_a_bundle_that_the_partner_uses(small: str) -> None:
     """Dry run, retrain, audit, release, handover, revocation; the partner's page follows on the same archive."""
     words = {"epsilon 2": "epsilon 8"}  # noise that the tiny encoder bears
     ran = walk(TUTORIALS / "own-data.md", words, small)
-    commands = ["demo-data", "retrain", "retrain", "audit", "plan", "release", "handover", "revoke"]
+    commands = ["demo-data", "train", "train", "audit", "plan", "release", "handover", "revoke"]
     assert [line.split()[1] for line in ran] == commands
     (archive,) = Path("outbox").glob("*.tar.zst")
     assert archive.name == f"{words['RELEASE']}.tar.zst"

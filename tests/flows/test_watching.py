@@ -108,7 +108,7 @@ def test_every_stopped_run_has_its_next_command(server: str, served: Job, tmp_pa
         assert remedies[str(failed.id)] == f"prefect flow-run retry {failed.id}"
         assert remedies[str(crashed.id)] == "prefect deployment run housekeeping/housekeeping"
         assert remedies[str(late.id)] == f"prefect worker start --pool {pool}"
-        assert remedies[str(typed.id)].startswith("repeat its command, `autocoder retrain`")
+        assert remedies[str(typed.id)].startswith("repeat its command, `autocoder train`")
         done = watched.command("status")
         assert done.returncode == 1
         (line,) = (one for one in done.stdout.splitlines() if failed.name in one)

@@ -78,7 +78,7 @@ def measure(folder: Path) -> dict[str, Any]:
     # all fits of a head on the same features: each branch at two seeds, then a release of each that has a plan
     home = folder / "head"
     profile = _write(folder / "head.yaml", PROFILE | {"model": PROFILE["model"] | TITLES})
-    chosen = ("--branches", ",".join(COMPARED), "--seeds", "2", "--epochs", "10", "--target-epsilon", "5")
+    chosen = ("--branches", ",".join(COMPARED), "--seeds", "2", "--epochs", "10", "--epsilon", "5")
     compared = _command("compare", "--profile", profile, *records, *chosen, "--home", home)
     for branch, name in COMPARED.items():
         released = None

@@ -95,7 +95,7 @@ def test_a_dry_run_names_the_stages_that_a_run_takes(data: Mapping[str, Any], ti
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
-        ({"target_epsilon": None}, "--target-epsilon NUMBER"),
+        ({"target_epsilon": None}, "--epsilon NUMBER"),
         ({"branch": "nothing"}, "branch nothing does not exist"),
         ({"branch": "non-private"}, "cannot be released formally"),
         ({"branch": "swag-ppm"}, "cannot be released formally"),

@@ -306,7 +306,7 @@ def test_the_gate_offers_the_formal_branch_before_an_override(ledger: Ledger) ->
     with pytest.raises(BudgetRefused, match="contradicts") as refused:
         gate.check(check(plan, ledger))
     text = str(refused.value)
-    assert text.index("`autocoder retrain --profile formal`") < text.index("`autocoder override`")
+    assert text.index("`autocoder train --profile formal`") < text.index("`autocoder override`")
     formal = planned(FORMAL)
     audit(ledger, formal, 6.0)
     with pytest.raises(BudgetRefused, match="a fault of the program") as refused:
@@ -350,7 +350,7 @@ def test_a_score_beside_nothing_is_not_fine(ledger: Ledger) -> None:
 
 def test_a_command_stays_on_one_line_of_a_terminal() -> None:
     """Broken within quotes it would be another one when it is copied."""
-    offered = 'autocoder retrain --set \'data.ingest.text_columns=["Job title", "Task"]\' --target-epsilon 5'
+    offered = 'autocoder train --set \'data.ingest.text_columns=["Job title", "Task"]\' --epsilon 5'
     lines = wrap_lines(f"Not known: nobody compared one on these records. Release it: `{offered}`.", 40)
     assert f"`{offered}`." in lines
     assert len(lines) > 2
