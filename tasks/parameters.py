@@ -21,7 +21,12 @@ from storage.ingest import IngestConfig
 class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
     """Names the records, and how their columns are read."""
 
-    source: str = Field(title="Source", description="CSV, ZIP holding one CSV, Parquet or JSON Lines.", min_length=1)
+    source: tuple[str, ...] = Field(
+        title="Source",
+        description="File of records: text with separators, XLSX, ODS, XLS, Parquet, JSON, or one of these packed; or "
+        "several with the same columns.",
+        min_length=1,
+    )
     codelist: str | None = Field(
         default=None,
         title="Code list",
@@ -49,6 +54,28 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
         description="The records themselves are published. Only then does a page of results say so.",
     )
     ingest: IngestConfig = Field(title="Columns and sampling")
+
+    @field_validator("source", mode="before")
+    @classmethod
+    def _one_file(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("source")
+    @classmethod
+    def _named(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(value):
+            raise ValueError("source is empty. Name the file of records")
+        return value
+
+    @property
+    def sources(self) -> tuple[Path, ...]:
+        """Returns the files of records."""
+        return tuple(Path(file).expanduser() for file in self.source)
+
+    @property
+    def file_names(self) -> str:
+        """Returns the files' names without their folders, for pages."""
+        return ", ".join(file.name for file in self.sources)
 
     @model_validator(mode="after")
     def _each_field_has_its_list(self) -> DataParameters:
@@ -330,11 +357,6 @@ class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain")
     def needs_search(self) -> bool:
         """Checks whether a target epsilon leaves c to be searched."""
         return self.pseudo_posterior.target_epsilon is not None
-
-    @property
-    def source_path(self) -> Path:
-        """Returns the data file."""
-        return Path(self.data.source).expanduser()
 
     @property
     def codelist_path(self) -> Path | None:

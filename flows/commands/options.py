@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from storage.ledger import Ledger
     from storage.ledger.heads import Head
     from storage.ledger.journal import Journal
+    from storage.tables.options import ReadOptions
     from tasks.parameters import LedgerParameters, RetrainParameters
     from tasks.running.stage import Context
 
@@ -57,8 +58,72 @@ Shards = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 
 
+_READING = {"skip": "skip-rows", "bad_rows": "on-bad-row"}
+"""Options with another name than the setting of the reader."""
+_reading = partial(typer.Option, rich_help_panel="Reading")
+
+
 @dataclass(frozen=True)
-class RunOptions:
+class ReadingOptions:
+    """Says how tables are read, where what they look like is not what they are."""
+
+    separator: Annotated[
+        str | None, _reading(help="Separator: one character, or tab.", show_default="that by which rows fit")
+    ] = None
+    quotes: Annotated[
+        Literal["double", "backslash", "none"] | None,
+        _reading(help='"" or \\" inside a quoted cell, or quotes as text.', show_default="by looking"),
+    ] = None
+    encoding: Annotated[str | None, _reading(help="Encoding.", show_default="utf-8, or cp1252")] = None
+    sheet: Annotated[str | None, _reading(help="Sheet of a workbook.", show_default="the only one")] = None
+    skip_rows: Annotated[int | None, _reading(min=0, help="Lines above the header.", show_default="titles alone")] = (
+        None
+    )
+    names: Annotated[
+        str | None, _reading(help="Columns of a file without a header, with commas.", show_default="its first row")
+    ] = None
+    missing: Annotated[
+        list[str] | None, _reading(help="Mark of a missing value; repeatable.", show_default="NA, NULL, nan, . …")
+    ] = None
+    on_bad_row: Annotated[
+        Literal["refuse", "skip"] | None, _reading(help="Refuse a file with a bad row, or skip and count it.")
+    ] = None
+
+    @property
+    def named_reading(self) -> dict[str, Any]:
+        """Returns the settings that were given, by the names of `ReadOptions`."""
+        given = {
+            "separator": self.separator,
+            "quotes": self.quotes,
+            "encoding": self.encoding,
+            "sheet": self.sheet,
+            "skip": self.skip_rows,
+            "names": None if self.names is None else [name.strip() for name in self.names.split(",")],
+            "missing": self.missing or None,
+            "bad_rows": self.on_bad_row,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    @property
+    def read(self) -> ReadOptions:
+        """Returns the settings of the reader; refuses one that it does not know."""
+        from storage.tables.options import AS_IT_LOOKS, ReadOptions
+
+        if not self.named_reading:
+            return AS_IT_LOOKS
+        try:
+            return ReadOptions(**self.named_reading)
+        except ValueError as error:
+            faults = getattr(error, "errors", lambda **_: [])(include_input=False, include_url=False)
+            said = "; ".join(
+                f"--{_READING.get(str(fault['loc'][0]), fault['loc'][0])}: {fault['msg'].removeprefix('Value error, ')}"
+                for fault in faults
+            )
+        raise InputError(said)
+
+
+@dataclass(frozen=True)
+class RunOptions(ReadingOptions):
     """Holds records, method and workspace of a run."""
 
     profile: Annotated[
@@ -70,8 +135,16 @@ class RunOptions:
             show_default=False,
         ),
     ] = None
-    data: Annotated[Path | None, typer.Option(help="Records: CSV, ZIP holding one CSV, Parquet or JSON Lines.")] = None
-    codelist: Annotated[Path | None, typer.Option(help="Published classification: CSV with code and title.")] = None
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(help="Records: CSV, XLSX, ODS, Parquet or JSON, also packed; repeatable for files of one layout."),
+    ] = None
+    codelist: Annotated[
+        Path | None, typer.Option(help="Published classification: CSV or XLSX with codes and titles.")
+    ] = None
+    codelist_columns: Annotated[
+        str | None, typer.Option(help="Its columns CODE,TITLE.", show_default="code and title, or with these words")
+    ] = None
     text: Annotated[
         list[str] | None, typer.Option(help="Text column; may be repeated.", show_default="the profile's")
     ] = None
@@ -126,9 +199,10 @@ class RunOptions:
     def _require_inputs(self) -> None:
         """Refuse a wrong workspace, missing files and a missing profile, before the imports, which take seconds."""
         home_of(self.home)
-        for option, file in (("--data", self.data), ("--codelist", self.codelist)):
-            if file is not None:
-                require_readable(option, file)
+        for file in self.data or ():
+            require_readable("--data", file)
+        if self.codelist is not None:
+            require_readable("--codelist", self.codelist)
         _ = self.profile_name
 
     def parameters(self, *more: str) -> RetrainParameters:
@@ -147,12 +221,14 @@ class RunOptions:
             "population": self.population,
             "classification": self.classification,
             "classification-version": self.classification_version,
+            "codelist-columns": self.codelist_columns and [one.strip() for one in self.codelist_columns.split(",")],
         }
+        named |= {_READING.get(name, name): value for name, value in self.named_reading.items()}
         chosen = parameters(self.profile_name, settings, data=self.data, codelist=self.codelist, named=named)
-        if chosen.source_path.is_file():
+        if all(file.is_file() for file in chosen.data.sources):
             from storage.ingest import check_source
 
-            check_source(chosen.source_path, chosen.data.ingest, chosen.codelist_path)  # before what is slow to import
+            check_source(chosen.data.sources, chosen.data.ingest, chosen.codelist_path)  # before what is slow to import
         return chosen
 
     @property

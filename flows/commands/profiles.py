@@ -25,6 +25,10 @@ NAMED = {
     "population": "data.population",
     "classification": "data.classification",
     "classification-version": "data.classification_version",
+    "codelist-columns": "data.ingest.codelist_columns",
+    **{name: f"data.ingest.read.{name}" for name in ("separator", "quotes", "encoding", "sheet", "names", "missing")},
+    "skip-rows": "data.ingest.read.skip",
+    "on-bad-row": "data.ingest.read.bad_rows",
 }
 """Options with a name, and the parameters that they set."""
 OPTIONS = {
@@ -95,11 +99,13 @@ def _read(key: str, value: str) -> Any:
     try:
         read = strict_yaml.load(value)
     except yaml.YAMLError:
-        if text:
+        if text or key == "data.source":
             return value  # a path or the name of a column, not YAML
         raise InputError(f"--set: the value of {key} is not YAML. Quote it.") from None
     if read is None and type(None) in kinds:
         return None
+    if key == "data.source" and not isinstance(read, list):  # a path may look like anything
+        return [read if isinstance(read, str) else value.strip()]
     if text:
         return read if isinstance(read, str) else value.strip()
     if tuple in kinds and not isinstance(read, list | dict):
@@ -126,7 +132,7 @@ def parameters(
     profile: str,
     settings: Sequence[str],
     *,
-    data: Path | None = None,
+    data: Path | Sequence[Path] | None = None,
     codelist: Path | None = None,
     named: Mapping[str, Any] | None = None,
 ) -> RetrainParameters:
@@ -146,8 +152,8 @@ def parameters(
     section = content.setdefault("data", {})
     if not isinstance(section, dict):
         raise InputError(f"--profile: {profile}: data must be a section, with source, codelist and so on")
-    if data is not None:
-        section["source"] = str(data)
+    if data:
+        section["source"] = [str(file) for file in ([data] if isinstance(data, Path) else data)]
     if codelist is not None:
         section["codelist"] = str(codelist)
     given = {option: value for option, value in (named or {}).items() if value is not None}

@@ -246,6 +246,8 @@ def _show_dry_run(
                 for word in preview.lists
             ],
             "records": {"read": survey.rows, "usable": survey.usable, **survey.sampled},
+            "files": list(survey.reading),
+            "notes": list(survey.notes),
             "cohorts": list(survey.cohorts),
             "charge": {
                 "guarantee_kind": charge.guarantee_kind,
@@ -307,6 +309,10 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
         yield "advice", "give --codelist, a CSV of code and title: titles are public, and code better at the same ε"
     for word in preview.lists:
         yield "code list", f"{word.field}: {word.description}" if word.field else word.description
+    for line in survey.reading:
+        yield "file", line
+    for line in survey.notes:
+        yield "note", line
     yield "records", f"{survey.rows:,} read, {survey.usable:,} usable{f' (not: {dropped})' if dropped else ''}"
     left_out = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in survey.left_out.items())
     halves = ", ".join(f"{name} {count:,}" for name, count in survey.sampled.items())

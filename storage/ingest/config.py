@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from storage.tables.narratives import SEPARATOR, Narratives, template_fault
+from storage.tables.options import AS_IT_LOOKS, ReadOptions
 
 Sampling = Literal["stratified", "per-record"]
 Cohort = Literal["year", "quarter", "month", "none"]
@@ -76,6 +77,13 @@ class IngestConfig(BaseModel):
         "stays for the others; needs sampling `per-record`. One release codes all of them, for one epsilon. "
         "Empty: one field.",
     )
+    codelist_columns: tuple[str, ...] = Field(
+        default=(),
+        max_length=2,
+        title="Columns of the code list",
+        description="Those of code and title. Empty: `code` and `title`, or the only columns with these words.",
+    )
+    read: ReadOptions = Field(default=AS_IT_LOOKS, title="Reading", description="How the file of records is read.")
     id_column: str | None = Field(
         default=None,
         title="Record id column",
@@ -152,8 +160,11 @@ class IngestConfig(BaseModel):
         title="Records per unit",
         description="Records used of one unit at most; needs the unit column. Empty: all.",
     )
-    unknown_codes: Literal["refuse", "drop"] = Field(
-        default="refuse", title="Codes not on the list", description="Refuse the file, or drop and count such records."
+    unknown_codes: Literal["refuse", "drop", "match"] = Field(
+        default="refuse",
+        title="Codes not on the list",
+        description="Refuse the file; drop and count such records; or match them with the only listed code that "
+        "differs in leading zeros, points, hyphens, case or a title behind a dash, and refuse the others.",
     )
     label_space: Literal["codelist", "observed"] = Field(
         default="codelist",

@@ -21,12 +21,12 @@ from storage.datasets import CELLS, CODES, FIELDS, split_file
 from storage.durable import write_atomically
 from storage.errors import InputError, StorageError
 from storage.ingest.config import IngestConfig
-from storage.ingest.record_content import Content, inspect_source, open_records
+from storage.ingest.record_content import Content, inspect_sources, open_records
 from storage.ingest.results import FieldResult, IngestResult, LabelSpaceSource, SourceCheck, SourcePreview
 from storage.ingest.sampling import SPLITS, UNUSED, Selection, select
 from storage.ingest.survey import USABLE, FieldSurvey, Survey, Surveyor
 from storage.ingest.writer import RecordWriter, enough_disk
-from storage.tables.reader import Table
+from storage.tables.reader import Marks, Table
 from storage.tables.source import Source
 
 REPORT = "report.json"
@@ -34,19 +34,20 @@ REPORT = "report.json"
 Progress = Callable[[int, int | None], None]
 
 
-def check_source(source: Path, config: IngestConfig, codelist: Path | None) -> SourceCheck:
+def check_source(source: Path | Sequence[Path], config: IngestConfig, codelist: Path | None) -> SourceCheck:
     """Refuses early what `ingest` would refuse after minutes: files, columns, encoding of the first megabyte."""
-    checked = inspect_source(source, config)
+    checked = inspect_sources(source, config)
     _codelists(config, codelist)
-    return SourceCheck(checked.columns, checked.bytes, checked.estimated_rows)
+    sizes = (sum(one.bytes for one in checked), sum(one.estimated_rows for one in checked))
+    return SourceCheck(checked[0].columns, *sizes)
 
 
-def preview(source: Path, config: IngestConfig, codelist: Path | None) -> SourcePreview:
+def preview(source: Path | Sequence[Path], config: IngestConfig, codelist: Path | None) -> SourcePreview:
     """Checks every row's code, date and text against the code list, as the first pass of `ingest` does. Only reads."""
     listed = _codelists(config, codelist)
     records, content = open_records(source, config)
-    surveyor = Surveyor(records.source, config, listed, content)
-    for batch in records.texts(config.columns):
+    surveyor, marks = Surveyor(records.source, config, listed, content), _marks(config, listed)
+    for batch in records.texts(config.columns, marks):
         surveyor.take(batch)
     survey = surveyor.finish()
     usable, selection = survey.state == USABLE, _selection(survey, config)
@@ -62,13 +63,20 @@ def preview(source: Path, config: IngestConfig, codelist: Path | None) -> Source
         codes=sum(len(field.code_names) for field in survey.fields),
         codes_observed=sum(len(np.unique(f.codes[usable & (f.codes >= 0)])) for f in survey.fields),
         cohorts=config.cohorts or tuple(sorted(survey.cohort_names[at] for at in np.unique(survey.cohorts[usable]))),
+        reading=tuple(records.reading),
+        notes=tuple(filter(None, (marks.sentence, *survey.notes))),
     )
+
+
+def _marks(config: IngestConfig, listed: Mapping[str, Sequence[Code] | None]) -> Marks:
+    """Returns the marks of missing values, without those that are codes of a list."""
+    return Marks(config.read.missing, codes={code.code for codes in listed.values() for code in codes or ()})
 
 
 def _codelists(config: IngestConfig, codelist: Path | None) -> dict[str, tuple[Code, ...] | None]:
     """Returns the published classification of each field, None where there is none."""
     if not config.fields:
-        return {"": None if codelist is None else read_codelist(codelist)}
+        return {"": None if codelist is None else read_codelist(codelist, columns=config.codelist_columns)}
     if codelist is not None:
         raise InputError("code list: several fields need one each. Give data.ingest.fields.NAME.codelist only")
     codelists: dict[str, tuple[Code, ...] | None] = {}
@@ -76,12 +84,16 @@ def _codelists(config: IngestConfig, codelist: Path | None) -> dict[str, tuple[C
         file = None if field.codelist is None else Path(field.codelist).expanduser()
         if file is not None and not file.is_file():
             raise InputError(f"data.ingest.fields.{name}.codelist: no file {file}")
-        codelists[name] = None if file is None else read_codelist(file, option=f"code list of field {name}")
+        codelists[name] = (
+            None
+            if file is None
+            else read_codelist(file, option=f"code list of field {name}", columns=config.codelist_columns)
+        )
     return codelists
 
 
 def ingest(
-    source: Path,
+    source: Path | Sequence[Path],
     out_dir: Path,
     config: IngestConfig,
     codelist: Path | None,
@@ -102,8 +114,8 @@ def ingest(
     records, content = open_records(source, config)
     report_progress = progress or (lambda done, total: None)
 
-    surveyor = Surveyor(records.source, config, listed, content)
-    for batch in records.texts(config.columns):
+    surveyor, marks = Surveyor(records.source, config, listed, content), _marks(config, listed)
+    for batch in records.texts(config.columns, marks):
         surveyor.take(batch)
         report_progress(surveyor.rows // 2, records.rows)
     survey = surveyor.finish()
@@ -118,13 +130,13 @@ def ingest(
         named_ids, fields = config.id_column is not None, tuple(config.fields)
         with RecordWriter(out_dir, splits, content.field, named_ids=named_ids, fields=fields) as writer:
             done = 0
-            for batch in records.texts(config.columns):
+            for batch in records.texts(config.columns, _marks(config, listed)):
                 _write(writer, batch, done, survey, selection, classes, config, content)
                 done += batch.num_rows
                 report_progress((surveyor.rows + done) // 2, surveyor.rows)
             if records.changed():
                 raise StorageError(f"{records.source.label} changed during reading. Run again")
-        result = _result(records, survey, selection, classes, writer, config)
+        result = _result(records, survey, selection, classes, writer, config, marks)
         for name in (CODES, FIELDS):
             (out_dir / name).unlink(missing_ok=True)
         if config.fields:
@@ -250,6 +262,7 @@ def _result(
     classes: Sequence[_Classes],
     writer: RecordWriter,
     config: IngestConfig,
+    marks: Marks,
 ) -> IngestResult:
     sampled = selection.split != UNUSED
     cohort_counts = np.bincount(survey.cohorts[sampled], minlength=len(survey.cohort_names))
@@ -267,10 +280,11 @@ def _result(
             f"{sum(dropped.values()):,} dropped: rows are unaccounted for. Run again, and report it if it persists"
         )
     fields = {one.survey.name: _field_report(one, survey, selection, records.source) for one in classes}
-    source = records.source
     report: dict[str, Any] = {
         "rows_counted": records.rows,
         "rows_read": len(survey.state),
+        "bad_rows_skipped": sum(part.skipped for part in records.files),
+        "read_as_blank": marks.counts,
         "sampled": int(sampled.sum()),
         "splits": dict(writer.counts),
         "dropped": dropped,
@@ -282,7 +296,7 @@ def _result(
         "cohorts_source": config.cohorts_source,
         **({} if config.fields else {"codes": fields[""]["codes"]}),
         "fingerprint": writer.fingerprint,
-        "source": {"kind": source.kind, "encoding": source.encoding, "member": source.member, "bytes": source.bytes},
+        "source": [part.source.reading for part in records.files],
         "config": config.model_dump(mode="json"),
     }
     return IngestResult(

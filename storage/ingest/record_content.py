@@ -70,18 +70,22 @@ def _rows(batch: pa.RecordBatch, columns: Sequence[str], rows: NDArray[np.int64]
     return zip(*(batch.column(name).take(pa.array(rows)).to_pylist() for name in columns), strict=True)
 
 
-def open_records(path: Path, config: IngestConfig) -> tuple[Table, Content]:
-    """Returns the records of a file and their content."""
-    table = open_table(path, config.columns, column_options=column_options(config))
+def open_records(path: Path | Sequence[Path], config: IngestConfig) -> tuple[Table, Content]:
+    """Returns the records of a file, or of several, and their content."""
+    table = open_table(path, config.columns, column_options=column_options(config), read=config.read)
     return table, Content(config)
 
 
-def inspect_source(path: Path, config: IngestConfig) -> Source:
-    """Returns the source, once its columns are those that the configuration names; JSON Lines need a full reading."""
-    source = open_source(path)
-    if source.kind != "jsonl":
-        require_columns(source, config.columns, column_options(config))
-    return source
+def inspect_sources(path: Path | Sequence[Path], config: IngestConfig) -> list[Source]:
+    """Returns the sources, once their columns are those that the configuration names; JSON needs a full reading."""
+    sources = [
+        open_source(file, read=config.read, required=config.columns)
+        for file in ([path] if isinstance(path, Path) else path)
+    ]
+    for source in sources:
+        if source.kind != "jsonl":
+            require_columns(source, config.columns, column_options(config))
+    return sources
 
 
 def column_options(config: IngestConfig) -> dict[str, str]:

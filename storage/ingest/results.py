@@ -67,3 +67,7 @@ class SourcePreview:
     """Codes of the list, or those observed without one."""
     codes_observed: int
     cohorts: tuple[str, ...]
+    reading: tuple[str, ...]
+    """How each file is read: its name, rows, format, and rows that are skipped."""
+    notes: tuple[str, ...]
+    """Marks read as blank, spellings, and dates that read in two ways."""

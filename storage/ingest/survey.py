@@ -5,6 +5,7 @@ It takes some 20 to 40 bytes per row, so that any sample can be drawn before a s
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from storage.errors import InputError
 from storage.ingest.config import Cohort, IngestConfig
 from storage.ingest.identity import Digests, digests
 from storage.ingest.record_content import Content, Faults, blank, trim
+from storage.spelling import Spellings, twins
 from storage.tables.source import Source
 
 USABLE, NO_CODE, UNKNOWN_CODE, NO_CONTENT, NO_UNIT, OTHER_COHORT = range(6)
@@ -40,10 +42,58 @@ _ISO = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})(?:[T ].*)?", re.ASCII)
 _US = re.compile(r"(\d{1,2})/(\d{1,2})/(\d{4})(?:[T ].*)?", re.ASCII)
 
 
+_FORMATS = (
+    *("%d/%m/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y%m%d", "%d/%m/%y", "%m/%d/%y", "%d-%b-%Y"),
+    *("%d.%m.%y", "%d%b%Y", "%b %d, %Y", "%d %B %Y"),
+)
+_TRIED = 1000
+
+
+@dataclass
+class _Slashed:
+    """Counts different dates like 1/2/2015, by the ways in which they read, and keeps the first that do not read."""
+
+    both: int = 0
+    month_first: int = 0
+    unread: list[str] = dataclasses.field(default_factory=list)
+
+    def take(self, cell: str, *, read: bool) -> None:
+        match = _US.fullmatch(cell)
+        if not read:
+            if cell and len(self.unread) < _TRIED:
+                self.unread.append(cell)
+        elif match and int(match[2]) > 12:
+            self.month_first += 1
+        elif match and match[1] != match[2]:
+            self.both += 1
+
+    @property
+    def ambiguous(self) -> bool:
+        return bool(self.both and not self.month_first)
+
+    def fitting(self) -> str:
+        """Returns the formats that every date without a reading has, in words; of / day first only without others."""
+        cells = [re.split(r"[T ]", cell)[0] if ":" in cell else cell for cell in self.unread]
+        formats = [one for one in _FORMATS if cells and all(_day(cell, one) for cell in cells)]
+        if "%d/%m/%Y" in formats and self.month_first:
+            return ""
+        return " or ".join(formats)
+
+    def notes(self) -> list[str]:
+        if not self.ambiguous:
+            return []
+        return [
+            f"every one of {self.both:,} dates with / reads both ways, and was read month first; where days come first "
+            "set data.ingest.date_format=%d/%m/%Y"
+        ]
+
+
 class FieldSurvey:
     """Collects the codes of one field, batch by batch; its name is empty where there is one field."""
 
-    def __init__(self, source: Source, name: str, column: str, codelist: Sequence[Code] | None) -> None:
+    def __init__(
+        self, source: Source, name: str, column: str, codelist: Sequence[Code] | None, *, matched: bool = False
+    ) -> None:
         self.name, self.column = name, column
         self.label = f"{source.label}, {f'field `{name}`, ' if name else ''}column {column!r}"
         self.blank = 0
@@ -54,6 +104,7 @@ class FieldSurvey:
         """Rows by code that the field's list lacks."""
         self._code_at = {code.code: at for at, code in enumerate(codelist or ())}
         self._fixed = codelist is not None
+        self._spellings = Spellings(self._code_at) if matched else None
         self._parts: list[NDArray[np.int32]] = []
 
     @cached_property
@@ -80,6 +131,8 @@ class FieldSurvey:
                 self.blank += int(counts[at])
                 continue
             code = normalise_code(cell, self._code_at if self._fixed else ())
+            if self._spellings is not None and code not in self._code_at:
+                code = self._spellings.match(code) or code
             self.respelt += int(counts[at]) * (code != cell)
             if self._fixed and code not in self._code_at:
                 reason[at] = UNKNOWN_CODE
@@ -90,6 +143,21 @@ class FieldSurvey:
             codes[at] = self._code_at.setdefault(code, len(self._code_at))
         self._parts.append(codes[indices])
         return reason[indices]
+
+    def described(self) -> tuple[str, bool]:
+        """Says how the unknown codes would be on the list, after a semicolon, and whether each would be one of it."""
+        spellings = Spellings(self._code_at)
+        hint = spellings.described(self.unknown)
+        return f"; {hint}" if hint else "", all(map(spellings.match, self.unknown))
+
+    def notes(self) -> list[str]:
+        """Says which codes were read in another spelling, and which of those without a list look like one code."""
+        of = f"field {self.name}: " if self.name else ""
+        said = [f"{self.respelt:,} codes were read in another spelling, such as 111 for 111.0"] if self.respelt else []
+        if not self._fixed:
+            counts = np.bincount(self.codes[self.codes >= 0], minlength=len(self._code_at))
+            said += twins(dict(zip(self._code_at, counts.tolist(), strict=True)))
+        return [of + one for one in said]
 
 
 @dataclass(frozen=True)
@@ -110,6 +178,8 @@ class Survey:
     unit_identities: Digests | None
     """Identities of the records' units, where all records of a unit go to the same split."""
     cohort_names: list[str]
+    notes: tuple[str, ...]
+    """What was read in one of several ways, in sentences without a value of a record."""
 
     @property
     def codes(self) -> NDArray[np.int32]:
@@ -130,11 +200,13 @@ class Surveyor:
     ) -> None:
         self._source, self._config, self._content = source, config, content
         self._fields = tuple(
-            FieldSurvey(source, name, column, codelists[name]) for name, column in config.label_columns.items()
+            FieldSurvey(source, name, column, codelists[name], matched=config.unknown_codes == "match")
+            for name, column in config.label_columns.items()
         )
         self._cohort_at: dict[str, int] = {} if config.dated_cohorts else {ALL: 0}
         self._parts: dict[str, list[NDArray[Any]]] = defaultdict(list)
         self._bad_dates, self._no_content, self._no_id, self._outside = Faults(), Faults(), Faults(), Faults()
+        self._slashed = _Slashed()
         self.rows = 0
 
     def take(self, batch: pa.RecordBatch) -> None:
@@ -188,12 +260,13 @@ class Surveyor:
         state, cohorts = (np.concatenate(self._parts[name]) for name in ("state", "cohorts"))
         column = f"{source.label}, column"
         for field in self._fields:
-            if field.unknown and config.unknown_codes == "refuse":
+            if field.unknown and config.unknown_codes != "drop":
                 listed = f"its code list (data.ingest.fields.{field.name}.codelist)" if field.name else "the code list"
+                hint, matching = field.described()
                 raise InputError(
                     f"{field.label}: {field.unknown.total()} of {self.rows} records have a code that "
-                    f"{listed} lacks ({describe_shape(field.unknown)}). Give the right list or column, or set "
-                    "data.ingest.unknown_codes=drop"
+                    f"{listed} lacks ({describe_shape(field.unknown)}{hint}). Give the right list or column, or set "
+                    f"data.ingest.unknown_codes=drop{' (or =match: in the spelling of the list)' * matching}"
                 )
         if self._no_content.count and config.empty_text == "refuse":
             raise InputError(
@@ -201,11 +274,18 @@ class Surveyor:
                 "them in, or set data.ingest.empty_text=drop"
             )
         if self._bad_dates.count:
+            fitting = self._slashed.fitting()
+            hint = f"; every one of the others reads as {fitting}" if fitting else ""
             raise InputError(
                 f"{column} {config.date_column!r}: {self._bad_dates.count} dates are missing or do not read as "
-                f"{config.date_format or '2015-01-31 or 1/31/2015'} ({self._bad_dates}). Correct them, set "
+                f"{config.date_format or '2015-01-31 or 1/31/2015'} ({self._bad_dates}{hint}). Correct them, set "
                 "data.ingest.date_format (such as %m/%d/%y where years have two digits), or set data.ingest.cohort=none"
                 f"{' and no data.ingest.train_before' if config.train_before else ''}"
+            )
+        if self._slashed.ambiguous and (config.cohort in ("quarter", "month") or config.train_before):
+            raise InputError(
+                f"{column} {config.date_column!r}: every one of {self._slashed.both:,} dates with / reads month first "
+                "and day first. Set data.ingest.date_format=%m/%d/%Y or %d/%m/%Y"
             )
         if self._outside.count and config.outside_cohorts == "refuse":
             raise InputError(
@@ -244,6 +324,7 @@ class Surveyor:
             identities=self._all("identities"),
             unit_identities=self._all("unit_identities"),
             cohort_names=list(self._cohort_at),
+            notes=tuple([*(note for field in self._fields for note in field.notes()), *self._slashed.notes()]),
         )
 
     def _all(self, name: str) -> NDArray[Any] | None:
@@ -256,6 +337,8 @@ class Surveyor:
         late, outside = np.zeros((2, len(indices)), dtype=np.bool_)
         for at, cell in enumerate(encoded.dictionary.to_pylist()):
             day = _day(cell, config.date_format)
+            if config.date_format is None:
+                self._slashed.take(cell, read=day is not None)
             if day is None:
                 continue
             cohort = _cohort(day, config.cohort) if config.dated_cohorts else ALL

@@ -7,6 +7,7 @@ several sheets have rows, whose names it writes to standard error.
 
 import csv
 import datetime
+import os
 import resource
 import sys
 from typing import Any
@@ -31,7 +32,7 @@ def write_csv(path: str, wanted: str) -> int:
     try:
         book = python_calamine.CalamineWorkbook.from_path(path)
         names = [name for name in book.sheet_names if not wanted or name == wanted]
-        sheets = [sheet for name in names if (sheet := book.get_sheet_by_name(name)).total_height]
+        sheets = [sheet for name in names if (sheet := book.get_sheet_by_name(name)).height]
         if len(sheets) > 1 or not names:
             sys.stderr.write(", ".join(map(repr, book.sheet_names)))
             return SHEETS
@@ -39,6 +40,9 @@ def write_csv(path: str, wanted: str) -> int:
         out = csv.writer(sys.stdout, lineterminator="\n")
         for sheet in sheets:
             out.writerows([text_of(cell) for cell in row] for row in sheet.iter_rows())
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has what it wants
+        os._exit(0)
     except python_calamine.CalamineError:
         return 2
     return 0

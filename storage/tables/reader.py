@@ -136,12 +136,12 @@ class Table:
                 batches = _parquet_batches(part.source, required)
                 rows = (row for batch in batches for row in _values(part.source, batch))
             elif part.kind == "jsonl":
-                records = _json_records(part.source, [])
+                records = _json_records(part.source, [0])
                 rows = (tuple(record.get(name, ABSENT) for name in required) for _, record in records)
             else:
                 everything = required == part.source.columns
                 places = None if everything else [part.source.columns.index(name) for name in required]
-                rows = _csv_rows(part.source, places, [])
+                rows = _csv_rows(part.source, places, [0])
             yield from part._counted(rows)
 
     def texts(self, columns: Sequence[str], marks: Marks | None = None) -> Iterator[pa.RecordBatch]:

@@ -249,10 +249,12 @@ def _json_kind(head: bytes, suffix: str) -> Literal["array", "lines"] | None:
         return "array"
     if not re.match(rb'\{\s*["\}]', start):
         return "array" if suffix == ".json" else None
+    first, _, more = start.partition(b"\n")
     try:
-        return "lines" if isinstance(json.loads(start.partition(b"\n")[0]), dict) else None
+        lines = isinstance(json.loads(first), dict) and (suffix != ".json" or more.lstrip().startswith(b"{"))
     except (ValueError, RecursionError):
-        return "array" if suffix == ".json" else None
+        lines = False
+    return "lines" if lines else "array" if suffix == ".json" else None
 
 
 def require_columns(source: Source, required: Sequence[str], column_options: Mapping[str, str] | None = None) -> None:
@@ -443,19 +445,20 @@ def _open_sheet(source: Source) -> Iterator[IO[bytes]]:
     """Opens a sheet of a workbook as CSV, which a program of limited memory writes."""
     program = [sys.executable, "-I", guarded.__file__, "workbook", str(_BOOK_MEMORY), str(source.path.resolve())]
     with subprocess.Popen([*program, source.member or ""], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
-        assert isinstance(child.stdout, io.BufferedReader)
+        assert child.stdout is not None
         assert child.stderr is not None
-        yield cast(IO[bytes], child.stdout)
-        if not child.stdout.peek(1):  # read to its end
+        try:
+            yield cast(IO[bytes], child.stdout)
+        finally:
+            child.stdout.close()  # ends the program where not all is read
             said, status = child.stderr.read().decode(errors="replace"), child.wait()
-            fault = {
-                0: "",
-                1: f"it takes over {_BOOK_MEMORY >> 30} GB to read. Save the sheet as CSV",
-                guarded.SHEETS: f"its sheets with rows are {said}. Name one with --sheet",
-            }.get(status, "the workbook is damaged, locked by a password, or none. Save the sheet as CSV")
-            if fault:
-                raise InputError(f"{source.option}: {source.path}: {fault}")
-        child.kill()
+    fault = {
+        0: "",
+        1: f"it takes over {_BOOK_MEMORY >> 30} GB to read. Save the sheet as CSV",
+        guarded.SHEETS: f"its sheets with rows are {said}. Name one with --sheet",
+    }.get(status, "the workbook is damaged, locked by a password, or none. Save the sheet as CSV")
+    if fault:
+        raise InputError(f"{source.option}: {source.path}: {fault}")
 
 
 def _csv(source: Source, head: bytes, read: ReadOptions, required: Sequence[str]) -> Source:

@@ -86,7 +86,7 @@ def page(
         terms=terms,
         target=target,
         source=provenance(),
-        file=Path(parameters.data.source).name,
+        file=parameters.data.file_names,
         encoder=Path(parameters.model.encoder).name,
         machine=f"{os.cpu_count()} CPU cores, {platform.machine()}",
         seeds=sorted({audit.seed for audit in unchanged}),

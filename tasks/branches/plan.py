@@ -130,7 +130,11 @@ def _with_absolute_paths(parameters: RetrainParameters) -> RetrainParameters:
         name: one.model_copy(update={"codelist": absolute(one.codelist)}) for name, one in data.ingest.fields.items()
     }
     ingest = data.ingest.model_copy(update={"fields": fields}) if fields else data.ingest
-    placed = {"source": absolute(data.source), "codelist": absolute(data.codelist), "ingest": ingest}
+    placed = {
+        "source": tuple(str(file.absolute()) for file in data.sources),
+        "codelist": absolute(data.codelist),
+        "ingest": ingest,
+    }
     return parameters.model_copy(update={"data": data.model_copy(update=placed)})
 
 

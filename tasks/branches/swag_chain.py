@@ -32,7 +32,7 @@ def prepare(parameters: RetrainParameters, models: Iterable[ModelConfig], do: Ca
     """Returns the records and their features or tokens, after the titles that these models start from."""
     dataset = do(ingest_records(parameters.data))
     for model in dict.fromkeys(models):
-        for step in prior.stages(model, parameters.data.complete_codelists):
+        for step in prior.stages(model, parameters.data.complete_codelists, parameters.data.ingest.codelist_columns):
             do(step)
     return dataset, do(data.prepare(parameters.model, dataset, seed=parameters.fit.seed))
 

@@ -137,7 +137,11 @@ def _section(one: Decision, number: int) -> Mapping[str, Any]:
 
 def _titles(data: DataParameters) -> dict[str, str]:
     """Returns the title of each code of the lists, by the code as `codes_of` writes it."""
-    lists = {name: read_codelist(file) for name, file in data.codelists.items() if file is not None}
+    lists = {
+        name: read_codelist(file, columns=data.ingest.codelist_columns)
+        for name, file in data.codelists.items()
+        if file is not None
+    }
     return {f"{name} {one.code}".strip(): one.title for name, codes in lists.items() for one in codes}
 
 

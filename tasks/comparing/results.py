@@ -64,7 +64,7 @@ def page(
         target=target,
         delta=delta,
         source=provenance(),
-        file=Path(parameters.data.source).name,
+        file=parameters.data.file_names,
         encoder=Path(parameters.model.encoder).name,
         machine=f"{os.cpu_count()} CPU cores, {platform.machine()}",
         orderings=tables.orderings_table(summaries, publications),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage import ingest as ingestion
@@ -19,9 +18,8 @@ if TYPE_CHECKING:
 
 def ingest_records(data: DataParameters) -> Step:
     """Reads, validates, samples and splits the records."""
-    source = Path(data.source).expanduser()
-    lists = data.codelists
-    for path in filter(None, (source, *lists.values())):
+    sources, lists = data.sources, data.codelists
+    for path in filter(None, (*sources, *lists.values())):
         if not path.is_file():
             raise InputError(f"file {path} does not exist. Check the path")
     named = {"classification": data.classification, "classification_version": data.classification_version}
@@ -35,7 +33,7 @@ def ingest_records(data: DataParameters) -> Step:
 
     def body(work: Work) -> Mapping[str, Any]:
         result = ingestion.ingest(
-            source,
+            sources,
             work.out,
             data.ingest,
             lists.get(""),
@@ -56,5 +54,5 @@ def ingest_records(data: DataParameters) -> Step:
         inputs={},
         body=body,
         modules=("storage.ingest",),
-        record_digests={"source": file_digest(source)},
+        record_digests={"source": " ".join(map(file_digest, sources))},
     )

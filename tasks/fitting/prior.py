@@ -27,17 +27,18 @@ from tasks.running.stage import Context, Step, Work, run_step
 _FILE = "titles.safetensors"
 
 
-def stages(model: ModelConfig, codelists: Mapping[str, Path | None]) -> list[Step]:
+def stages(model: ModelConfig, codelists: Mapping[str, Path | None], columns: Sequence[str] = ()) -> list[Step]:
     """Returns the stages that a run needs before its fits: one for the code list of each field whose titles are read.
 
     Args:
+        columns: those of code and title in the lists, where they have other names.
         codelists: those whose every code is a class. For observed codes, which ingest counts, `start` embeds them.
     """
     public = [narratives(model)] if model.lexical == "hashed" else []
     if "titles" not in (model.prior, model.lexical):
         return public
     lists = {name: file for name, file in codelists.items() if file is not None}
-    return public + [titles(model, read_codelist(file), field=name) for name, file in lists.items()]
+    return public + [titles(model, read_codelist(file, columns=columns), field=name) for name, file in lists.items()]
 
 
 def titles(model: ModelConfig, codes: Sequence[Code], *, field: str = "") -> Step:

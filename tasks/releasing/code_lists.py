@@ -60,7 +60,11 @@ def assess_parameters(context: Context, parameters: RetrainParameters) -> tuple[
     if dataset is not None:
         return assess_dataset(context, dataset)
     return _verdicts(
-        {name: read_codelist(file, option=_option(name)) for name, file in given.codelists.items() if file is not None}
+        {
+            name: read_codelist(file, option=_option(name), columns=given.ingest.codelist_columns)
+            for name, file in given.codelists.items()
+            if file is not None
+        }
     )
 
 

@@ -200,7 +200,7 @@ def estimate_retrain(
         sampled: records by split, once every row was read; otherwise the figures of an earlier ingest of the file, or a
             guess from the first megabyte.
     """
-    source = check_source(parameters.source_path, parameters.data.ingest, parameters.codelist_path)
+    source = check_source(parameters.data.sources, parameters.data.ingest, parameters.codelist_path)
     done = None if sampled is not None else ingest_records(parameters.data).find(context.store)
     if done is not None:
         figures = context.store.figures(done)
@@ -229,9 +229,9 @@ def check_device(context: Context) -> str:
 
 def _check_demo(parameters: RetrainParameters) -> None:
     """Refuses other records under the population of the demo data, which needs no policy."""
-    if parameters.data.population == DEMO_POPULATION and not is_demo_data(parameters.source_path):
+    if parameters.data.population == DEMO_POPULATION and not all(map(is_demo_data, parameters.data.sources)):
         raise InputError(
-            f"--population (data.population): {parameters.source_path.name} is not the file that `autocoder "
+            f"--population (data.population): {parameters.data.file_names} is not the file that `autocoder "
             f"demo-data` writes. The population {DEMO_POPULATION} is for that file only. "
             "Name the population: --population NAME"
         )

@@ -204,7 +204,7 @@ def dry_run(parameters: RetrainParameters, context: Context) -> Preview:
 
     with private_errors("dry run"):
         refuse_early(context, parameters)
-        source = preview(parameters.source_path, parameters.data.ingest, parameters.codelist_path)
+        source = preview(parameters.data.sources, parameters.data.ingest, parameters.codelist_path)
         device = preflight.check_device(context)
         estimate = preflight.estimate_retrain(context, parameters, device=device, sampled=source.sampled)
         estimate = _with_its_fit(estimate, parameters)

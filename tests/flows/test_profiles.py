@@ -20,7 +20,7 @@ DATA = Path("injuries.csv")
 @pytest.mark.parametrize("name", profile_names())
 def test_every_profile_that_ships_is_valid(name: str) -> None:
     """And names no file of its own: the operator gives the data."""
-    assert parameters(name, [], data=DATA).data.source == "injuries.csv"
+    assert parameters(name, [], data=DATA).data.source == ("injuries.csv",)
 
 
 def test_the_paper_profile_has_the_papers_settings() -> None:
@@ -113,7 +113,7 @@ def test_a_text_stays_the_text_that_was_typed() -> None:
                    named={"population": "p", "classification": "SOC"})  # fmt: skip
     assert (p.data.classification_version, p.data.ingest.text_columns) == ("2.010", ("Job title",))
     p = parameters("demo", ["data.source=a: b.csv", "data.ingest.cap_per_code=null", "release.label=007"], data=DATA)
-    assert (p.data.source, p.data.ingest.cap_per_code, p.release.label) == ("a: b.csv", None, "007")
+    assert (p.data.source, p.data.ingest.cap_per_code, p.release.label) == (("a: b.csv",), None, "007")
 
 
 JOBS = {"text": ["title"], "label": "code", "population": "jobs", "classification": "SOC"}

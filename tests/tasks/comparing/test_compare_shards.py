@@ -130,7 +130,7 @@ def test_a_worker_needs_neither_the_records_nor_the_ledger(
     own.mkdir()
     data = parameters.data
     assert data.codelist is not None
-    files = {"source": shutil.copy(data.source, own), "codelist": shutil.copy(data.codelist, own)}
+    files = {"source": shutil.copy(data.source[0], own), "codelist": shutil.copy(data.codelist, own)}
     moved = parameters.model_copy(update={"data": data.model_copy(update=files)})
     real = shards.spreading.finish
 

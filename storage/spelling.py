@@ -1,0 +1,162 @@
+"""Reads codes that were written in another way than their list has them; no sentence here quotes a value."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from storage.codelist import describe_shape, normalise_code
+from storage.errors import InputError
+from storage.tables.options import MARKS
+
+_FORMS: Final[Mapping[str, Callable[[str], str]]] = {
+    "without the text behind a dash": lambda code: re.split(r"\s+[-\u2013\u2014:]\s+|:\s|\t", code)[0].strip(),
+    "in another case": str.casefold,
+    "with or without points, hyphens and blanks": lambda code: re.sub(r"[.\-\u2013/\s]", "", code),
+    "with other leading zeros": lambda code: code.lstrip("0") or code[-1:],
+}
+"""Forms that two spellings of one code share, in the order in which they are applied together."""
+_SHEET_NUMBER = re.compile(r"\d([.,]\d+)?[eE]\+?\d+")
+_SEVERAL = re.compile(r"[;,|/&+]|\s+")
+
+
+def _together(code: str) -> str:
+    for form in _FORMS.values():
+        code = form(code)
+    return code
+
+
+class Spellings:
+    """Finds the listed code that a value means, where its forms leave one alone."""
+
+    def __init__(self, listed: Collection[str]) -> None:
+        self._listed = set(listed)
+        self._index = {name: _by_form(form, listed) for name, form in _FORMS.items()}
+        self._all = _by_form(_together, listed)
+
+    def match(self, value: str) -> str | None:
+        """Returns the only listed code with the same forms."""
+        found = self._all.get(_together(value), ())
+        return found[0] if len(found) == 1 else None
+
+    def described(self, values: Mapping[str, int]) -> str:
+        """Says how many records would have a listed code under each form; empty where none would."""
+        total = sum(values.values())
+        said = []
+        for name, form in _FORMS.items():
+            if count := sum(n for value, n in values.items() if len(self._index[name].get(form(value), ())) == 1):
+                said.append(f"{_of(count, total)} would be on the list {name}")
+        together = sum(n for value, n in values.items() if self.match(value))
+        if together and not said:
+            said.append(f"{_of(together, total)} would be on the list with several of its forms changed")
+        several = sum(n for value, n in values.items() if self._is_several(value))
+        return "; ".join(
+            [*said, *([f"{_of(several, total)} would be several listed codes"] if several else []), *odd(values)]
+        )
+
+    def _is_several(self, value: str) -> bool:
+        parts = [part for part in _SEVERAL.split(value) if part]
+        return len(parts) > 1 and all(part in self._listed or self.match(part) for part in parts)
+
+
+def _of(count: int, total: int) -> str:
+    return "every one of them" if count == total else f"{count:,} of {total:,}"
+
+
+def _by_form(form: Callable[[str], str], codes: Iterable[str]) -> dict[str, list[str]]:
+    index: dict[str, list[str]] = defaultdict(list)
+    for code in codes:
+        index[form(code)].append(code)
+    return index
+
+
+def odd(values: Mapping[str, int]) -> list[str]:
+    """Says how many records have a code that a spreadsheet turned into a number with an exponent."""
+    numbers = sum(count for value, count in values.items() if _SHEET_NUMBER.fullmatch(value))
+    return [f"{numbers:,} are a spreadsheet's numbers with an exponent, whose digits are lost"] if numbers else []
+
+
+def twins(codes: Mapping[str, int]) -> list[str]:
+    """Says, of codes without a list, which may be one code in several spellings, or several codes in one cell.
+
+    Args:
+        codes: records by code.
+    """
+    said = []
+    for name, form in _FORMS.items():
+        groups = [group for group in _by_form(form, codes).values() if len(group) > 1]
+        if groups:
+            records = sum(codes[code] for group in groups for code in group)
+            said.append(f"{sum(map(len, groups)):,} codes of {records:,} records would be {len(groups):,} codes {name}")
+    several = [
+        code for code in codes if len(parts := _SEVERAL.split(code)) > 1 and all(part in codes for part in parts)
+    ]
+    if several:
+        said.append(
+            f"{len(several):,} codes of {sum(codes[code] for code in several):,} records are made of other codes"
+        )
+    return [*said, *(f"of the codes, {one}" for one in odd(codes))]
+
+
+@dataclass
+class HumanCodes:
+    """Reads the codes that people gave, against a list; every cell is counted as listed, unlisted or missing."""
+
+    listed: Collection[str]
+    complete: bool = True
+    """The list has every code; otherwise a code beside it may be right."""
+    marks: Collection[str] = MARKS
+    respelt: int = 0
+    unlisted: Counter[str] = field(default_factory=Counter)
+    missing: int = 0
+    rows: int = 0
+
+    def read(self, cells: Sequence[str]) -> list[str]:
+        """Returns a code for each cell, in the list's spelling; "" where it has none.
+
+        Other spellings count only where every cell that is not listed has a listed one.
+        """
+        codes = [normalise_code(cell, self.listed) for cell in cells]
+        codes = ["" if code in self.marks and code not in self.listed else code for code in codes]
+        odd_ones = Counter(code for code in codes if code and code not in self.listed)
+        spellings = Spellings(self.listed)
+        matches = {code: spellings.match(code) for code in odd_ones}
+        if matches and all(matches.values()):
+            self.respelt += odd_ones.total()
+            codes = [matches.get(code) or code for code in codes]
+        else:
+            self.unlisted += odd_ones
+        self.rows, self.missing = self.rows + len(codes), self.missing + codes.count("")
+        return codes
+
+    @property
+    def sentence(self) -> str:
+        """Accounts for every row; the numbers add up."""
+        known = self.rows - self.missing - self.unlisted.total()
+        respelt = f" ({self.respelt:,} in another spelling)" if self.respelt else ""
+        where = "on the list" if self.complete else "among the model's codes of this file"
+        return (
+            f"{self.rows:,} rows coded by people: {known:,} {where}{respelt}, {self.unlisted.total():,} not, "
+            f"{self.missing:,} without a code"
+        )
+
+    def require_listed(self, place: str, *, allowed: bool) -> None:
+        """Refuses codes that the list lacks.
+
+        Args:
+            place: option, file and column.
+            allowed: unlisted codes count as codes of their own.
+        """
+        if not self.unlisted or allowed:
+            return
+        given = self.rows - self.missing
+        if self.complete or self.unlisted.total() == given:
+            hint = Spellings(self.listed).described(self.unlisted)
+            raise InputError(
+                f"{place}: {self.unlisted.total():,} of {given:,} codes are not "
+                f"{'on the list' if self.complete else 'among the codes of the file'} ({describe_shape(self.unlisted)}"
+                f"{'; ' + hint if hint else ''}). Correct them, or count them as they are with --allow-unlisted"
+            )

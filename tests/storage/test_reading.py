@@ -1,0 +1,293 @@
+"""Files as agencies have them: each is read right, or refused with the true cause, and no message has a cell."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.errors import InputError
+from storage.tables.options import ReadOptions
+from storage.tables.reader import Marks, open_table
+
+ROWS = [(str(n), f"The welder, aged {20 + n}, fell from a step", ("0111", "132")[n % 2]) for n in range(12)]
+HEADER = ("id", "text", "code")
+
+
+def written(separator: str = ",", rows: Sequence[Sequence[str]] = ROWS, header: Sequence[str] = HEADER) -> str:
+    file = io.StringIO(newline="")
+    csv.writer(file, delimiter=separator).writerows([header, *rows])
+    return file.getvalue()
+
+
+def read(path: Path, content: bytes | str, columns: Sequence[str] = HEADER, **options: object) -> list[tuple[str, ...]]:
+    """The rows of a file with this content, as text."""
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    table = open_table(path, columns, read=ReadOptions.model_validate(options))
+    rows = list(table.text_rows(columns))
+    assert table.rows == len(rows)
+    return rows
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text, _: text,
+        lambda text, sep: f"Table 3{sep * 2}\r\nProvisional{sep * 2}\r\n{sep * 2}\r\n{text}",
+        lambda text, _: f"Injuries 2024\r\n\r\n{text}",
+        lambda text, sep: text.replace("\r\n", f"{sep}\r\n").replace(f"code{sep}\r\n", "code\r\n", 1),
+        lambda text, sep: text.replace("code\r\n", f"code{sep}\r\n", 1),
+        lambda text, sep: f"sep={sep}\r\n{text}",
+        lambda text, _: text.replace("\r\n", "\r"),
+        lambda text, _: "\ufeff" + text,
+    ],
+    ids=["plain", "titles", "title of one cell", "blank field more", "blank name more", "sep=", "CR", "BOM"],
+)
+def test_a_layout_is_found_by_what_fits(tmp_path: Path, separator: str, change: Callable[[str, str], str]) -> None:
+    """Whatever separates, and whatever stands above or behind."""
+    assert read(tmp_path / "in.csv", change(written(separator), separator)) == ROWS
+
+
+def test_a_comma_in_a_name_and_another_separator(tmp_path: Path) -> None:
+    """The separator is that of the rows, also where the header has more of another sign."""
+    header = ("id", "libelle, court, ou long", "code")
+    assert read(tmp_path / "in.csv", written(";", header=header), header) == ROWS
+    text = "Text\nfell; broke an arm\ncut; bled\n"
+    assert read(tmp_path / "one.csv", text, ["Text"]) == [("fell; broke an arm",), ("cut; bled",)]
+
+
+@pytest.mark.parametrize("separator", ["\t", "|"])
+def test_quotes_that_are_text(tmp_path: Path, separator: str) -> None:
+    """In files of tabs, as NEISS publishes: a cell that begins with a quotation ends at the separator."""
+    rows = [*ROWS, ("12", '"BALL HIT HEAD" DX: LAC', "111"), ("13", '5" nail', "111")]
+    text = "\n".join(separator.join(row) for row in [HEADER, *rows])
+    assert read(tmp_path / "in.txt", text) == rows
+    with pytest.raises(InputError, match=r"row 13: .*--quotes"):
+        read(tmp_path / "in.txt", text, quotes="double")
+    with pytest.raises(InputError, match="row 13: it is not valid CSV"):
+        read(tmp_path / "in.csv", "\n".join(",".join(row) for row in [HEADER, *(("1", "x", "2"),) * 12, rows[-2]]))
+
+
+def test_quotes_behind_a_backslash(tmp_path: Path) -> None:
+    """As MySQL and Spark write them."""
+    text = written().replace("a step", 'a \\"step\\"').replace("\r\n", "\n")
+    assert read(tmp_path / "in.csv", text)[0][1].endswith('from a "step"')
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress], ids=["gzip", "bzip2", "xz"])
+def test_packed_files(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    """By their first bytes, whatever they are called; a cut one is said to be."""
+    packed = pack(written("|").encode())
+    assert read(tmp_path / "in.csv", packed) == ROWS
+    assert read(tmp_path / "in.jsonl.gz", pack(json.dumps({"text": "a"}).encode()), ["text"]) == [("a",)]
+    with pytest.raises(InputError, match="cannot be unpacked"):
+        read(tmp_path / "cut.csv.gz", packed[:-9])
+
+
+@pytest.mark.parametrize("name", ["in.csv", "data/in.txt", "in.tsv"])
+def test_a_zip_of_any_text(tmp_path: Path, name: str) -> None:
+    """Beside what systems add and a description."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for entry in (name, "__MACOSX/._in.csv", ".DS_Store", "readme.pdf"):
+            archive.writestr(entry, written("\t"))
+    assert read(tmp_path / "in.zip", packed.getvalue()) == ROWS
+
+
+def workbook(*sheets: Sequence[Sequence[str | float]]) -> bytes:
+    """An XLSX file with cells of text and numbers."""
+    main, rel = (
+        "http://schemas.openxmlformats.org/",
+        "http://schemas.openxmlformats.org/officeDocument/2006/relationships",
+    )
+    packed, ids = io.BytesIO(), range(1, len(sheets) + 1)
+    with zipfile.ZipFile(packed, "w") as file:
+        file.writestr("[Content_Types].xml", f'<Types xmlns="{main}package/2006/content-types"/>')
+        file.writestr(
+            "_rels/.rels",
+            f'<Relationships xmlns="{main}package/2006/relationships"><Relationship Id="r" Type="{rel}/officeDocument" '
+            'Target="xl/workbook.xml"/></Relationships>',
+        )
+        names = "".join(f'<sheet name="S{n}" sheetId="{n}" r:id="r{n}"/>' for n in ids)
+        book = f'<workbook xmlns="{main}spreadsheetml/2006/main" xmlns:r="{rel}"><sheets>{names}</sheets></workbook>'
+        file.writestr("xl/workbook.xml", book)
+        links = "".join(f'<Relationship Id="r{n}" Type="{rel}/worksheet" Target="worksheets/s{n}.xml"/>' for n in ids)
+        file.writestr(
+            "xl/_rels/workbook.xml.rels",
+            f'<Relationships xmlns="{main}package/2006/relationships">{links}</Relationships>',
+        )
+        for n, rows in zip(ids, sheets, strict=True):
+            lines = ""
+            for row in rows:
+                cells = (
+                    f'<c t="inlineStr"><is><t xml:space="preserve">{cell}</t></is></c>'
+                    if isinstance(cell, str)
+                    else f"<c><v>{cell}</v></c>"
+                    for cell in row
+                )
+                lines += f"<row>{''.join(cells)}</row>"
+            sheet = f'<worksheet xmlns="{main}spreadsheetml/2006/main"><sheetData>{lines}</sheetData></worksheet>'
+            file.writestr(f"xl/worksheets/s{n}.xml", sheet)
+    return packed.getvalue()
+
+
+def test_a_workbook(tmp_path: Path) -> None:
+    """Whole numbers have no point, titles stand above, and of several sheets one is named."""
+    rows = [("Injuries 2024", "", ""), ("", "", ""), HEADER, *((float(a), b, float(c)) for a, b, c in ROWS)]
+    told = [(a, b, str(int(c))) for a, b, c in ROWS]
+    assert read(tmp_path / "in.xlsx", workbook(rows)) == told
+    assert read(tmp_path / "in.xlsx", workbook(rows, [])) == told, "an empty sheet is none"
+    with pytest.raises(InputError, match=r"its sheets with rows are 'S1', 'S2'. Name one with --sheet"):
+        read(tmp_path / "in.xlsx", workbook(rows, [("note", "x")]))
+    assert read(tmp_path / "in.xlsx", workbook([("note", "x")], rows), sheet="S2") == told
+    with pytest.raises(InputError, match="workbook is damaged"):
+        read(tmp_path / "in.xlsx", workbook(rows).replace(b"</sheetData>", b"<sheetData>"))
+
+
+def test_json_in_an_array(tmp_path: Path) -> None:
+    """Of any layout; a number with more digits than a float has keeps them, or is named."""
+    records = [dict(zip(HEADER, row, strict=True)) for row in ROWS]
+    for indent in (None, 2):
+        assert read(tmp_path / "in.json", json.dumps(records, indent=indent)) == ROWS
+    assert read(tmp_path / "in.csv", json.dumps(records)) == ROWS, "by its content"
+    many = json.dumps(records * 20_000)
+    assert len(many) > 3 << 20
+    assert len(read(tmp_path / "in.json", many)) == 240_000
+    for content, said in (
+        (json.dumps(records)[:-9], "record 12 is not valid JSON"),
+        (json.dumps([*records, ["PLANTED"]]), "record 13: it is not a JSON object"),
+        (json.dumps({"results": records}), "one JSON object, not a list of records"),
+        ('[{"text": NaN}]', "record 1: it has NaN or Infinity, which JSON lacks"),
+        ('[{"text": 0.4e00669999999999999999999}]', "record 1: it is not valid JSON"),
+    ):
+        with pytest.raises(InputError, match=said):
+            read(tmp_path / "in.json", content, ["text"])
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"<!DOCTYPE html>\n<html>", "is an HTML page, so the download failed"),
+        (b"%PDF-1.7", "is a PDF"),
+        (b"7z\xbc\xaf'\x1c", "is a 7z archive"),
+        (b"SQLite format 3\0", "is a SQLite database"),
+        ("text,code\n1,2\n".encode("utf-16"), "is UTF-16. Save it as UTF-8, or name --encoding utf-16"),
+    ],
+)
+def test_what_is_no_table_is_named(tmp_path: Path, content: bytes, said: str) -> None:
+    """For what it is."""
+    with pytest.raises(InputError, match=said):
+        read(tmp_path / "in.csv", content)
+
+
+def test_lines_in_two_encodings_are_named(tmp_path: Path) -> None:
+    """Not read as one of them in silence; an option reads what cannot be told, such as a Mac's or DOS's letters."""
+    text = written().splitlines()
+    mixed = b"\r\n".join([text[0].encode(), "1,café,1".encode("cp1252"), *["2,café,1".encode()] * 6])
+    with pytest.raises(InputError, match="UTF-8 with 1 damaged bytes in line 2"):
+        read(tmp_path / "in.csv", mixed)
+    mixed = b"\r\n".join([text[0].encode(), *["1,café,1".encode("cp1252")] * 7, "2,café,1".encode()])
+    with pytest.raises(InputError, match="UTF-8 in line 9 and another in lines 2, 3, 4, 5, 6 and 2 more"):
+        read(tmp_path / "in.csv", mixed)
+    for encoding in ("cp850", "mac_roman", "utf-16", "utf-8"):
+        assert read(tmp_path / "in.csv", "text\ncafé\n".encode(encoding), ["text"], encoding=encoding) == [("café",)]
+
+
+def test_options_in_place_of_looking(tmp_path: Path) -> None:
+    """Another separator, lines above, a file without a header."""
+    text = "a note, with, commas\n" + written("~").split("\r\n", 1)[1]
+    told = read(tmp_path / "in.csv", text, separator="~", skip=1, names=HEADER)
+    assert told == ROWS
+    with pytest.raises(InputError, match="row 1: 3 fields where the header has 2"):
+        read(tmp_path / "in.csv", text, ["a"], separator="~", skip=1, names=["a", "b"])
+    for wrong in ({"separator": ",,"}, {"encoding": "utf-9"}, {"encoding": "base64"}, {"names": ["a", "a"]}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            ReadOptions.model_validate(wrong)
+
+
+def test_bad_rows_are_skipped_and_counted(tmp_path: Path) -> None:
+    """Rows of another width and quotes that do not pair, each counted; a quote that is open to the end hides rows."""
+    good = ["1,a,x", "2,b,y", "3,c,z"]
+    text = "\n".join(["id,text,code", good[0], "4,too,many,PLANTED", good[1], '5,"a"b,x', good[2], "6,few"])
+    path = tmp_path / "in.csv"
+    with pytest.raises(InputError, match=r"row 2: 4 fields .*--on-bad-row skip"):
+        read(path, text)
+    assert read(path, text, bad_rows="skip") == [tuple(row.split(",")) for row in good]
+    table = open_table(path, HEADER, read=ReadOptions(bad_rows="skip"))
+    assert (table.rows, table.skipped) == (3, 3)
+    assert "3 bad rows skipped" in table.reading[0]
+    with pytest.raises(InputError, match="row 4: it is not valid CSV"):
+        read(path, "\n".join(["id,text,code", *good, '4,"open,x', "5,e,z", "6,f,z"]), bad_rows="skip")
+    records = [json.dumps({"text": text}) for text in "abc"]
+    assert len(read(tmp_path / "in.jsonl", "\n".join([*records, "[]", "{"]), ["text"], bad_rows="skip")) == 3
+
+
+def test_several_files_are_one_table(tmp_path: Path) -> None:
+    """One header check, a count a file; the columns' order may differ, their names may not."""
+    (tmp_path / "a.csv").write_text(written(rows=ROWS[:5]))
+    (tmp_path / "b.csv").write_text(written(";", [row[::-1] for row in ROWS[5:]], HEADER[::-1]))
+    (tmp_path / "c.csv").write_text(written(header=("id", "text", "codes")))
+    table = open_table([tmp_path / "a.csv", tmp_path / "b.csv"], ["text"])
+    assert list(table.read()) == ROWS
+    assert [row for batch in table.texts(["code", "id"]) for row in batch.to_pylist()] == [
+        {"code": code, "id": number} for number, _, code in ROWS
+    ]
+    assert [line.split(",")[0] for line in table.reading] == ["a.csv: 5 rows", "b.csv: 7 rows"]
+    assert not table.changed()
+    with pytest.raises(InputError, match=r"c\.csv has no column 'code'|other columns than a\.csv"):
+        open_table([tmp_path / "a.csv", tmp_path / "c.csv"], ["text"])
+    with pytest.raises(InputError, match="named twice"):
+        open_table([tmp_path / "a.csv", tmp_path / "a.csv"], ["text"])
+    (tmp_path / "b.csv").write_text(written(rows=ROWS[5:]))
+    assert table.changed()
+
+
+def test_marks_of_missing_values_are_blank_and_counted(tmp_path: Path) -> None:
+    """By column and mark; a code of the list that looks like one stays."""
+    path = tmp_path / "in.csv"
+    path.write_text("text,code\nfell,NA\nNULL,111\n. ,111\ncut,nan\nN/A pain,-\n")
+    table = open_table(path, ["text", "code"])
+    marks = Marks(table.missing, codes={"-"})
+    assert list(table.text_rows(["text", "code"], marks)) == [
+        ("fell", ""),
+        ("", "111"),
+        ("", "111"),
+        ("cut", ""),
+        ("N/A pain", "-"),
+    ]
+    assert marks.sentence == "read as blank, by column: 'text': NULL (1), . (1); 'code': NA (1), nan (1)"
+    assert not Marks(()).sentence
+
+
+SIGNS = 'a1",;|\t\\ \n\r'
+
+
+@given(st.text(SIGNS, max_size=60), st.sampled_from([",", ";", "\t", "|"]))
+def test_what_is_accepted_is_what_csv_reads(
+    tmp_path_factory: pytest.TempPathFactory, content: str, separator: str
+) -> None:
+    """Whatever follows a header: refused, or the rows of Python's csv under the layout that the table names."""
+    path = tmp_path_factory.mktemp("any") / "in.csv"
+    path.write_bytes(f"id{separator}text\n1{separator}a\n{content}".encode())
+    try:
+        table = open_table(path, [])
+    except InputError:
+        return
+    lines = io.StringIO(path.read_bytes().decode(), newline="")
+    for _ in range(table.source.skip):
+        lines.readline()
+    _, *rows = (row for row in csv.reader(lines, **table.source.dialect) if row)
+    width = len(table.columns)
+    assert list(table.read()) == [tuple(row[:width]) for row in rows]
+    assert not any("".join(row[width:]).strip() for row in rows)
