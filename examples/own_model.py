@@ -1,4 +1,4 @@
-"""Trains your torch model by DP-SGD and by SWAG-PPM, with one call each, and prints what each claims.
+"""Trains your torch model by SWAG-PPM, with one call, and prints what it claims.
 
 Any `nn.Module` that treats each record alone can replace the layers below. `own_model.ipynb` next to this file is
 the longer version, with pictures.
@@ -7,8 +7,8 @@ the longer version, with pictures.
 import torch
 from torch import nn
 
+from autocoder import swag_ppm
 from mechanisms.model.config import OptimiserPhase
-from mechanisms.own_models import dp_sgd, swag_ppm
 
 WIDTH, CLASSES = 8, 3
 
@@ -21,12 +21,11 @@ def invented(n: int, *, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def main() -> None:
-    """Prints accuracy and claim of both."""
+    """Prints accuracy and claim."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, 16), nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, CLASSES))
     loss, training, (x, y) = nn.functional.cross_entropy, invented(300, seed=1), invented(300, seed=2)
-    formal = dp_sgd(model, loss, training, target_epsilon=5, delta=1e-5, batch_size=100, learning_rate=0.02)
-    drawn = swag_ppm(
+    private = swag_ppm(
         model,
         loss,
         training,
@@ -34,10 +33,9 @@ def main() -> None:
         fine_tune=OptimiserPhase(optimiser="adamw", learning_rate=0.01, epochs=5, batch_size=16),
         collect=OptimiserPhase(optimiser="sgd", learning_rate=0.05, epochs=10, batch_size=16),
     )
-    for private in (formal, drawn):
-        accuracy = (private.model(x).argmax(1) == y).double().mean()
-        print(f"accuracy {accuracy:.3f}")
-        print(private.claim.model_dump_json(indent=2))
+    accuracy = (private.model(x).argmax(1) == y).double().mean()
+    print(f"accuracy {accuracy:.3f}")
+    print(private.claim.model_dump_json(indent=2))
 
 
 if __name__ == "__main__":

@@ -38,8 +38,6 @@ from mechanisms.model.dp_head import HeadClipping, has_closed_form
 from mechanisms.model.fields import Fields
 from mechanisms.model.ghost import Coefficients, GhostClipping
 from mechanisms.model.inputs import FeatureInputs, Inputs
-from mechanisms.model.own import Clipper, OwnModel, clipping_of
-from mechanisms.model.per_record import PerRecordClipping
 from mechanisms.privacy import class_counts, schedules
 from mechanisms.privacy.class_counts import ClassWeightsConfig
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, NoiseSegment, descent_of
@@ -189,8 +187,6 @@ def descend(
     assert config.batch_size is not None
     assert config.epochs is not None
     clipper = _clipping(classifier, inputs)
-    if isinstance(clipper, PerRecordClipping):
-        physical_batch_size = min(physical_batch_size, clipper.most_records)
     divisor, epochs = config.batch_size, config.epochs
 
     def fit(state: KeyedState) -> None:
@@ -232,9 +228,7 @@ def descend(
     return Fitted(ClassifierModel(classifier), event, {"steps": sgd.steps, "loss": losses[-1], "losses": losses})
 
 
-def _clipping(classifier: Classifier, inputs: Inputs) -> Clipper:
-    if isinstance(classifier, OwnModel):
-        return clipping_of(classifier, inputs)
+def _clipping(classifier: Classifier, inputs: Inputs) -> HeadClipping | GhostClipping:
     return HeadClipping(classifier) if has_closed_form(classifier, inputs) else GhostClipping(classifier)
 
 

@@ -1,17 +1,16 @@
-"""A torch module and a loss of one's own under the mechanisms of this project: one call each.
+"""A torch module and a loss of one's own under SWAG-PPM, in one call.
 
-    private = dp_sgd(model, nn.functional.cross_entropy, (x, y), target_epsilon=5, delta=1e-5)
+    private = swag_ppm(model, nn.functional.cross_entropy, (x, y))
     private.model, private.claim
 
-The call plans, fits and claims as a branch of the pipeline with the same settings does; what is new is the module
+The call fits and claims as a branch of the pipeline with the same settings does; what is new is the module
 (`mechanisms.model.own`). Nothing is written down: there is no ledger, no plan and no bundle, so adding up what several
-calls on the same records cost is the caller's affair.
+calls on the same records cost is the caller's affair. DP-SGD of a module of one's own is Opacus' `PrivacyEngine`.
 """
 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mechanisms.dp_sgd import DpSgd
 from mechanisms.estimator import fit_once
 from mechanisms.mechanism import Fitted, Mechanism, Records, Run, Task
 from mechanisms.model.config import OptimiserPhase
@@ -36,8 +34,7 @@ from mechanisms.model.own import (
 )
 from mechanisms.model.training import Progress
 from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
-from mechanisms.privacy.events import Claim, Event, descent_of
-from mechanisms.privacy.schedules import ConstantSchedule, Schedule
+from mechanisms.privacy.events import Claim, Event
 from mechanisms.swag_ppm import SwagPpm
 
 _PUBLIC = "the model as it was given, its layers and the parameters that training starts at"
@@ -61,79 +58,6 @@ class Private:
     claim: Claim
     figures: Mapping[str, Any]
     event: Event
-
-
-def dp_sgd(
-    model: nn.Module,
-    loss: Loss,
-    dataset: Dataset,
-    *,
-    target_epsilon: float,
-    delta: float = 1e-5,
-    epochs: int = 30,
-    batch_size: int | None = None,
-    l2_clip_norm: float = 1.0,
-    clipping: Literal["clip", "normalise"] = "clip",
-    optimiser: Literal["adamw", "sgd"] = "adamw",
-    learning_rate: float | None = None,
-    weight_decay: float = 0.0,
-    momentum: float = 0.0,
-    schedule: Schedule | None = None,
-    records_per_unit: int = 1,
-    privacy_unit: str = "record",
-    unprotected_inputs: tuple[str, ...] = (),
-    device: torch.device | str = "cpu",
-    folder: Path | None = None,
-    progress: Progress | None = None,
-    key: bytes | None = None,
-) -> Private:
-    """Train by DP-SGD: Poisson samples, per-record gradients clipped, Gaussian noise solved for the target.
-
-    Noise and samples come from a key of the operating system's entropy; there is no seed, and two calls differ.
-
-    Args:
-        model: maps a batch [b, ...] to one tensor [b, ...], each record by itself. It is copied, not changed.
-        loss: (output, target) of one record as a batch of one -> one number; torch's losses as they are.
-        dataset: (inputs [n, ...], targets [n, ...]), or a data set with a length of such pairs. Read once.
-        target_epsilon: of one privacy unit, add or remove; the claim is at most this.
-        delta: of the claim, which adds it to e^epsilon times a probability; well below 1/n.
-        epochs: in expectation: epochs * n / batch_size steps.
-        batch_size: expected size of a Poisson sample; None: 512, or all records where there are fewer.
-        l2_clip_norm: of each record's gradient.
-        learning_rate: None: from noise, batch, steps and the widest layer (`DpSgd.rate`); no record is read for it.
-        schedule: of noise and clip; None: both stay.
-        records_per_unit: how many records one unit may have. The caller sees to it that none has more.
-        unprotected_inputs: what else of the records reached the call, such as tuning; stated with the claim.
-        folder: private; keeps a checkpoint an epoch, with the key of the noise until the run ends. None: none.
-        key: 32 bytes that noise and samples follow from, for tests alone. None: the operating system's entropy.
-
-    Raises:
-        MechanismError: the module mixes records, cannot be taken record by record, or changes a buffer; a setting
-            contradicts another; the target cannot be met; training diverged.
-        ValueError: a setting is out of its range, by name (MechanismError is one too).
-    """
-    records, made = _prepared(model, loss, dataset, device=device)
-    mechanism = DpSgd(
-        target_epsilon=target_epsilon,
-        delta=delta,
-        epochs=epochs,
-        batch_size=min(512, len(records)) if batch_size is None else batch_size,
-        l2_clip_norm=l2_clip_norm,
-        clipping=clipping,
-        optimiser=optimiser,
-        learning_rate=learning_rate,
-        weight_decay=weight_decay,
-        momentum=momentum,
-        schedule=schedule or ConstantSchedule(),
-    )
-    task = Task(
-        records=len(records), classes=1, records_per_unit=records_per_unit, delta=delta, features=_widest(model)
-    )
-    run = Run(classes=1, seed=0, classifier=lambda: made, folder=folder, progress=progress, key=key)
-    fitted, claim = _fit(mechanism, records, run, task, privacy_unit, unprotected_inputs)
-    descent = descent_of(fitted.event)
-    public = {"noise_multiplier": descent.segments[-1].noise_multiplier, "sampling_prob": descent.sampling_prob}
-    return Private(_copied(model, made), claim, public | dict(fitted.figures), fitted.event)
 
 
 def swag_ppm(
@@ -164,17 +88,21 @@ def swag_ppm(
     larger value is claimed. **A small epsilon of this kind is no evidence of privacy**: audit it.
 
     Args:
-        model: as in `dp_sgd`, like every argument that is not named here.
-        loss: a negative log-likelihood of a discrete target, never below 0: cross-entropy.
+        model: maps a batch [b, ...] to one tensor [b, ...], each record by itself. It is copied, not changed.
+        loss: (output, target) of one record as a batch of one -> one number: a negative log-likelihood of a discrete
+            target, never below 0, such as cross-entropy.
+        dataset: (inputs [n, ...], targets [n, ...]), or a data set with a length of such pairs. Read once.
         draws: S, over which risks and Delta are taken; a fresh draw exceeds Delta with probability 1/(S+1).
         round: the posterior that is drawn from.
         fine_tune: the first phase of a round. None: AdamW at 0.001 for 10 epochs, batches of 32.
         collect: the second phase. None: SGD at 0.05 for 20 epochs. The paper's rates are for a large pretrained model.
         moments: rank of the posterior and its scale.
         c: slope of the weight map; `g` is its offset, and `k` that of equation 7.
+        records_per_unit: how many records one unit may have. The caller sees to it that none has more.
+        unprotected_inputs: what else of the records reached the call, such as tuning; stated with the claim.
         seed: of orders, masks and the draws that are measured, none of which is released.
         folder: private; holds posterior and checkpoints, and stays. None: a temporary one, which goes.
-        key: as in `dp_sgd`, of the draw.
+        key: 32 bytes that the draw follows from, for tests alone. None: the operating system's entropy.
 
     Raises:
         MechanismError: the module mixes records or changes a buffer; the loss is below 0; training diverged.
@@ -206,7 +134,7 @@ def _prepared(
 def _fit(
     mechanism: Mechanism, records: Records, run: Run, task: Task, privacy_unit: str, unprotected: tuple[str, ...]
 ) -> tuple[Fitted, Claim]:
-    # The number of classes is the module's: neither of the two mechanisms plans by it.
+    # The number of classes is the module's: the mechanism does not plan by it.
     with unchanged_buffers(run.classifier().part):
         return fit_once(
             mechanism.plan(task),
@@ -217,11 +145,6 @@ def _fit(
             unprotected_inputs=unprotected,
             public_inputs=(_PUBLIC,),
         )
-
-
-def _widest(model: nn.Module) -> int:
-    """Returns the most numbers that an output of one of its layers adds up."""
-    return max(math.prod(p.shape[1:]) for p in model.parameters() if p.requires_grad)
 
 
 def _copied(model: nn.Module, made: OwnModel) -> nn.Module:

@@ -87,5 +87,4 @@ def test_the_notebook_is_a_page_with_what_it_showed(site: Path) -> None:
     assert 'src="own-model-1.png"' in page
     assert (site / "own-model-1.png").read_bytes().startswith(b"\x89PNG")
     python = (site / "api.html").read_text()
-    assert 'id="mechanisms.own_models.dp_sgd"' in python
     assert 'id="mechanisms.own_models.swag_ppm"' in python

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from mechanisms.descent.keyed_state import KeyedState
 from mechanisms.errors import MechanismError
 from mechanisms.model.ghost import Coefficients
-from mechanisms.model.inputs import Inputs
-from mechanisms.model.own import Clipper
+from mechanisms.model.inputs import Batch, Inputs
 from mechanisms.model.training import Progress
 from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
 from mechanisms.privacy.noise import SecretStream
@@ -207,6 +206,16 @@ class NoisyDescent:
         # steps over all records of a whole encoder are few and long
         if self._progress is not None and (step % max(1, min(16, steps // 16)) == 0 or step == steps):
             self._progress(step, steps)
+
+
+class Clipper(Protocol):
+    """Adds clipped gradients of a batch to a sum: `HeadClipping`, `GhostClipping` or `PerRecordClipping`."""
+
+    def add_clipped_sum(
+        self, batch: Batch, labels: Tensor, *, coefficients: Coefficients, out: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Adds sum_i c_i grad(loss_i) to `out`, float [P]; returns norms before clipping and losses, [b] each."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,7 @@
 """A torch module and a loss of one's own, as what the mechanisms train: parameters in one flat vector, a loss a record.
 
 Whoever brings a module brings everything that can be wrong with one, so it is looked at before a record is: layers that
-mix the records of a batch, buffers that training would fill with records, parameters that have no per-record gradient.
-What it is tried on is invented.
-
-Per-record gradients come from the cheapest way that is known to be right (`clipping_of`):
-
-| module                                                         | gradients                    |
-|----------------------------------------------------------------|------------------------------|
-| one linear layer under cross-entropy                           | `dp_head`, closed form       |
-| a `Sequential` of linear, embedding and layer normalisation    | `ghost`                      |
-| layers, with functions of single numbers between them          |                              |
-| any other                                                      | `per_record`, by `torch.func` |
-
-Ghost clipping believes that the first dimension is the records wherever a layer is called, which is certain only where
-nothing but such layers stands in between. `torch.func` believes nothing: each record goes through the module alone.
+mix the records of a batch, buffers that training would fill with records. What it is tried on is invented.
 """
 
 from __future__ import annotations
@@ -31,10 +18,7 @@ from torch import Tensor, nn
 from mechanisms.errors import MechanismError
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
-from mechanisms.model.dp_head import HeadClipping
-from mechanisms.model.ghost import GhostClipping
 from mechanisms.model.inputs import Batch, FeatureInputs, Inputs
-from mechanisms.model.per_record import PerRecordClipping
 from mechanisms.model.seeding import seeded
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -190,53 +174,6 @@ def maker_of(
     return make
 
 
-Clipper = HeadClipping | GhostClipping | PerRecordClipping
-"""Adds clipped gradients of a batch to a sum."""
-
-
-def clipping_of(model: OwnModel, inputs: Inputs) -> Clipper:
-    """The cheapest per-record gradients that are certain to be those of this module."""
-    records = inputs.batch(torch.zeros(1, dtype=torch.int64), torch.device("cpu"))["features"]
-    if records.ndim >= 2 and not _hooked(model.part) and all(p.requires_grad for p in model.part.parameters()):
-        part = model.part
-        if type(part) is nn.Linear and part.bias is not None and is_cross_entropy(model.loss) and records.ndim == 2:
-            return HeadClipping(model)
-        if type(part) is nn.Sequential and _layers_lead_with_records(part):
-            return GhostClipping(model)
-    return PerRecordClipping(model.part, model.spans, model.of_one)
-
-
-_OF_NUMBERS = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Identity, nn.Dropout)
-
-
-def _layers_lead_with_records(part: nn.Sequential) -> bool:
-    """Checks whether every layer, once each, keeps the records first and looks at each alone."""
-    seen: set[int] = set()
-    for layer in part:
-        if id(layer) in seen or any(id(p) in seen for p in layer.parameters()):
-            return False
-        seen |= {id(layer), *map(id, layer.parameters())}
-        match layer:
-            case nn.Sequential():
-                known = type(layer) is nn.Sequential and _layers_lead_with_records(layer)
-            case nn.LayerNorm():
-                known = type(layer) is nn.LayerNorm and len(layer.normalized_shape) == 1
-            case nn.Flatten():
-                known = (type(layer), layer.start_dim, layer.end_dim) == (nn.Flatten, 1, -1)
-            case nn.Embedding():
-                known = type(layer) is nn.Embedding and layer.max_norm is None and not layer.scale_grad_by_freq
-            case _:
-                known = type(layer) is nn.Linear or type(layer) in _OF_NUMBERS
-        if not known:
-            return False
-    return True
-
-
-def _hooked(part: nn.Module) -> bool:
-    """Checks whether calling a layer does more than its `forward`."""
-    return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in part.modules())
-
-
 def _check_layers(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise MechanismError("model: give a torch.nn.Module")
@@ -299,10 +236,6 @@ def _try(model: OwnModel, inputs: Tensor, targets: Tensor) -> None:
         with unchanged_buffers(model.part), torch.no_grad(), _error_context("the model fails in training mode"):
             model.logits({"features": x})
         model.part.eval()
-        with unchanged_buffers(model.part), _error_context("torch.func cannot take the model record by record"):
-            clipper = PerRecordClipping(model.part, model.spans, model.of_one)
-            sums = torch.zeros_like(model.flat)
-            clipper.add_clipped_sum({"features": x}, y, coefficients=torch.ones_like, out=sums)
 
 
 @contextmanager
@@ -340,10 +273,4 @@ def _error_context(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        hint = (
-            ": write it with tensor operations alone: no branching on values, no .item(), nothing kept between calls, "
-            "no random numbers but dropout's"
-            if "torch.func" in what
-            else ""
-        )
-        raise MechanismError(f"{what}{hint} ({type(error).__name__}: {lines[0]})") from error
+        raise MechanismError(f"{what} ({type(error).__name__}: {lines[0]})") from error

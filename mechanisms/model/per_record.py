@@ -6,7 +6,7 @@ The products and their sum have the precision of `out`: in float32 one record mo
 
 `vmap` runs the module on each record with a batch of one, so no layer can see a second record: what it does within
 one is its own affair, and needs no rule here. The price is memory, b times the parameters, hence few records at a time;
-where a closed form or ghost clipping is known to be right they are faster (`mechanisms.model.own`).
+where a closed form or ghost clipping is known to be right they are faster.
 
 A module that draws random numbers is refused: what a record is given would hang on its place among the others.
 A record whose gradient is not finite adds nothing: an infinite norm has no clip, and one such number would be

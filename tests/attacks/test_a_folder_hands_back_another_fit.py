@@ -19,7 +19,7 @@ from mechanisms.model.classifier import Classifier
 from mechanisms.model.identity import IDENTITY
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.schema import FeatureColumn, FeatureSchema
-from mechanisms.own_models import dp_sgd
+from mechanisms.own_models import swag_ppm
 
 DECLARES = (
     (
@@ -172,9 +172,9 @@ def test_the_identity_says_nothing_of_the_records(tmp_path: Path) -> None:
 def test_a_module_of_ones_own(tmp_path: Path) -> None:
     """The one call keeps the same promise: other records, or another module at the start, are not handed the first."""
     first, second = (torch.randn(40, 3), torch.arange(40) % 2), (torch.randn(40, 3) + 5, torch.arange(40) % 2)
-    module, how = nn.Linear(3, 2), dict[str, Any](target_epsilon=2.0, epochs=2, batch_size=10, folder=tmp_path)
-    dp_sgd(module, nn.functional.cross_entropy, first, **how)
+    module, how = nn.Linear(3, 2), dict[str, Any](draws=3, folder=tmp_path)
+    swag_ppm(module, nn.functional.cross_entropy, first, **how)
     with pytest.raises(MechanismError, match="other records"):
-        dp_sgd(module, nn.functional.cross_entropy, second, **how)
+        swag_ppm(module, nn.functional.cross_entropy, second, **how)
     with pytest.raises(MechanismError, match="another untrained model"):
-        dp_sgd(nn.Linear(3, 2), nn.functional.cross_entropy, first, **how)
+        swag_ppm(nn.Linear(3, 2), nn.functional.cross_entropy, first, **how)

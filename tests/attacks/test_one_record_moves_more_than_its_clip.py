@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from own_modules import clipper_of
 from small_heads import head_of
 from torch import Tensor, nn
 
@@ -18,7 +19,7 @@ from mechanisms.model.fields import Fields
 from mechanisms.model.ghost import GhostClipping
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.linear_head import cut
-from mechanisms.model.own import OwnModel, clipping_of, maker_of
+from mechanisms.model.own import OwnModel, maker_of
 from mechanisms.privacy import class_counts
 from mechanisms.privacy.noise import SecretStream
 from mechanisms.tabular.ft_transformer import FtTransformer
@@ -37,7 +38,6 @@ CPU, CE = torch.device("cpu"), nn.functional.cross_entropy
 LAYERS = {
     "by ghosts": (nn.Dropout(0.1), nn.Linear(8, 3)),
     "two layers": (nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 3)),
-    "record by record": (nn.Unflatten(1, (2, 4)), nn.Conv1d(2, 2, 1), nn.Dropout(0.5), nn.Flatten(), nn.Linear(8, 3)),
 }
 
 
@@ -76,7 +76,6 @@ SUMS = {
     "ghosts, each gradient": nn.Linear(2, 1),
     "ghosts, pairs": nn.Linear(4, 4),
     "ghosts, normalisation": nn.LayerNorm(2),
-    "record by record": nn.Sequential(nn.Unflatten(1, (1, 2)), nn.Conv1d(1, 1, 2), nn.Flatten()),
 }
 
 
@@ -163,7 +162,7 @@ def test_a_norm_that_cancels_to_nothing() -> None:
     def total(x: Tensor, y: Tensor) -> Tensor:
         model = maker_of(module, CE, x, y, device=CPU)()
         out = torch.zeros(model.num_parameters, dtype=torch.float64)
-        with clipping_of(model, FeatureInputs(x)) as clipper:
+        with clipper_of(model) as clipper:
             assert isinstance(clipper, GhostClipping)
             clipper.add_clipped_sum(
                 {"features": x}, y, coefficients=lambda norms: (1 / norms.clamp(min=1e-30)).clamp(max=1), out=out
@@ -221,7 +220,7 @@ def test_a_clip_is_not_rounded_up() -> None:
     z, y, rows = torch.randn(2000, 7, generator=g), torch.arange(2000) % 3, torch.randn(3, 8, generator=g)
     left, right = torch.randn(3, 4, generator=g), torch.randn(7, 4, generator=g)
     model = OwnModel(nn.Linear(7, 3), CE, device=CPU)
-    clipper, largest = clipping_of(model, FeatureInputs(z)), 0.0
+    clipper, largest = clipper_of(model), 0.0
     for some in torch.arange(len(z)).split(1):
         out = torch.zeros(model.num_parameters, dtype=torch.float64)
         clipper.add_clipped_sum({"features": z[some]}, y[some], coefficients=lambda n: 0.1 / n.clamp(min=0.1), out=out)
@@ -256,7 +255,7 @@ def test_a_record_beyond_float32_ends_no_run(label: int) -> None:
     def total(own: Tensor) -> Tensor:
         model = OwnModel(copy.deepcopy(module), CE, device=CPU)
         out = torch.zeros(model.num_parameters, dtype=torch.float64)
-        clipper = clipping_of(model, FeatureInputs(x))
+        clipper = clipper_of(model)
         assert isinstance(clipper, HeadClipping)
         clipper.add_clipped_sum({"features": x[own]}, y[own], coefficients=lambda n: 1 / n.clamp(min=1), out=out)
         return out

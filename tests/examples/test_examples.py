@@ -34,11 +34,8 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _model(out: str) -> None:
-    accuracies = [float(found) for found in re.findall(r"^accuracy ([\d.]+)$", out, flags=re.MULTILINE)]
-    formal, drawn = (json.loads(found) for found in re.findall(r"^\{.*?^\}$", out, flags=re.MULTILINE | re.DOTALL))
-    assert min(accuracies) > 0.7, "one of three classes by chance"
-    assert (formal["guarantee_kind"], formal["delta"]) == ("formal", 1e-5)
-    assert 4.95 <= formal["epsilon"] <= 5
+    drawn = json.loads(out[out.index("{") :])
+    assert float(out.split()[1]) > 0.7, "one of three classes by chance"
     assert (drawn["guarantee_kind"], drawn["delta"]) == ("asymptotic-local", None)
     assert drawn["epsilon"] == pytest.approx(2 * drawn["sensitivity"])
     assert drawn["mc_failure_prob"] == pytest.approx(1 / 101)

@@ -8,7 +8,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from mechanisms.model.own import Loss
+from mechanisms.model.dp_head import HeadClipping
+from mechanisms.model.ghost import GhostClipping
+from mechanisms.model.own import Loss, OwnModel, is_cross_entropy
+from mechanisms.model.per_record import PerRecordClipping
 
 
 class Attention(nn.Module):
@@ -106,3 +109,15 @@ def one_by_one(module: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, clip: flo
         norms.append(gradient.norm())
         total += gradient * (clip / gradient.norm()).clamp(max=1)
     return total, torch.stack(norms)
+
+
+_BY_GHOSTS = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.Flatten, nn.Dropout, nn.Tanh, nn.ReLU, nn.GELU, nn.Sequential)
+
+
+def clipper_of(model: OwnModel) -> HeadClipping | GhostClipping | PerRecordClipping:
+    """The way to clipped gradients that a module of these layers has."""
+    if isinstance(model.part, nn.Linear) and is_cross_entropy(model.loss):
+        return HeadClipping(model)
+    if isinstance(model.part, nn.Sequential) and all(isinstance(layer, _BY_GHOSTS) for layer in model.part.modules()):
+        return GhostClipping(model)
+    return PerRecordClipping(model.part, model.spans, model.of_one)

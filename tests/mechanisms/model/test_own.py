@@ -8,14 +8,14 @@ from typing import Any
 import own_modules
 import pytest
 import torch
-from own_modules import MODULES, Attention, one_by_one
+from own_modules import MODULES, Attention, clipper_of, one_by_one
 from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
 from mechanisms.model.dp_head import HeadClipping
 from mechanisms.model.ghost import GhostClipping
 from mechanisms.model.inputs import FeatureInputs
-from mechanisms.model.own import Loss, OwnModel, RecordInputs, clipping_of, inputs_of, maker_of, records_of
+from mechanisms.model.own import Loss, OwnModel, RecordInputs, inputs_of, maker_of, records_of
 from mechanisms.model.per_record import PerRecordClipping
 
 CE = nn.functional.cross_entropy
@@ -30,7 +30,7 @@ def squared(output: Tensor, target: Tensor) -> Tensor:
 def clipped(module: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, clip: float) -> tuple[Any, Tensor, Tensor]:
     """The way that is taken, its sum and its norms."""
     model = maker_of(module, loss, x, y, device=CPU)()
-    clipper, out = clipping_of(model, FeatureInputs(x)), torch.zeros(model.num_parameters)
+    clipper, out = clipper_of(model), torch.zeros(model.num_parameters)
     with clipper:
         norms, _ = clipper.add_clipped_sum(
             {"features": x}, y, coefficients=lambda norms: (clip / norms).clamp(max=1), out=out
@@ -63,7 +63,7 @@ def test_opacus_has_the_same_gradients() -> None:
     sampled: Any = GradSampleModule(module, loss_reduction="sum")
     CE(sampled(x), y, reduction="sum").backward()
     theirs = torch.cat([p.grad_sample.flatten(1) for p in sampled.parameters()], dim=1)
-    clipper = clipping_of(model, FeatureInputs(x))
+    clipper = clipper_of(model)
     for record in range(len(x)):
         only = torch.zeros(len(x))
         only[record] = 1.0
@@ -93,11 +93,8 @@ def test_no_gradient_hangs_on_a_place() -> None:
     norms = clipped(module, CE, x, y, clip=1.0)[2]
     assert len(norms.unique()) == 1
     noisy = Own(lambda own, x: own.linear(x + torch.randn_like(x)))
-    with pytest.raises(MechanismError, match=r"mixes records|no random numbers"):
+    with pytest.raises(MechanismError, match="mixes records"):
         maker_of(noisy, CE, torch.ones(20, 6), y, device=CPU)
-    shaken = Own(lambda own, x: own.linear(x + 1e-6 * torch.randn_like(x)))
-    with pytest.raises(MechanismError, match="no random numbers"):
-        maker_of(shaken, CE, torch.ones(20, 6), y, device=CPU)
 
 
 def test_few_records_at_once_where_there_are_many_parameters() -> None:
@@ -135,10 +132,6 @@ def _remembering(own: Own, x: Tensor) -> Tensor:
     return own.linear(x)
 
 
-def _branching(own: Own, x: Tensor) -> Tensor:
-    return own.linear(x) if float(x.sum()) > -1e9 else own.linear(-x)
-
-
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "batch norm": (
         lambda: nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)),
@@ -151,8 +144,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "a mean over the batch": (lambda: Own(lambda own, x: own.linear(x - x.mean(0))), "mixes records: its answer"),
     "softmax over the batch": (lambda: nn.Sequential(nn.Linear(6, 3), nn.Softmax(dim=0)), "mixes records: its answer"),
     "a counter": (lambda: Own(_counting), "`seen` of the model, a buffer .* changes"),
-    "a running mean": (lambda: Own(_remembering), "`seen` of the model, a buffer .* changes|torch.func cannot take"),
-    "a branch on values": (lambda: Own(_branching), "torch.func cannot take the model .*no branching on values"),
+    "a running mean": (lambda: Own(_remembering), "`seen` of the model, a buffer .* changes"),
     "another width": (lambda: nn.Linear(7, 3), r"fails on invented records of shape \[3, 6\]"),
     "no parameter": (lambda: nn.Linear(6, 3).requires_grad_(False), "no parameter has requires_grad"),
     "doubles": (lambda: nn.Linear(6, 3).double(), "`weight` is torch.float64; train in torch.float32"),
