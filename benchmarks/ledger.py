@@ -16,6 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric import ec
+
 from mechanisms.privacy.events import Claim, GaussianReleaseEvent, NonPrivateEvent, SwagPpmEvent
 from storage.ledger import BudgetRefused, Evaluation, Ledger, Policy, ReleasePlan
 from storage.ledger.database import Database, migrate
@@ -24,6 +26,8 @@ from storage.ledger.records import RecordSet
 COHORTS = ("2023", "2024", "2025", "2026")
 ROLLING_NOISE = 4.2246860589417805
 """Noise multiplier of one Gaussian release of (1, 1e-6)."""
+KEY = ec.generate_private_key(ec.SECP256R1())
+"""Of the releasing worker."""
 POLICY = Policy.parse({"name": "benchmark", "default": {"asymptotic-local": {"epsilon": 100_000_000}}})
 
 
@@ -77,26 +81,19 @@ def evaluation(label: str) -> Evaluation:
 
 
 def fill(ledger: Ledger, rows: int, *, every: int) -> None:
-    """Brings a ledger to `rows` rows: of each `every` rows three are the states of one release.
-
-    The public calls commit each row by itself; the same code inside large transactions saves the waiting.
-    """
+    """Brings a ledger to `rows` rows: of each `every` rows three are the states of one release."""
     reserved = ledger.reserve(plan("first"))
     ledger.burn(reserved.release_id or "", reason="benchmark")
     written = ledger.head()[0]
     while written < rows:
-        with ledger.database.write() as connection:
-            end = min(rows, written + 50_000)
-            while written < end:
-                if written % every == 0 and end - written >= 3:
-                    row = ledger._reserve(connection, plan(f"fill-{written}"))
-                    release_id = row.release_id or ""
-                    ledger._mark_drawn(connection, release_id, "5" * 64, None, {"epsilon": None, "sensitivity": None})
-                    ledger._commit(connection, release_id, "6" * 64, None)
-                    written += 3
-                else:
-                    ledger._record(connection, evaluation("non-private"))
-                    written += 1
+        if written % every == 0 and rows - written >= 3:
+            release_id = ledger.reserve(plan(f"fill-{written}")).release_id or ""
+            ledger.mark_drawn(release_id, draw_digest="5" * 64)
+            ledger.commit(release_id, bundle_digest="6" * 64)
+            written += 3
+        else:
+            ledger.record(evaluation("non-private"))
+            written += 1
 
 
 def measure_verify(ledger: Ledger, repeats: int) -> dict[str, float]:
@@ -131,7 +128,7 @@ def measure_rolling(folder: Path, *, quarters: int, window: int, records: int) -
     """
     cap = {"formal": {"epsilon": 10, "delta": "0.001"}}
     file = folder / "rolling.db"
-    ledger = Ledger.open(f"sqlite:///{file}", policy=Policy.parse({"name": "rolling", "default": cap}))
+    ledger = Ledger.open(f"sqlite:///{file}", policy=Policy.parse({"name": "rolling", "default": cap}), key=KEY)
     event = GaussianReleaseEvent(what="a vector", noise_multiplier=ROLLING_NOISE, l2_sensitivity=1.0)
     claim = Claim(
         guarantee_kind="formal", epsilon=1.0, delta=1e-6, neighbouring_relation="add-remove", accountant="benchmark"
@@ -184,7 +181,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
 
         def make(name: str, rows: int, *, every: int) -> Ledger:
-            ledger = Ledger.open(f"sqlite:///{folder}/{name}.db", policy=POLICY)
+            ledger = Ledger.open(f"sqlite:///{folder}/{name}.db", policy=POLICY, key=KEY)
             fill(ledger, rows, every=every)
             return ledger
 
@@ -210,7 +207,7 @@ def main() -> None:
         if options.postgres:
             database = Database(options.postgres, lock_timeout=60)
             migrate(database)
-            ledger = Ledger.open(options.postgres, policy=POLICY)
+            ledger = Ledger.open(options.postgres, policy=POLICY, key=KEY)
             fill(ledger, options.small, every=40)
             small = measure_reserve({"postgres": ledger}, options.reservations)["postgres"]
             fill(ledger, options.verify_rows, every=40)

@@ -37,7 +37,7 @@ class VerificationResult(BaseModel, frozen=True):
 def ledger_verify(
     home: Workspace = None, ledger: Annotated[LedgerParameters | None, with_title("Ledger")] = None
 ) -> VerificationResult:
-    """Verify the ledger; fail and name the first bad row if it was changed.
+    """Verify the ledger; fail and name the bad rows if it was changed.
 
     The saved head is next to the ledger: it shows a cut or rewritten chain as long as nobody changes both. Give a
     signed head to others as well (`autocoder ledger head`).
@@ -53,7 +53,8 @@ def ledger_verify(
         heads = [read_head(head_file)] if head_file.is_file() else []
         report = opened.verify(heads=heads)
         if not report.ok:
-            raise StorageError(f"ledger: first bad row {report.first_bad_row}: {report.problem}")
+            found = "; ".join(bad.problem for bad in report.bad[:20])
+            raise StorageError(f"ledger: {len(report.bad)} bad rows: {found}. Run `autocoder ledger verify`")
         head = state_head(report.sequence, report.hash)
         write_atomically(head_file, json.dumps(head.model_dump(), indent=1).encode() + b"\n")
         return VerificationResult(rows=report.rows, sequence=report.sequence, hash=report.hash, notes=report.notes)

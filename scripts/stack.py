@@ -328,7 +328,7 @@ class Stack:
         }
         self.once(*PREFECT, "server", "database", "upgrade", "-y", env=server)
         self.once(
-            *(sys.executable, "-m", "flows.cli", "ledger", "migrate", "--app-role", "autocoder"),
+            *(sys.executable, "-m", "flows.cli", "ledger", "migrate", "--release-role", "autocoder"),
             env=self.base | {"AUTOCODER_LEDGER_URL": self.database("ledger_owner", "ledger", "psycopg")},
         )
         start = ("server", "start", "--no-services", "--host", "127.0.0.1", "--port", str(self.api_port))

@@ -7,7 +7,8 @@ cd "$(dirname "$0")/.."
 umask 077
 mkdir -p secrets
 chmod 0700 secrets
-for name in postgres_password prefect_db_password ledger_owner_password ledger_password redis_password storage_key; do
+for name in postgres_password prefect_db_password ledger_owner_password ledger_password ledger_release_password \
+  redis_password storage_key; do
   [ -e "secrets/$name" ] || od -An -N24 -tx1 /dev/urandom | tr -d ' \n' > "secrets/$name"
 done
 [ -e secrets/prefect_login ] || printf 'operator:%s' "$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')" > secrets/prefect_login

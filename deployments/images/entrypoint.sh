@@ -24,7 +24,10 @@ if has redis_password; then
 fi
 # Without the password the ledger is still this one, and refuses; what was revoked is then told by the list beside the bundles.
 export AUTOCODER_LEDGER_URL="postgresql+psycopg://autocoder@$POSTGRES/ledger"
-if has ledger_password; then
+if has ledger_release_password; then
+  password=$(secret ledger_release_password)
+  export AUTOCODER_LEDGER_URL="postgresql+psycopg://autocoder_release:$password@$POSTGRES/ledger"
+elif has ledger_password; then
   password=$(secret ledger_password)
   export AUTOCODER_LEDGER_URL="postgresql+psycopg://autocoder:$password@$POSTGRES/ledger"
 else
@@ -58,7 +61,7 @@ case "${1:-}" in
     password=$(secret ledger_owner_password)
     prefect server database upgrade -y
     AUTOCODER_LEDGER_URL="postgresql+psycopg://ledger_owner:$password@$POSTGRES/ledger" \
-      autocoder ledger migrate --app-role autocoder ;;
+      autocoder ledger migrate --app-role autocoder --release-role autocoder_release ;;
   deploy)
     login=$(secret prefect_login)
     export PREFECT_API_AUTH_STRING="$login"

@@ -72,7 +72,7 @@ def handover(
         trusted = local if local.is_file() and VARIABLE not in os.environ else signing_public_key(workspace.private)
     trust = None if allow_unsigned or trusted is None else Trust(trusted)
     sound = check(folder, trust, unsigned=allow_unsigned)
-    archive, record = hand_over(ledger, row, folder, out, partner=to, requester=requester)
+    archive, record = hand_over(place.open_to_sign(), row, folder, out, partner=to, requester=requester)
     partner = record.details["partner"]
     if as_json:
         content = {"archive": str(archive), "release_id": release, "bundle_digest": sound.digest}
@@ -119,7 +119,7 @@ def revoke(
     from storage.ledger.heads import load_private_key
 
     signing = load_private_key(signing_key(key, place.workspace.private))
-    ledger, file = place.open(), place.workspace.roots
+    ledger, file = place.open_to_sign(), place.workspace.roots
     with lock_roots(place.workspace):
         known = workspace_roots(file, signing.public_key())
         record_revocation(ledger, release, reason=reason, requester=requester)

@@ -88,7 +88,7 @@ def verify(
     against: Annotated[Path | None, typer.Option(help="An earlier JSON export to compare row by row.")] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Check every row; exit with 1 and name the first bad row if the ledger was changed.
+    """Check every row; exit with 1 and name each bad row if the ledger was changed.
 
     Without --head or --against a ledger that was cut at its end, or rewritten as a whole, looks sound; --json reports
     this as `tail_checked`, and as `signatures_checked` the check of signatures (null: no head has one).
@@ -110,13 +110,15 @@ def verify(
     if as_json:
         signatures = None if not any(one.signature for one in heads) else key is not None
         checks = {"ok": report.ok, "signatures_checked": signatures, "tail_checked": bool(heads or anchored or earlier)}
-        _print_json(checks | asdict(report))
+        _print_json(checks | asdict(report) | {"bad": [bad._asdict() for bad in report.bad]})
     else:
-        say(f"{report.rows} rows sound, up to row {report.sequence} {report.hash}")
+        say(f"{report.rows} rows read, up to row {report.sequence} {report.hash}; {len(report.bad)} bad")
         for note in report.notes:
             say(f"note: {note}")
-        if not report.ok:
-            say(f"first bad row: {report.first_bad_row}: {report.problem}")
+        for bad in report.bad:
+            say(f"bad row {bad.sequence}{' (has no effect)' if bad.void else ''}: {bad.problem}")
+        if report.bad:
+            pass
         elif key is None and any(one.signature for one in heads):
             say("not checked: signatures of the heads (give --public-key)")
         elif not (heads or anchored or earlier):
@@ -259,15 +261,22 @@ def head(
 @app.command()
 def migrate(
     url: Annotated[str, typer.Option(envvar="AUTOCODER_LEDGER_URL", help="URL of the owner of the tables.")],
-    app_role: Annotated[str | None, typer.Option(help="Role of the pipeline: SELECT and INSERT only.")] = None,
+    app_role: Annotated[
+        str | None, typer.Option(help="Role of training, upkeep and metrics: reads, appends evaluations and audits.")
+    ] = None,
+    release_role: Annotated[
+        str | None, typer.Option(help="Role of the releasing worker and the officer's desk: reads, appends any row.")
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Create the ledger's tables, or migrate them."""
     from storage.ledger.database import Database, migrate
 
-    revision = migrate(Database(url, lock_timeout=60.0), app_role=app_role)
-    text = f"ledger schema {revision}" + (f", role {app_role} may read and append" if app_role else "")
-    _answer({"schema": revision, "app_role": app_role}, text, as_json=as_json)
+    revision = migrate(Database(url, lock_timeout=60.0), app_role=app_role, release_role=release_role)
+    text = f"ledger schema {revision}"
+    text += f", {app_role} may read and append evaluations" if app_role else ""
+    text += f", {release_role} may read and append" if release_role else ""
+    _answer({"schema": revision, "app_role": app_role, "release_role": release_role}, text, as_json=as_json)
 
 
 def _write(path: Path, text: str) -> None:
@@ -291,6 +300,9 @@ def recover(
         bool, typer.Option("--apply", help="Record saved draws, commit bundles, burn lost draws.")
     ] = False,
     burn: Annotated[list[str] | None, typer.Option(help="Also burn this release; repeatable.")] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="A policy that missing rows may put in force without signatures.")
+    ] = None,
     ask: Annotated[
         Path | None,
         typer.Option(help="Write a request, for approvers to sign, to continue with a rolled-back or new ledger."),
@@ -332,9 +344,9 @@ def recover(
         raise InputError("--burn: requires --apply")
     if accept is not None:
         return _accept(place, accept, approval or ())
-    if not _is_current(place, apply=apply, ask=ask, requester=requester, reason=reason):
+    if not _is_current(place, apply=apply, policy=policy, ask=ask, requester=requester, reason=reason):
         raise typer.Exit(1)
-    ledger = place.open()
+    ledger = place.open_to_sign() if apply else place.open()
     findings = recovery.recover(ledger, workspace, burn=burn or ()) if apply else recovery.inspect(ledger, workspace)
     if as_json:
         _print_json([asdict(finding) for finding in findings])
@@ -346,8 +358,12 @@ def recover(
         raise typer.Exit(1)
 
 
-def _is_current(place: options.LedgerOptions, *, apply: bool, ask: Path | None, requester: str, reason: str) -> bool:
+def _is_current(
+    place: options.LedgerOptions, *, apply: bool, policy: Path | None, ask: Path | None, requester: str, reason: str
+) -> bool:
     """Checks that the ledger was not rolled back, or restores the rows that it lacks."""
+    from storage.bundle.seal import release_key
+    from storage.ledger import Policy
     from storage.ledger.rollback import detect, request_recovery, restore
 
     rollback = detect(place.url, place.workspace)
@@ -358,7 +374,10 @@ def _is_current(place: options.LedgerOptions, *, apply: bool, ask: Path | None, 
         _write(ask, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
         say(f"{rollback.problem}\nNext: sign {ask} with `autocoder approve --recovery`.")
     elif rollback.missing and apply:
-        say(f"{restore(place.url, place.workspace, rollback)} rows restored: {rollback.mark}")
+        known = None if policy is None else Policy.load(policy)
+        own = release_key(place.workspace).public_key()
+        rows = restore(place.url, place.workspace, rollback, key=own, policy=known)
+        say(f"{rows} rows restored: {rollback.mark}")
         return True
     elif rollback.missing:
         say(f"{rollback.problem}\n{len(rollback.missing)} missing rows are in this workspace: give --apply.")

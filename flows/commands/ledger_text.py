@@ -196,9 +196,7 @@ def _balance(line: BudgetLine) -> Iterator[str]:
 
 _COMPOSITION = {
     "basic": "basic: the releases' epsilons and deltas are added",
-    "gaussian": "exact, of Gaussian noise (Smith and Thakurta 2022)",
-    "renyi": "exact, of sampled noise by Renyi losses (Whitehouse et al. 2023)",
-    "mixed": "exact by Renyi losses, since Gaussian and other noise follow each other",
+    "gaussian": "exact, of Gaussian noise (Smith and Thakurta 2022); other noise is added by its claims",
 }
 
 

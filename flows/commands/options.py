@@ -288,6 +288,14 @@ class LedgerOptions:
 
         return Ledger.require_existing(self.url)
 
+    def open_to_sign(self) -> Ledger:
+        """Opens the ledger with the key of this machine, or of the workspace, to add rows that are signed."""
+        from storage.bundle.seal import release_key
+        from storage.ledger import Ledger
+
+        Ledger.require_existing(self.url)
+        return Ledger.open(self.url, journals=self.journals(), key=release_key(self.workspace))
+
 
 def select_ledger(workspace: Path, url: str | None) -> tuple[Context, LedgerParameters]:
     """Returns the context of a workspace and the settings of its ledger, with Prefect configured."""

@@ -46,7 +46,7 @@ def require_committed(ledger: Ledger, release_id: str, folder: Path) -> Row:
     row = ledger.release(release_id)
     if row.state != "committed":
         raise StorageError(f"release {release_id} is {row.state}. Only a committed release can be handed over.")
-    if any(done.kind == "revocation" for done in ledger.history(release_id)):
+    if ledger.revocation(release_id) is not None:
         raise StorageError(f"release {release_id} was revoked and cannot be handed over.")
     if not folder.is_dir() or bundle.bundle_digest(folder) != row.bundle_digest:
         raise StorageError(f"{folder} is not the bundle of ledger row {row.sequence}. Restore it from a copy.")
@@ -94,10 +94,8 @@ def record_revocation(ledger: Ledger, release_id: str, *, reason: str, requester
 
 def require_not_revoked(ledger: Ledger, release_id: str, bundle_digest: str) -> None:
     """Refuses a bundle that this ledger revoked, by its release or by its content; gives date and reason."""
-    for row in ledger.rows():
-        if row.kind == "revocation" and (
-            row.release_id == release_id or row.details.get("bundle_digest") == bundle_digest
-        ):
+    for row in _revocations(ledger):
+        if row.release_id == release_id or row.details.get("bundle_digest") == bundle_digest:
             raise StorageError(
                 f"release {release_id} was revoked on {row.recorded_at[:10]}: {row.details['reason']} "
                 f"(ledger row {row.sequence})"
@@ -106,10 +104,9 @@ def require_not_revoked(ledger: Ledger, release_id: str, bundle_digest: str) -> 
 
 def handovers(ledger: Ledger) -> list[Handover]:
     """Returns every handover, oldest first, with the revocation of its release."""
-    rows = ledger.rows()
-    revoked = {row.release_id: row for row in rows if row.kind == "revocation"}
+    revoked = {row.release_id: row for row in _revocations(ledger)}
     entries = []
-    for row in rows:
+    for row in ledger.rows():
         if row.kind != "handover" or row.release_id is None:
             continue
         revocation = revoked.get(row.release_id)
@@ -135,9 +132,13 @@ def revoked_releases(ledger: Ledger) -> list[RevokedRelease]:
             revoked_on=row.recorded_at[:10],
             reason=row.details["reason"],
         )
-        for row in ledger.rows()
-        if row.kind == "revocation"
+        for row in _revocations(ledger)
     ]
+
+
+def _revocations(ledger: Ledger) -> list[Row]:
+    found = [release.revoked for release in ledger.state().releases.values() if release.revoked is not None]
+    return sorted(found, key=lambda row: row.sequence)
 
 
 def earlier_bundles(ledger: Ledger, bundles: Path, keys: Iterable[str]) -> list[EarlierBundle]:

@@ -16,9 +16,10 @@ from storage.durable import sync, write_atomically
 from storage.errors import StorageError
 from storage.ledger import heads
 from storage.ledger.models import Row
+from storage.paths import Workspace
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 
 VARIABLE = "AUTOCODER_SIGNING_KEY"
 _PUBLIC = "signing-key.pub.pem"
@@ -57,6 +58,13 @@ def signing_key(named: Path | None, private: Path) -> Path:
     """Returns the signing key: `named`, or this machine's ($AUTOCODER_SIGNING_KEY), or the workspace's."""
     machine = os.environ.get(VARIABLE)
     return named or (Path(machine) if machine else private / "keys" / heads.PRIVATE_NAME)
+
+
+def release_key(workspace: Workspace, named: Path | None = None) -> EllipticCurvePrivateKey:
+    """Returns the key that signs rows of releases: `named`, this machine's, or the workspace's, made when needed."""
+    if named is None and VARIABLE not in os.environ:
+        return heads.load_private_key(workspace_signer(workspace.private, workspace.home).key)
+    return heads.load_private_key(signing_key(named, workspace.private).expanduser())
 
 
 def signing_public_key(private: Path) -> EllipticCurvePublicKey:

@@ -60,6 +60,7 @@ def write_certificate(ledger: Ledger, release_id: str, folder: Path) -> Path:
 def certificate(ledger: Ledger, release_id: str) -> str:
     """Return the certificate of a release as Markdown, with the picture of the spending beside it."""
     row, history = ledger.release(release_id), ledger.history(release_id)
+    rules = dict.fromkeys(charge.composition for charge in ledger.charges(release_id))
     lines = [line for line in ledger.budget() if line.account.population == row.population]
     parts = [
         f"# Release certificate: {escape(row.label)}",
@@ -83,7 +84,7 @@ def certificate(ledger: Ledger, release_id: str) -> str:
         f"`{row.mechanism}`; what was done, enough to compute the cost again:",
         f"```json\n{json.dumps(row.event, indent=1, ensure_ascii=False, sort_keys=True)}\n```",
         "## Budget",
-        f"Composition within an account: {row.composition}. What this release charged:",
+        f"Composition within an account: {', '.join(rules)}. What this release charged:",
         _charges(history),
         "All accounts of the population today:",
         markdown_table(BUDGET_COLUMNS, budget_cells(lines)),

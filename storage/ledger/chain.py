@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import rfc8785
 import sqlalchemy as sa
@@ -14,10 +14,21 @@ from pydantic import ValidationError
 from sqlalchemy.engine import Connection
 
 from storage.errors import InputError, StorageError
-from storage.ledger.models import GENESIS, Row
-from storage.ledger.schema import COLUMNS, ledger_row, spend
+from storage.ledger.models import GENESIS, NOTES, Row
+from storage.ledger.schema import COLUMNS, ledger_row
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 _T = ledger_row.c
+
+
+class Entry(NamedTuple):
+    """A row as the database stores it."""
+
+    sequence: int
+    hash: str
+    body: str
 
 
 def canonical(content: dict[str, Any]) -> str:
@@ -49,52 +60,46 @@ def hash_of(connection: Connection, sequence: int) -> str | None:
     return connection.execute(sa.select(_T.hash).where(_T.sequence == sequence)).scalar()
 
 
-def append(connection: Connection, content: dict[str, Any]) -> Row:
-    """Add one row at the end of the chain and its charges to the running totals.
+def append(connection: Connection, content: dict[str, Any], *, key: EllipticCurvePrivateKey | None = None) -> Entry:
+    """Adds one row at the end of the chain; sequence, hashes, time and, with a key, the signature are set here."""
+    from storage.ledger import heads
 
-    `content` holds the fields of `Row` that are known; sequence, hashes and time are set here.
-    """
     sequence, previous = last(connection)
-    row = Row.model_validate({**content, "sequence": sequence + 1, "previous_hash": previous, "recorded_at": now()})
+    fresh = {"sequence": sequence + 1, "previous_hash": previous, "recorded_at": now(), "signature": None}
+    if key is not None:
+        fresh["signer"] = heads.encoded_key(key.public_key())
+    row = Row.model_validate({**content, **fresh})
+    if key is not None:
+        row = row.model_copy(update={"signature": heads.sign_bytes(signed_bytes(row), key)})
     plain = row.as_json()
     del plain["hash"]
-    body = canonical(plain)
-    put(connection, body)
-    return row.model_copy(update={"hash": digest(body)})
+    return put(connection, canonical(plain))
 
 
-def put(connection: Connection, body: str) -> None:
-    """Add a row that is written already, with its running totals."""
+def signed_bytes(row: Row) -> bytes:
+    """Returns what a row's signature is over."""
+    plain = row.as_json()
+    return canonical({name: value for name, value in plain.items() if name not in ("hash", "signature")}).encode()
+
+
+def put(connection: Connection, body: str) -> Entry:
+    """Adds a row that is written already."""
+    plain, row_hash = json.loads(body), digest(body)
     if connection.dialect.name == "postgresql":
-        connection.execute(_APPEND, {"content": body})  # derives columns and totals by itself, and checks them
-        return
-    plain = json.loads(body)
-    values = {name: plain[name] for name in COLUMNS}
-    connection.execute(_INSERT_ROW, {**values, "hash": digest(body), "body": body})
-    if plain["charges"]:
-        connection.execute(_INSERT_SPEND, spend_rows(plain))
+        function = "ledger_note" if plain["kind"] in NOTES else "ledger_append"
+        connection.execute(sa.text(f"SELECT {function}(:content)"), {"content": body})
+    else:
+        values = {name: plain[name] for name in COLUMNS}
+        connection.execute(ledger_row.insert(), {**values, "hash": row_hash, "body": body})
+    return Entry(plain["sequence"], row_hash, body)
 
 
-def spend_rows(content: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the running totals that a row's charges leave behind, as the spend table keeps them."""
-    return [
-        {
-            "population": charge["population"] or content["population"],
-            "cohort": charge["cohort"],
-            "guarantee_kind": content["guarantee_kind"],
-            "sequence": content["sequence"],
-            "neighbouring_relation": charge["neighbouring_relation"],
-            "privacy_unit": charge["privacy_unit"],
-            "epsilon": charge["epsilon_after"],
-            "delta": charge["delta_after"],
-        }
-        for charge in content["charges"]
-    ]
-
-
-_APPEND = sa.text("SELECT ledger_append(:content)")
-_INSERT_ROW = ledger_row.insert()
-_INSERT_SPEND = spend.insert()
+def entries(connection: Connection, after: int = 0) -> Iterator[Entry]:
+    """Yields the rows as they are stored, in the order of the chain."""
+    select = sa.select(_T.sequence, _T.hash, _T.body).where(_T.sequence > after).order_by(_T.sequence)
+    with connection.execute(select, execution_options={"yield_per": 1000}) as rows:
+        for sequence, row_hash, body in rows:
+            yield Entry(sequence, row_hash, body)
 
 
 def parse(body: str, row_hash: str) -> Row:
@@ -105,14 +110,9 @@ def parse(body: str, row_hash: str) -> Row:
         raise StorageError("The ledger contains a row that cannot be parsed. Run `autocoder ledger verify`.") from error
 
 
-def select_rows(connection: Connection, *where: sa.ColumnElement[bool] | sa.TextClause) -> Sequence[Row]:
-    """Return rows in the order of the chain."""
-    statement = sa.select(_T.body, _T.hash).where(*where).order_by(_T.sequence)
-    return [parse(body, row_hash) for body, row_hash in connection.execute(statement)]
-
-
-def newest(connection: Connection, *where: sa.ColumnElement[bool] | sa.TextClause) -> Row | None:
-    """Return the newest of the rows that fit, None when none does."""
-    statement = sa.select(_T.body, _T.hash).where(*where).order_by(_T.sequence.desc()).limit(1)
-    row = connection.execute(statement).one_or_none()
-    return None if row is None else parse(row.body, row.hash)
+def select_rows(
+    connection: Connection, *where: sa.ColumnElement[bool] | sa.TextClause, skip: Collection[int] = ()
+) -> Sequence[Row]:
+    """Returns rows in the order of the chain, without those of some sequences."""
+    statement = sa.select(_T.sequence, _T.body, _T.hash).where(*where).order_by(_T.sequence)
+    return [parse(body, row_hash) for sequence, body, row_hash in connection.execute(statement) if sequence not in skip]

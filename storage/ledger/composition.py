@@ -1,26 +1,20 @@
-"""Composition of releases: what each costs, as its event says, and the epsilon of all of them at a policy's delta.
+"""What releases cost in amounts that add up, and which sums a cap admits.
 
-A release is a Gaussian mechanism (mu^2), a sampled one (a Renyi curve), epsilon-differentially private (pure), or known
-by its claim (epsilon, delta) alone. Losses are added term by term. The rule by which an account turns its sums into an
-epsilon is fixed with its first charge, by that charge and the cap, so that no output chooses it:
+A release is known by its claim (epsilon, delta) and, where its event is made of Gaussian and pure parts, by mu^2 of
+Gaussian differential privacy. Two rules turn sums into a decision. An account has one from its first charge on, chosen
+by that charge and the cap, so that no output chooses it:
 
-* `gaussian`: every release is mu-GDP, and sum of mu^2 is bounded. Smith and Thakurta, Fully Adaptive Composition for
-  Gaussian Differential Privacy (2022, arXiv 2210.17520): later parameters, and when to stop, may be chosen
-  in the light of earlier outputs, at the same parameters as if they were fixed. Pure epsilon is
-  2 Phi^-1(e^epsilon/(1 + e^epsilon))-GDP: between the corners of its trade-off function, on or above the Gaussian's
-  convex curve, it is linear.
-* `renyi`: for one order, Feldman and Zrnic, Individual Privacy Accounting via a Renyi Filter (2021); with
-  a failure probability of single releases, Whitehouse et al., Fully Adaptive Composition in Differential Privacy
-  (2023). An order may be chosen at the end: each of K has a K-th of delta.
-* `mixed`: an account that began `gaussian` and took a release that is not: the `renyi` rule, with the share of delta
-  that was set apart for it (1 %).
 * `basic`: epsilons and deltas of the claims add up (Dwork and Roth 2014, theorem 3.16).
+* `gaussian`: the sum of mu^2 is bounded. Smith and Thakurta, Fully Adaptive Composition for Gaussian Differential
+  Privacy (2022, arXiv 2210.17520): later parameters, and when to stop, may be chosen in the light of earlier outputs.
+  Pure epsilon is 2 Phi^-1(e^epsilon/(1 + e^epsilon))-GDP: between the corners of its trade-off function, on or above
+  the Gaussian's convex curve, it is linear. A release that is not Gaussian (sampled noise) ends this rule; 1 % of the
+  cap's delta is set apart, under which claims add up in such an account, before and after.
 
-Where two rules may each allow a release, each has its share of delta: delta(epsilon) is the expectation of
-max(0, 1 - e^(epsilon - loss)) over outputs. Of outputs at whose end a rule holds it is at most that rule's delta (stop
-the process where the rule ends), and the parts add up. Where all is pure the loss never exceeds the sum: no share.
+Both parts of delta add up: of outputs at whose end a rule holds, delta(epsilon), the expectation of
+max(0, 1 - e^(epsilon - loss)), is at most that rule's share.
 
-Arithmetic is `decimal`, whose exp, ln and sqrt are correctly rounded, so that every process computes the same digits.
+Arithmetic is `decimal` with 80 digits, rounded up, so that every process computes the same digits.
 """
 
 from __future__ import annotations
@@ -28,17 +22,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from decimal import ROUND_CEILING, Context, Decimal
 from functools import lru_cache
-from math import comb
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, PlainSerializer
 
 from storage.ledger import amounts
 
-Rule = Literal["basic", "gaussian", "renyi", "mixed"]
-ORDERS = (2, 3, 4, 5, 6, 8, 11, 16, 23, 32, 64)
-"""Renyi orders; whole, since the curve of a sampled Gaussian is a finite sum there."""
-UNREACHABLE = Decimal("Infinity")
+Rule = Literal["basic", "gaussian"]
 
 _C = Context(prec=80, Emin=-(10**9), Emax=10**9)
 _UP = Context(prec=80, Emin=-(10**9), Emax=10**9, rounding=ROUND_CEILING)
@@ -48,16 +38,14 @@ _MARGIN = Decimal("1e-40")
 _ONE = Decimal(1)
 _QUANTUM = Decimal("1e-12")
 _FINE = Decimal("1e-18")
-_LATER = Decimal("0.01")
-"""Share of delta that a `gaussian` account sets apart for a release that is not."""
-_FAILURE = Decimal("0.25")
-"""Share of a Renyi rule's delta that the deltas of single releases may take."""
+_APART = Decimal("0.01")
+"""Share of delta that a `gaussian` account sets apart for the sum of the claims."""
 
 Sum = Annotated[Decimal, PlainSerializer(amounts.text, when_used="json")]
 
 
 class Loss(BaseModel):
-    """Holds what releases cost, in terms that add up; None where a term does not exist."""
+    """Amounts that add up."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -65,31 +53,18 @@ class Loss(BaseModel):
     """Of the claims."""
     delta: Sum = amounts.ZERO_DELTA
     """Of the claims."""
-    pure: Sum | None = amounts.ZERO_EPSILON
-    """Epsilon with delta 0."""
     mu_squared: Sum | None = amounts.ZERO_DELTA
-    """Of Gaussian differential privacy."""
-    curve: tuple[Sum, ...] = (amounts.ZERO_DELTA,) * len(ORDERS)
-    """Renyi differential privacy at `ORDERS`."""
-    failure: Sum = amounts.ZERO_DELTA
-    """Probability that the curve does not hold."""
+    """Of Gaussian differential privacy; None where something is not Gaussian."""
 
     def plus(self, other: Loss, times: int = 1) -> Loss:
-        """Returns the sum with another loss, taken so many times."""
-
         def add(left: Decimal, right: Decimal) -> Decimal:
             return _C.fma(right, Decimal(times), left)
 
-        def both(left: Decimal | None, right: Decimal | None) -> Decimal | None:
-            return None if left is None or right is None else add(left, right)
-
+        rates = (self.mu_squared, other.mu_squared)
         return Loss(
             epsilon=add(self.epsilon, other.epsilon),
             delta=add(self.delta, other.delta),
-            pure=both(self.pure, other.pure),
-            mu_squared=both(self.mu_squared, other.mu_squared),
-            curve=tuple(map(add, self.curve, other.curve)),
-            failure=add(self.failure, other.failure),
+            mu_squared=None if rates[0] is None or rates[1] is None else add(rates[0], rates[1]),
         )
 
 
@@ -108,7 +83,7 @@ def loss_of(
     """Returns the loss of a formal release in terms of an account's relation.
 
     Args:
-        event: as the ledger's row has it. Its figures alone count, where they are enough.
+        event: as the ledger's row has it. A float of it is its exact binary value.
         epsilon, delta: of the claim, which holds under the relation `claimed`.
     """
     doubled = relation != claimed  # a replaced record is one removed and one added
@@ -118,123 +93,45 @@ def loss_of(
         more = amounts.as_replace_one(epsilon, delta)
         epsilon, delta = more[0], more[1] or amounts.ZERO_DELTA
     if delta == 0:
-        return _pure(epsilon, delta)
-    parts = _parts(event or {}, claimed)
-    # guard: a sampled release of a unit counts by its claim
-    if parts is None or (group > 1 and any(prob < 1 for _, prob, _ in parts[0])):
-        return Loss(
-            epsilon=epsilon, delta=delta, pure=None, mu_squared=None, curve=_pure(epsilon, delta).curve, failure=delta
-        )
-    gaussians, pures = parts
-    squared = Decimal(group * group)
-    rate = _UP.multiply(squared, _sum(_UP.divide(Decimal(k), _UP.multiply(n, n)) for n, p, k in gaussians if p == 1))
-    curve = tuple(
-        _fine(
-            _sum(
-                (
-                    _UP.divide(_UP.multiply(Decimal(order), rate), Decimal(2)),
-                    *(_UP.multiply(Decimal(k), _sampled(n, p)[place]) for n, p, k in gaussians if p < 1),
-                    *(_UP.multiply(squared, _concentrated(one, order, k, mild)) for one, k, mild in pures),
-                )
-            )
-        )
-        for place, order in enumerate(ORDERS)
-    )
-    mu_squared = None
-    if all(p == 1 for _, p, _ in gaussians):
-        pure_rate = _sum(_UP.multiply(Decimal(k), pure_rate_of(one)) for one, k, _ in pures)
-        mu_squared = _fine(_UP.add(rate, _UP.multiply(squared, pure_rate)))
-    return Loss(epsilon=epsilon, delta=delta, pure=None, mu_squared=mu_squared, curve=curve)
+        return Loss(epsilon=epsilon, mu_squared=_fine(pure_rate_of(epsilon)))
+    rate = _rate(event or {}, claimed)
+    rate = None if rate is None else _fine(_UP.multiply(Decimal(group * group), rate))
+    return Loss(epsilon=epsilon, delta=delta, mu_squared=rate)
 
 
 def gaussian_loss(epsilon: Decimal, delta: Decimal) -> Loss:
     """Returns the loss of a Gaussian mechanism whose claim is exactly this, for a forecast; pure at delta 0."""
-    if delta == 0:
-        return _pure(epsilon, delta)
-    rate = Decimal(_largest_rate(epsilon, delta)).scaleb(-18)
-    curve = tuple(_fine(_UP.divide(_UP.multiply(Decimal(order), rate), Decimal(2))) for order in ORDERS)
-    return Loss(epsilon=epsilon, delta=delta, pure=None, mu_squared=rate, curve=curve)
+    rate = _fine(pure_rate_of(epsilon)) if delta == 0 else largest_rate(epsilon, delta)
+    return Loss(epsilon=epsilon, delta=delta, mu_squared=rate)
 
 
 _COMPOSED = {"composed", "prior-descent", "dp-sgd-class-weights"}
-_Gaussians = list[tuple[Decimal, Decimal, int]]
-"""(noise multiplier, sampling probability, steps)."""
-_Pures = list[tuple[Decimal, int, bool]]
-"""(epsilon, times, whether each is an exponential choice)."""
 
 
-def _parts(event: Mapping[str, Any], relation: str) -> tuple[_Gaussians, _Pures] | None:
-    """Reads the Gaussian and the pure parts of an event; None where there are others.
-
-    A float of the event is its exact binary value.
-    """
+def _rate(event: Mapping[str, Any], relation: str) -> Decimal | None:
+    """Returns mu^2 of an event's Gaussian and pure parts, rounded up; None where there are others."""
     replaced = relation == "replace-one"
     match event.get("mechanism"), replaced:
-        case "dp-sgd", False if event["sampling"] == "poisson":
-            prob = Decimal(event["sampling_prob"])
-            return [(Decimal(s["noise_multiplier"]), prob, s["steps"]) for s in event["segments"]], []
+        case "dp-sgd", False if event["sampling"] == "poisson" and event["sampling_prob"] == 1:
+            return _sum(_gaussian(segment["noise_multiplier"], segment["steps"]) for segment in event["segments"])
         case "gaussian-release", False:
-            return [(Decimal(event["noise_multiplier"]), _ONE, 1)], []
+            return _gaussian(event["noise_multiplier"], 1)
         case "gaussian-release-replaced", True:
-            return [(Decimal(event["noise_multiplier"]), _ONE, event["releases"])], []
+            return _gaussian(event["noise_multiplier"], event["releases"])
         case "laplace-release", True:
-            return [], [(_UP.divide(_ONE, Decimal(event["noise_multiplier"])), 1, False)]
+            return pure_rate_of(_UP.divide(_ONE, Decimal(event["noise_multiplier"])))
         case "exponential-choice", True:
-            return [], [(Decimal(event["epsilon"]), event["choices"], True)]
+            return _UP.multiply(Decimal(event["choices"]), pure_rate_of(Decimal(event["epsilon"])))
         case tag, _ if (tag in _COMPOSED and not replaced) or (tag == "composed-replaced" and replaced):
-            gaussians: _Gaussians = []
-            pures: _Pures = []
-            for part in event["events"]:
-                inner = _parts(part, relation)
-                if inner is None:
-                    return None
-                gaussians += inner[0]
-                pures += inner[1]
-            return gaussians, pures
+            rates = [_rate(part, relation) for part in event["events"]]
+            return None if None in rates else _sum(rates)
         case _:
             return None
 
 
-def _pure(epsilon: Decimal, delta: Decimal) -> Loss:
-    return Loss(
-        epsilon=epsilon,
-        delta=delta,
-        pure=epsilon,
-        mu_squared=_fine(pure_rate_of(epsilon)),
-        curve=tuple(_fine(min(_concentrated(epsilon, order, 1, False), epsilon)) for order in ORDERS),
-    )
-
-
-def _concentrated(epsilon: Decimal, order: int, times: int, choice: bool) -> Decimal:
-    """Returns the Renyi loss of pure releases: epsilon^2/2-concentrated (Bun and Steinke 2016, proposition 3.3), a
-    choice by the exponential mechanism epsilon^2/8 (Cesar and Rogers 2021)."""
-    square = _UP.multiply(Decimal(order * times), _UP.multiply(epsilon, epsilon))
-    return _UP.divide(square, Decimal(8 if choice else 2))
-
-
-@lru_cache(maxsize=4096)
-def _sampled(noise: Decimal, prob: Decimal) -> tuple[Decimal, ...]:
-    """Returns the Renyi loss of one Poisson-sampled Gaussian step at each order.
-
-    Mironov, Talwar and Zhang, Renyi Differential Privacy of the Sampled Gaussian Mechanism (2019), section 3.3: at a
-    whole order a the logarithm of sum_k C(a, k) (1 - q)^(a - k) q^k e^(k(k - 1)/(2 noise^2)), over a - 1. It is the
-    larger one of the two directions (the same paper, section 3.1).
-    """
-    growth = _C.exp(_C.divide(_ONE, _C.multiply(noise, noise)))
-    sampled, rest, factor, step = [_ONE], [_ONE], [_ONE], _ONE
-    for _ in range(ORDERS[-1]):
-        sampled.append(_C.multiply(sampled[-1], prob))
-        rest.append(_C.multiply(rest[-1], _C.subtract(_ONE, prob)))
-        factor.append(_C.multiply(factor[-1], step))
-        step = _C.multiply(step, growth)
-    losses: list[Decimal] = []
-    for order in ORDERS:
-        moment = Decimal(0)
-        for k in range(order + 1):
-            weight = _C.multiply(_C.multiply(sampled[k], rest[order - k]), factor[k])
-            moment = _C.fma(Decimal(comb(order, k)), weight, moment)
-        losses.append(_UP.add(max(_UP.divide(_C.ln(moment), Decimal(order - 1)), Decimal(0)), _MARGIN))
-    return tuple(losses)
+def _gaussian(noise: float, times: int) -> Decimal:
+    exact = Decimal(noise)
+    return _UP.divide(Decimal(times), _C.multiply(exact, exact))
 
 
 @lru_cache(maxsize=1024)
@@ -263,29 +160,6 @@ def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
     return high
 
 
-def _largest_rate(epsilon: Decimal, delta: Decimal) -> int:
-    """Returns the largest mu^2, in steps of 1e-18, whose delta at an epsilon is at most this."""
-
-    def exceeds(steps: int) -> bool:
-        return steps > 0 and gaussian_delta(Decimal(steps).scaleb(-18), epsilon) > delta
-
-    # Newton's method for ln delta in mu. It starts where mu^2/2 + mu sqrt(2 ln(1/delta)) is epsilon, which is little
-    # enough: Bun and Steinke 2016, proposition 1.3; as is delta. The derivative of delta is phi(epsilon/mu - mu/2).
-    root = _C.sqrt(_C.multiply(Decimal(-2), _C.ln(delta)))
-    mu = max(_C.subtract(_C.sqrt(_C.fma(root, root, _C.multiply(Decimal(2), epsilon))), root), delta)
-    for _ in range(40):
-        reached = gaussian_delta(_C.multiply(mu, mu), epsilon)
-        slope = _density(_C.subtract(_C.divide(epsilon, mu), _C.divide(mu, Decimal(2))))
-        step = _C.divide(_C.multiply(_C.subtract(_C.ln(delta), _C.ln(reached)), reached), slope)
-        mu = _C.add(mu, step)
-        if abs(step) < _FINE:
-            break
-    guess, width = max(int(_C.multiply(mu, mu).scaleb(18)), 0), 2
-    while exceeds(low := max(guess - width, 0)) or not exceeds(guess + width):  # a bad guess only costs time
-        width *= 2
-    return _first(exceeds, low, guess + width) - 1
-
-
 def _sum(values: Any) -> Decimal:
     total = Decimal(0)
     for value in values:
@@ -297,94 +171,76 @@ def _fine(value: Decimal) -> Decimal:
     return value.quantize(_FINE, rounding=ROUND_CEILING, context=_UP)
 
 
-# -- the epsilon of sums -------------------------------------------------------------------------------------
+# -- which sums a cap admits ---------------------------------------------------------------------------------
 
 
-def total(spent: Loss, *, rule: Rule, delta: Decimal, near: Decimal | None = None) -> Decimal:
-    """Returns the epsilon of sums at the delta of a cap, rounded up to 12 decimals; infinite where there is none.
-
-    Args:
-        near: where to look first; it changes nothing but the time.
-    """
-    if rule == "basic":
-        return spent.epsilon
-    if rule == "gaussian":
-        if spent.mu_squared is None:
-            return UNREACHABLE
-        epsilon = gaussian_epsilon(spent.mu_squared, _gaussian_share(delta), near)
-    else:
-        # guard: what is not Gaussian has the other share
-        epsilon = _renyi(spent, _C.multiply(delta, _LATER) if rule == "mixed" else delta)
-    return epsilon if spent.pure is None else min(epsilon, spent.pure)
+def within(spent: Loss, *, rule: Rule, epsilon: Decimal, delta: Decimal | None) -> bool:
+    """Tells whether sums stay under a cap; a cap without delta bounds epsilon alone."""
+    apart = delta if rule == "basic" or delta is None else _C.multiply(delta, _APART)
+    # guard: two rules share delta
+    if spent.epsilon <= epsilon and (apart is None or spent.delta <= apart):
+        return True
+    if rule == "basic" or delta is None or spent.mu_squared is None:
+        return False
+    return spent.mu_squared <= largest_rate(epsilon, _gaussian_share(delta))
 
 
-def within(spent: Loss, *, rule: Rule, epsilon: Decimal, delta: Decimal) -> bool:
-    """Checks that sums stay under a cap; the same as by `total`, with one look at the Gaussian's delta."""
-    if rule == "basic":
-        return spent.epsilon <= epsilon and spent.delta <= delta
-    if rule == "gaussian" and spent.mu_squared is not None:
-        fits = spent.mu_squared <= 0 or gaussian_delta(spent.mu_squared, epsilon) <= _gaussian_share(delta)
-        return fits or (spent.pure is not None and spent.pure <= epsilon)
-    return total(spent, rule=rule, delta=delta) <= epsilon
-
-
-def next_rule(before: Rule | None, spent: Loss, added: Loss, *, epsilon: Decimal, delta: Decimal | None) -> Rule:
-    """Returns the rule of an account after a charge.
-
-    Args:
-        before: the account's rule; None before its first charge.
-        spent: the sums after it.
-        epsilon, delta: the cap.
-    """
-    if delta is None or before == "basic":
+def first_rule(loss: Loss, *, epsilon: Decimal, delta: Decimal | None) -> Rule:
+    """Returns the rule of an account whose first charge this is: by which more of it fit, then the smaller epsilon."""
+    if delta is None or loss.mu_squared is None:
         return "basic"
-    # guard: the rule is fixed by the first charge
-    if before is not None:
-        return "mixed" if before == "gaussian" and spent.mu_squared is None else before
-    tight: Rule = "renyi" if spent.mu_squared is None else "gaussian"
-    rules: tuple[Rule, Rule] = (tight, "basic")
-
-    def merit(rule: Rule) -> tuple[int, Decimal]:
-        return more(Loss(), added, rule=rule, epsilon=epsilon, delta=delta), -total(added, rule=rule, delta=delta)
-
-    return max(rules, key=merit)
+    fits: dict[Rule, int] = {rule: more(Loss(), loss, rule=rule, epsilon=epsilon, delta=delta) for rule in _RULES}
+    if fits["gaussian"] != fits["basic"]:
+        return max(_RULES, key=lambda rule: fits[rule])
+    smaller = total(loss, rule="gaussian", delta=delta) < loss.epsilon
+    return "gaussian" if smaller else "basic"
 
 
-def more(spent: Loss, each: Loss, *, rule: Rule, epsilon: Decimal, delta: Decimal, most: int = 100_000) -> int:
+_RULES: tuple[Rule, Rule] = ("basic", "gaussian")
+
+
+def more(spent: Loss, each: Loss, *, rule: Rule, epsilon: Decimal, delta: Decimal | None, most: int = 100_000) -> int:
     """Returns how many more releases of one loss fit under a cap, by an account's rule."""
-    if rule == "gaussian" and each.mu_squared is None:
-        rule = "mixed"
 
-    def fits(count: int) -> bool:
-        return within(spent.plus(each, count), rule=rule, epsilon=epsilon, delta=delta)
+    def full(count: int) -> bool:
+        return not within(spent.plus(each, count), rule=rule, epsilon=epsilon, delta=delta)
 
-    low, high = 0, 1
-    while high <= most and fits(high):
-        low, high = high, 2 * high
-    return _first(lambda count: not fits(count), low, min(high, most + 1)) - 1
+    return _first(full, 0, most + 1) - 1 if not full(0) else 0
+
+
+def total(spent: Loss, *, rule: Rule, delta: Decimal | None) -> Decimal:
+    """Returns the epsilon of sums, rounded up to 12 decimals: for display.
+
+    By `basic` it holds at the sum of the deltas, otherwise at the delta of the cap.
+    """
+    if rule == "basic" or delta is None or spent.mu_squared is None:
+        return spent.epsilon
+    epsilon = gaussian_epsilon(spent.mu_squared, _gaussian_share(delta))
+    return min(epsilon, spent.epsilon) if spent.delta <= _C.multiply(delta, _APART) else epsilon
 
 
 def _gaussian_share(delta: Decimal) -> Decimal:
-    # guard: two rules share delta
-    return _C.multiply(delta, _C.subtract(_ONE, _LATER))
+    return _C.multiply(delta, _C.subtract(_ONE, _APART))
 
 
-def gaussian_epsilon(mu_squared: Decimal, delta: Decimal, near: Decimal | None = None) -> Decimal:
-    """Returns the least multiple of 1e-12 at which mu-GDP has at most this delta."""
-    if mu_squared <= 0:
-        return amounts.ZERO_EPSILON
-    if near is not None and near > 0 and _exact(mu_squared, delta, near):
-        return near
-    return _gaussian_epsilon(mu_squared, delta)
+@lru_cache(maxsize=1024)
+def largest_rate(epsilon: Decimal, delta: Decimal) -> Decimal:
+    """Returns the largest mu^2, in steps of 1e-18, whose delta at an epsilon is at most this."""
 
+    def exceeds(steps: int) -> bool:
+        return gaussian_delta(Decimal(steps).scaleb(-18), epsilon) > delta
 
-def _exact(mu_squared: Decimal, delta: Decimal, epsilon: Decimal) -> bool:
-    less = _C.subtract(epsilon, _QUANTUM)
-    return gaussian_delta(mu_squared, epsilon) <= delta and (less < 0 or gaussian_delta(mu_squared, less) > delta)
+    high = 1
+    while not exceeds(high):
+        high *= 16
+    return Decimal(_first(exceeds, high // 16, high) - 1).scaleb(-18)
 
 
 @lru_cache(maxsize=4096)
-def _gaussian_epsilon(mu_squared: Decimal, delta: Decimal) -> Decimal:
+def gaussian_epsilon(mu_squared: Decimal, delta: Decimal) -> Decimal:
+    """Returns the least multiple of 1e-12 at which mu-GDP has at most this delta."""
+    if mu_squared <= 0:
+        return amounts.ZERO_EPSILON
     # rho + 2 sqrt(rho ln(1/delta)), rho = mu^2/2, is enough: Bun and Steinke 2016, proposition 1.3
     enough = _C.add(
         _C.divide(mu_squared, Decimal(2)), _C.sqrt(_C.multiply(_C.multiply(Decimal(2), mu_squared), -_C.ln(delta)))
@@ -455,21 +311,3 @@ def _mills(x: Decimal) -> Decimal:
         term = _C.divide(_C.multiply(term, square), Decimal(k))
         series = _C.add(series, term)
     return _C.subtract(_C.divide(Decimal("0.5"), _density(x)), series)
-
-
-def _renyi(spent: Loss, delta: Decimal) -> Decimal:
-    """Returns the least epsilon over the orders, each with its share of delta.
-
-    Canonne, Kamath and Steinke, The Discrete Gaussian for Differential Privacy (2020), proposition 12.
-    """
-    # guard: single deltas take no more than their share
-    if spent.failure > _C.multiply(delta, _FAILURE):
-        return UNREACHABLE
-    share = _C.divide(_C.multiply(delta, _C.subtract(_ONE, _FAILURE)), Decimal(len(ORDERS)))
-    best = UNREACHABLE
-    for order, loss in zip(ORDERS, spent.curve, strict=True):
-        above = Decimal(order - 1)
-        conversion = _C.divide(_C.subtract(-_C.ln(share), _C.ln(Decimal(order))), above)
-        conversion = _C.add(conversion, _C.ln(_C.divide(above, Decimal(order))))
-        best = min(best, _C.add(_C.add(loss, conversion), _MARGIN))
-    return max(best, Decimal(0)).quantize(_QUANTUM, rounding=ROUND_CEILING, context=_UP)

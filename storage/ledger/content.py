@@ -221,4 +221,5 @@ def policy_content(
 
 def carry(row: Row, **changes: Any) -> dict[str, Any]:
     """Return a release's next row: all that is known of it, with the changes; its charges are its own."""
-    return {**row.model_dump(exclude={"hash", "sequence", "previous_hash"}), "charges": (), **changes}
+    left_out = {"hash", "sequence", "previous_hash", "signature", "signer"}
+    return {**row.model_dump(exclude=left_out), "charges": (), **changes}

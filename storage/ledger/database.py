@@ -16,13 +16,15 @@ from sqlalchemy.pool import NullPool
 
 from storage.errors import InputError, StorageError
 from storage.ledger.journal import ForeignLedger, Journal
-from storage.ledger.schema import REVISION, VERSION_TABLE, ledger_row, record_set, spend
+from storage.ledger.schema import REVISION, VERSION_TABLE, ledger_row, record_set
 
 _T = TypeVar("_T")
 
 _LOCK = 0x1ED6E4  # one advisory lock for the whole chain; any constant does, as long as it stays
 _RETRY_PAUSES = (0.1, 0.3, 1.0, 2.0, 4.0)  # seconds; a PostgreSQL restart takes about this long
-_READABLE = (ledger_row.name, spend.name, record_set.name, VERSION_TABLE)
+_READABLE = (ledger_row.name, record_set.name, VERSION_TABLE)
+_NOTE = ("ledger_note(text)",)
+_WRITE = (*_NOTE, "ledger_append(text)", "ledger_register(bytea)")
 
 
 class ConnectionLost(StorageError):
@@ -228,7 +230,7 @@ class Database:
             state = "has no ledger" if revision is None else f"holds a ledger of schema {revision}"
             raise StorageError(
                 f"ledger {self.name} {state}, this code needs {REVISION}: as the owner of the database run"
-                " `autocoder ledger migrate --url URL --app-role ROLE`"
+                " `autocoder ledger migrate --url URL --app-role ROLE --release-role ROLE`"
             )
 
 
@@ -238,12 +240,13 @@ def _revision(connection: Connection) -> str | None:
     return connection.execute(sa.text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
 
 
-def migrate(database: Database, *, app_role: str | None = None) -> str:
+def migrate(database: Database, *, app_role: str | None = None, release_role: str | None = None) -> str:
     """Bring the schema up to date and return its revision.
 
     Args:
         database: where; on PostgreSQL connect as the role that shall own the tables.
-        app_role: the role that the pipeline connects as; it may read and call `ledger_append`, nothing else.
+        app_role: of training, upkeep and metrics; it may read, and append evaluations and audits, nothing else.
+        release_role: of the releasing worker and the officer's desk; it may read, and append any row.
     """
     from alembic import command
     from alembic.config import Config
@@ -263,8 +266,11 @@ def migrate(database: Database, *, app_role: str | None = None) -> str:
             )
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
-        if app_role is not None:
-            _grant(database, connection, app_role)
+        if app_role is not None and app_role == release_role:
+            raise InputError("--release-role: give it another role than --app-role, which may not append releases")
+        for role, functions in ((app_role, _NOTE), (release_role, _WRITE)):
+            if role is not None:
+                _grant(database, connection, role, functions)
         return str(_revision(connection))
 
 
@@ -293,16 +299,16 @@ def _use_write_ahead_log(database: Database) -> None:
             time.sleep(0.05)
 
 
-def _grant(database: Database, connection: Connection, role: str) -> None:
+def _grant(database: Database, connection: Connection, role: str, functions: tuple[str, ...]) -> None:
     if database.is_sqlite:
-        raise InputError("--app-role: SQLite has no roles; its triggers keep the ledger append-only")
+        raise InputError("roles: SQLite has no roles; its triggers keep the ledger append-only")
     superuser = connection.execute(
         sa.text("SELECT rolsuper FROM pg_roles WHERE rolname = :role"), {"role": role}
     ).scalar()
     if superuser is None:
-        raise InputError(f"--app-role: no role {role}; create it first (CREATE ROLE … LOGIN)")
+        raise InputError(f"roles: no role {role}; create it first (CREATE ROLE … LOGIN)")
     if superuser:
-        raise InputError(f"--app-role: {role} is a superuser and bypasses grants. Give an ordinary role")
+        raise InputError(f"roles: {role} is a superuser and bypasses grants. Give an ordinary role")
     quoted = connection.dialect.identifier_preparer.quote_identifier(role)
     owner = connection.execute(
         sa.text(
@@ -312,7 +318,7 @@ def _grant(database: Database, connection: Connection, role: str) -> None:
         {"role": role, "table": ledger_row.name},
     ).scalar()
     if owner:
-        raise InputError(f"--app-role: {role} owns the ledger's tables; migrate as another role than {role}")
+        raise InputError(f"roles: {role} owns the ledger's tables; migrate as another role than {role}")
     schema = connection.dialect.identifier_preparer.quote_identifier(
         str(connection.execute(sa.text("SELECT current_schema()")).scalar())
     )
@@ -321,5 +327,7 @@ def _grant(database: Database, connection: Connection, role: str) -> None:
         connection.execute(sa.text(f"REVOKE ALL ON {table} FROM {quoted}"))
         # guard: the pipeline's role inserts nothing
         connection.execute(sa.text(f"GRANT SELECT ON {table} TO {quoted}"))
-    for function in ("ledger_append(text)", "ledger_register(bytea)"):
-        connection.execute(sa.text(f"GRANT EXECUTE ON FUNCTION {function} TO {quoted}"))
+    # guard: training adds no row of a release
+    for function in _WRITE:
+        verb = f"GRANT EXECUTE ON FUNCTION {function} TO" if function in functions else ""
+        connection.execute(sa.text(f"{verb or f'REVOKE ALL ON FUNCTION {function} FROM'} {quoted}"))

@@ -141,23 +141,39 @@ def state_head(
 
 def signature_of(statement: BaseModel, key: EllipticCurvePrivateKey) -> str:
     """Returns an ECDSA signature over a statement's canonical JSON without its signatures, in Base64."""
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    return base64.b64encode(key.sign(_signed_bytes(statement), ec.ECDSA(hashes.SHA256()))).decode()
+    return sign_bytes(_signed_bytes(statement), key)
 
 
 def is_signed(statement: BaseModel, signature: str, key: EllipticCurvePublicKey) -> bool:
     """Checks a signature that `signature_of` made."""
+    return verify_bytes(_signed_bytes(statement), signature, key)
+
+
+def sign_bytes(content: bytes, key: EllipticCurvePrivateKey) -> str:
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return base64.b64encode(key.sign(content, ec.ECDSA(hashes.SHA256()))).decode()
+
+
+def verify_bytes(content: bytes, signature: str, key: EllipticCurvePublicKey) -> bool:
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
 
     try:
-        key.verify(base64.b64decode(signature, validate=True), _signed_bytes(statement), ec.ECDSA(hashes.SHA256()))
+        key.verify(base64.b64decode(signature, validate=True), content, ec.ECDSA(hashes.SHA256()))
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def encoded_key(key: EllipticCurvePublicKey) -> str:
+    """Returns a public key as a row of the ledger has it: Base64, DER."""
+    from cryptography.hazmat.primitives import serialization
+
+    der = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return base64.b64encode(der).decode()
 
 
 def _signed_bytes(statement: BaseModel) -> bytes:

@@ -1,19 +1,18 @@
-"""The ledger itself: reserve, mark drawn, commit or burn; record what stays inside. Reading is in reading.py."""
+"""The ledger itself: reserve, mark drawn, commit or burn; record what stays inside. Reading is in reader.py."""
 
 from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Callable, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy.engine import Connection
 
 from storage.errors import InputError, StorageError
 from storage.ledger import amounts, chain
-from storage.ledger.budget import BudgetRefused, Spending
+from storage.ledger.budget import BudgetRefused
 from storage.ledger.content import (
     carry,
     evaluation_content,
@@ -26,15 +25,19 @@ from storage.ledger.content import (
 )
 from storage.ledger.database import Database, database_exists, parse_url
 from storage.ledger.decisions import Decision, Matter, approvers, signer
+from storage.ledger.fold import Release, State
+from storage.ledger.heads import encoded_key
 from storage.ledger.journal import Journal
-from storage.ledger.models import Evaluation, Mark, ReleasePlan, Row
+from storage.ledger.models import SIGNED, Evaluation, Mark, ReleasePlan, Row
 from storage.ledger.policy import DEFAULT_POLICY, Policy
 from storage.ledger.reader import LedgerReader
 from storage.ledger.records import RecordSet
 from storage.ledger.registry import register
-from storage.ledger.schema import ledger_row
 
-_T = ledger_row.c
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+_Result = TypeVar("_Result")
 _IDENTITY = (
     "population",
     "cohorts",
@@ -45,15 +48,25 @@ _IDENTITY = (
     "artifact_digests",
 )
 """Fields that make two plans of one key different releases; a rerun elsewhere may differ in the others."""
-_SURPLUS = "epsilon at the draw exceeds the reservation"
 
 
 class Ledger(LedgerReader):
     """A release ledger on SQLite or PostgreSQL. Safe to use from many processes at once."""
 
+    def __init__(
+        self, database: Database, *, policy: Policy | None = None, key: EllipticCurvePrivateKey | None = None
+    ) -> None:
+        super().__init__(database, policy=policy)
+        self._key = key
+
     @staticmethod
     def open(
-        url: str, *, policy: Policy | None = None, lock_timeout: float = 60.0, journals: Sequence[Journal] = ()
+        url: str,
+        *,
+        policy: Policy | None = None,
+        lock_timeout: float = 60.0,
+        journals: Sequence[Journal] = (),
+        key: EllipticCurvePrivateKey | None = None,
     ) -> Ledger:
         """Open a ledger; create or migrate a SQLite file, require a migrated schema on PostgreSQL.
 
@@ -64,6 +77,7 @@ class Ledger(LedgerReader):
                 Without one (or with the default one) the policy in force holds.
             lock_timeout: seconds to wait for other writers.
             journals: what was kept of the ledger outside its database; it must go through each, and goes on in each.
+            key: of the releasing worker, with which it signs the rows of releases; without it nothing is released.
 
         Raises:
             ForeignLedger: it is not the one that a journal knows.
@@ -71,12 +85,18 @@ class Ledger(LedgerReader):
         database = Database(url, lock_timeout=lock_timeout, journals=journals)
         database.prepare()
         database.check()
-        return Ledger(database, policy=policy)
+        return Ledger(database, policy=policy, key=key)
 
     @staticmethod
-    def open_existing(url: str, *, policy: Policy | None = None, journals: Sequence[Journal] = ()) -> Ledger | None:
+    def open_existing(
+        url: str,
+        *,
+        policy: Policy | None = None,
+        journals: Sequence[Journal] = (),
+        key: EllipticCurvePrivateKey | None = None,
+    ) -> Ledger | None:
         """Open a ledger, or return None where the URL names a SQLite file that does not exist: creates none."""
-        return Ledger.open(url, policy=policy, journals=journals) if database_exists(url) else None
+        return Ledger.open(url, policy=policy, journals=journals, key=key) if database_exists(url) else None
 
     @staticmethod
     def require_existing(url: str) -> Ledger:
@@ -86,6 +106,38 @@ class Ledger(LedgerReader):
             place = parse_url(url).database
             raise InputError(f"no ledger at {place}. The first retrain creates it; check --home and --ledger-url.")
         return ledger
+
+    # -- writing -------------------------------------------------------------------------------------------
+
+    def _transact(self, work: Callable[[Connection, State], _Result], *, repeatable: bool = True) -> _Result:
+        """Runs work in a write transaction on the state then; what it appended counts only once it is committed."""
+
+        def folded(connection: Connection) -> _Result:
+            return work(connection, self._fold(connection))
+
+        with self._lock:
+            try:
+                if repeatable:
+                    return self.database.transact(folded)
+                with self.database.write() as connection:
+                    return folded(connection)
+            except BaseException:
+                self._folded = None
+                raise
+
+    def _append(self, connection: Connection, state: State, content: dict[str, Any]) -> Row:
+        """Adds a row and takes it into the state; one that does not follow from the rows before is refused."""
+        signed = content["kind"] in SIGNED
+        if signed and self._key is None:
+            raise InputError(
+                f"ledger {self.database.name}: a {content['kind']} is signed with the releasing worker's key, and "
+                "there is none here. Set AUTOCODER_SIGNING_KEY"
+            )
+        entry = chain.append(connection, content, key=self._key if signed else None)
+        row = state.take(entry)
+        if row is None or any(bad.sequence == entry.sequence for bad in state.bad):
+            raise BudgetRefused(state.bad[-1].problem)
+        return row
 
     # -- releases ------------------------------------------------------------------------------------------
 
@@ -98,7 +150,7 @@ class Ledger(LedgerReader):
         audit: dict[str, Any] | None = None,
         records: RecordSet | None = None,
     ) -> Row:
-        """Charge a planned release to the accounts of its cohorts, and of its units, and return its row, `reserved`.
+        """Charges a planned release to the accounts of its cohorts, and of its units; returns its row, `reserved`.
 
         A second call with the same idempotency key returns the release's current row and charges nothing.
 
@@ -113,31 +165,34 @@ class Ledger(LedgerReader):
             BudgetRefused: when the sum exceeds a cap, an approval is missing, or somebody refused this plan.
             InputError: when a number can't be kept, the key belongs to another plan, or an approval doesn't count.
         """
-        return self.database.transact(
-            lambda connection: self._reserve(connection, plan, plan_digest, decisions, audit, records)
-        )
+
+        def work(connection: Connection, state: State) -> Row:
+            return self._reserve(connection, state, plan, plan_digest, decisions, audit, records)
+
+        return self._transact(work)
 
     def _reserve(
         self,
         connection: Connection,
+        state: State,
         plan: ReleasePlan,
-        plan_digest: str | None = None,
-        decisions: Sequence[Decision] = (),
-        audit: dict[str, Any] | None = None,
-        records: RecordSet | None = None,
+        plan_digest: str | None,
+        decisions: Sequence[Decision],
+        audit: dict[str, Any] | None,
+        records: RecordSet | None,
     ) -> Row:
         content = plan_content(plan)
-        existing = chain.newest(connection, _T.kind == "release", _T.idempotency_key == plan.idempotency_key)
+        existing = state.release_of_key(plan.idempotency_key)
         if existing is not None:
-            _require_same(existing, content)
-            require_plan(existing, plan_digest)
-            return existing
+            _require_same(existing.row, content)
+            require_plan(existing.row, plan_digest)
+            return existing.row
         if plan.ledger is not None:
-            self._require_here(connection, plan)
-        policy = self._policy_in_force(connection, requester=plan.requester)
+            self._require_here(connection, state, plan)
+        policy = self._put_in_force(connection, state, requester=plan.requester)
         if policy.require_clean_code and plan.code_dirty:
             raise BudgetRefused(f"policy {policy.name} releases only from committed code; commit the changes first")
-        refused = self._refusal(connection, plan)
+        refused = state.refusals.get(plan.idempotency_key)
         if refused is not None:
             raise BudgetRefused(
                 f"row {refused.sequence}: {refused.reason}; plan it anew under another release.label to ask again"
@@ -146,10 +201,8 @@ class Ledger(LedgerReader):
         approved = approvers(decisions, policy.approvals, matter)
         _require_persons(policy, approved)
         if plan.supersedes is not None:
-            self._current(connection, plan.supersedes)
-        spending = Spending.of(content)
-        overlap, comparison = self._overlap(connection, spending, records)
-        charges = self._charges(connection, policy, spending, overlap)
+            state.release(plan.supersedes)
+        charges, shared, comparison = self._charges(connection, state, content, records)
         details = replaced_details(plan.claim)
         if plan_digest is not None:
             signed = [decision.model_dump(mode="json") for decision in decisions]
@@ -160,44 +213,68 @@ class Ledger(LedgerReader):
             details["audit"] = audit
         stored = None if comparison is None else comparison.encode()
         if records is not None and stored is not None:
-            shared = sorted(str(row.release_id) for row in overlap)
-            stored_digest = hashlib.sha256(stored).hexdigest()
-            details["records"] = {"overlap": shared, "set": records.digest, "stored": stored_digest}
+            names = sorted(str(release.row.release_id) for release in shared)
+            details["records"] = {
+                "overlap": names, "set": records.digest, "stored": hashlib.sha256(stored).hexdigest(),
+            }  # fmt: skip
         content |= {
             "state": "reserved",
             "release_id": uuid.uuid4().hex[:16],
             "records_rounded": policy.round_records(plan.records_rounded),
-            "composition": ", ".join(dict.fromkeys(charge.composition for charge in charges)),
             "charges": charges,
             "policy_digest": policy.digest,
             "approvals": approved,
             "details": details,
         }
-        row = chain.append(connection, content)
-        approvers(decisions, policy.approvals, matter, at=_moment(row))  # one may have gone stale meanwhile
+        row = self._append(connection, state, content)
         if stored is not None:
             register(connection, row.sequence, stored)
         return row
 
-    def refuse(self, plan: ReleasePlan, decision: Decision) -> Row:
-        """Record that somebody refused a plan; it can't be reserved any more. Again returns the first refusal."""
-        return self.database.transact(lambda connection: self._refuse(connection, plan, decision))
+    def require_drawable(self, release_id: str) -> Row:
+        """Returns the row of a release that may be drawn here; refuses one whose reservation does not bear it out.
 
-    def _refuse(self, connection: Connection, plan: ReleasePlan, decision: Decision) -> Row:
-        existing = chain.newest(connection, _T.kind == "refusal", _T.idempotency_key == decision.digest)
-        if existing is not None:
-            return existing
-        policy, content = self._policy_in_force(connection, requester=plan.requester), plan_content(plan)
-        matter = Matter("release", decision.digest, release_terms(plan, content), plan.requester)
-        name = signer(decision, policy.approvals, matter)
-        if decision.decision != "refuse":
-            raise InputError(f"decision by {name}: it approves; a refusal is signed with `autocoder refuse`")
-        released = chain.newest(connection, _T.kind == "release", _T.idempotency_key == plan.idempotency_key)
-        if released is not None:
-            raise InputError(f"refusal: too late, the plan is release {released.release_id} ({released.state})")
-        row = chain.append(connection, refusal_content(content, decision, name=name))
-        signer(decision, policy.approvals, matter, at=_moment(row))
-        return row
+        Its approvals, the policy and the charges were checked by the fold. Where the policy lists no `release_keys`,
+        only what this worker's own key reserved is drawn.
+        """
+        state = self.state()
+        release = state.release(release_id)
+        self._require_drawable(state, release)
+        return release.row
+
+    def _require_drawable(self, state: State, release: Release) -> None:
+        # guard: nothing is drawn on a row that does not follow
+        if release.problem:
+            raise StorageError(
+                f"release {release.row.release_id}: its reservation (row {release.reserved.sequence}) does not bear it "
+                f"out: {release.problem}. Nothing is drawn. Run `autocoder ledger verify`"
+            )
+        own = None if self._key is None else encoded_key(self._key.public_key())
+        if not state.in_force.release_keys and release.reserved.signer != own:
+            raise StorageError(
+                f"release {release.row.release_id}: another key reserved it than this worker's. Nothing is drawn. "
+                "Release it where it was reserved, or list that key in the policy (`release_keys`)"
+            )
+
+    def refuse(self, plan: ReleasePlan, decision: Decision) -> Row:
+        """Records that somebody refused a plan; it can't be reserved any more. Again returns the first refusal."""
+
+        def work(connection: Connection, state: State) -> Row:
+            existing = state.keys.get(("refusal", decision.digest))
+            if existing is not None:
+                return existing
+            policy, content = self._put_in_force(connection, state, requester=plan.requester), plan_content(plan)
+            matter = Matter("release", decision.digest, release_terms(plan, content), plan.requester)
+            name = signer(decision, policy.approvals, matter)
+            if decision.decision != "refuse":
+                raise InputError(f"decision by {name}: it approves; a refusal is signed with `autocoder refuse`")
+            released = state.release_of_key(plan.idempotency_key)
+            if released is not None:
+                row = released.row
+                raise InputError(f"refusal: too late, the plan is release {row.release_id} ({row.state})")
+            return self._append(connection, state, refusal_content(content, decision, name=name))
+
+        return self._transact(work)
 
     def mark_drawn(
         self,
@@ -208,7 +285,7 @@ class Ledger(LedgerReader):
         sensitivity: float | Decimal | None = None,
         epsilon: float | Decimal | None = None,
     ) -> Row:
-        """Record the one draw of a release, and what it costs as measured at the draw itself.
+        """Records the one draw of a release, and what it costs as measured at the draw itself.
 
         The larger of planned and measured is what the row takes; a surplus is charged in the same transaction.
         A second call with the same digest returns the release's row.
@@ -225,31 +302,35 @@ class Ledger(LedgerReader):
             "epsilon": None if epsilon is None else amounts.epsilon(epsilon),
             "sensitivity": None if sensitivity is None else amounts.epsilon(sensitivity, name="sensitivity"),
         }
-        row, refusal = self.database.transact(
-            lambda connection: self._mark_drawn(connection, release_id, draw_digest, plan_digest, measured)
-        )
-        if refusal is not None:
-            raise BudgetRefused(f"release {release_id} is burned: {refusal}")
+
+        def work(connection: Connection, state: State) -> Row:
+            return self._mark_drawn(connection, state, state.release(release_id), draw_digest, plan_digest, measured)
+
+        row = self._transact(work)
+        if row.state == "burned":
+            raise BudgetRefused(f"release {release_id} is burned: {row.reason}")
         return row
 
     def _mark_drawn(
         self,
         connection: Connection,
-        release_id: str,
+        state: State,
+        release: Release,
         draw_digest: str,
         plan_digest: str | None,
         measured: dict[str, Decimal | None],
-    ) -> tuple[Row, str | None]:
-        row = self._current(connection, release_id)
+    ) -> Row:
+        row, release_id = release.row, release.row.release_id
         require_plan(row, plan_digest)
         if row.draw_digest is not None:
             if row.draw_digest != draw_digest:
                 raise StorageError(f"release {release_id}: another draw is recorded already. A release has one draw")
-            if row.state == "burned" and not row.reason.startswith(_SURPLUS):
+            if row.state == "burned" and row.cause != "surplus-refused":
                 raise StorageError(f"release {release_id} is burned: {row.reason}")
-            return row, row.reason if row.state == "burned" else None
+            return row
         if row.state != "reserved":
             raise StorageError(f"release {release_id} is {row.state}: nothing may be drawn")
+        self._require_drawable(state, release)
         content = carry(row, state="drawn", draw_digest=draw_digest)
         planned_epsilon, planned_sensitivity = row.epsilon or amounts.ZERO_EPSILON, row.sensitivity
         at_draw = measured["sensitivity"]
@@ -264,49 +345,45 @@ class Ledger(LedgerReader):
         if measured["epsilon"] is not None and measured["epsilon"] > planned_epsilon:
             if row.guarantee_kind == "formal":
                 raise InputError("epsilon: a formal guarantee doesn't depend on the draw; this one grew with it")
-            surplus = measured["epsilon"] - planned_epsilon
-            policy = self._policy_in_force(connection, requester=row.requester or "")
-            content |= {"epsilon": measured["epsilon"], "policy_digest": policy.digest}
-            try:
-                spending = Spending.of(content).surplus(surplus)
-                others = self._counted(connection, release_id) - set(spending.accounts)
-                content["charges"] = self._charged(connection, policy, spending, sorted(others))
-            except BudgetRefused as refused:
-                reason = f"{_SURPLUS}: {refused}"
-                burned = carry(row, state="burned", draw_digest=draw_digest, reason=reason)
-                return chain.append(connection, burned), reason
-        return chain.append(connection, content), None
+            policy = self._put_in_force(connection, state, requester=row.requester or "")
+            charges, problem = state.surplus(release, measured["epsilon"] - planned_epsilon)
+            if problem is not None:
+                reason = f"epsilon at the draw exceeds the reservation: {problem}"
+                burned = carry(row, state="burned", draw_digest=draw_digest, reason=reason, cause="surplus-refused")
+                return self._append(connection, state, burned)
+            content |= {"epsilon": measured["epsilon"], "policy_digest": policy.digest, "charges": charges}
+        return self._append(connection, state, content)
 
     def commit(self, release_id: str, *, bundle_digest: str, plan_digest: str | None = None) -> Row:
-        """Record that the bundle stands; the release is done. Again with the same digest returns its row."""
-        return self.database.transact(
-            lambda connection: self._commit(connection, release_id, bundle_digest, plan_digest)
-        )
+        """Records that the bundle stands; the release is done. Again with the same digest returns its row."""
 
-    def _commit(self, connection: Connection, release_id: str, bundle_digest: str, plan_digest: str | None) -> Row:
-        row = self._current(connection, release_id)
-        require_plan(row, plan_digest)
-        if row.state == "committed":
-            if row.bundle_digest != bundle_digest:
-                raise StorageError(f"release {release_id}: committed with another bundle already")
-            return row
-        if row.state != "drawn":
-            raise StorageError(f"release {release_id} is {row.state}: only a drawn one can be committed")
-        return chain.append(connection, carry(row, state="committed", bundle_digest=bundle_digest))
+        def work(connection: Connection, state: State) -> Row:
+            row = state.release(release_id).row
+            require_plan(row, plan_digest)
+            if row.state == "committed":
+                if row.bundle_digest != bundle_digest:
+                    raise StorageError(f"release {release_id}: committed with another bundle already")
+                return row
+            if row.state != "drawn":
+                raise StorageError(f"release {release_id} is {row.state}: only a drawn one can be committed")
+            return self._append(connection, state, carry(row, state="committed", bundle_digest=bundle_digest))
+
+        return self._transact(work)
 
     def burn(self, release_id: str, *, reason: str) -> Row:
-        """Close a release for ever without a bundle. What it spent stays spent."""
+        """Closes a release for ever without a bundle. What it spent stays spent."""
         if not reason.strip():
             raise InputError("reason: say why the release is burned")
-        return self.database.transact(lambda connection: self._burn(connection, release_id, reason))
 
-    def _burn(self, connection: Connection, release_id: str, reason: str) -> Row:
-        row = self._current(connection, release_id)
-        if row.state == "burned":
-            return row
-        if row.state == "committed":
-            raise StorageError(f"release {release_id} is committed: what left can't be burned")
-        return chain.append(connection, carry(row, state="burned", reason=reason))
+        def work(connection: Connection, state: State) -> Row:
+            row = state.release(release_id).row
+            if row.state == "burned":
+                return row
+            if row.state == "committed":
+                raise StorageError(f"release {release_id} is committed: what left can't be burned")
+            return self._append(connection, state, carry(row, state="burned", reason=reason))
+
+        return self._transact(work)
 
     # -- which ledger this is -------------------------------------------------------------------------------
 
@@ -323,73 +400,60 @@ class Ledger(LedgerReader):
     # -- other rows ----------------------------------------------------------------------------------------
 
     def record(self, evaluation: Evaluation) -> Row:
-        """Record an evaluation or an audit, with every epsilon and Delta it has; charges nothing."""
-        if evaluation.idempotency_key is None:
-            # Without a key a repetition would be a second row, so a lost connection is reported, not retried.
-            with self.database.write() as connection:
-                return self._record(connection, evaluation)
-        return self.database.transact(lambda connection: self._record(connection, evaluation))
-
-    def _record(self, connection: Connection, evaluation: Evaluation) -> Row:
-        content = evaluation_content(evaluation)
+        """Records an evaluation or an audit, with every epsilon and Delta it has; charges nothing."""
         key = evaluation.idempotency_key
-        if key is not None:
-            existing = chain.newest(connection, _T.kind == evaluation.kind, _T.idempotency_key == key)
+
+        def work(connection: Connection, state: State) -> Row:
+            existing = None if key is None else state.keys.get((evaluation.kind, key))
             if existing is not None:
                 return existing
-        if evaluation.release_id is not None:
-            self._current(connection, evaluation.release_id)
-        if evaluation.records_rounded is not None:
-            content["records_rounded"] = self._in_force(connection).round_records(evaluation.records_rounded)
-        return chain.append(connection, content)
+            content = evaluation_content(evaluation)
+            if evaluation.release_id is not None:
+                state.release(evaluation.release_id)
+            if evaluation.records_rounded is not None:
+                content["records_rounded"] = self._in_force(state).round_records(evaluation.records_rounded)
+            return self._append(connection, state, content)
+
+        # Without a key a repetition would be a second row, so a lost connection is reported, not retried.
+        return self._transact(work, repeatable=key is not None)
 
     def change_policy(self, policy: Policy, *, requester: str, reason: str, decisions: Sequence[Decision] = ()) -> Row:
-        """Put another policy in force where the one before is satisfied; record who wanted it, who approved and why."""
+        """Puts another policy in force where the one before is satisfied; records who asked, who approved and why."""
         if not reason.strip():
             raise InputError("reason: say why the budget changes")
 
-        def work(connection: Connection) -> Row:
-            row = self._policy_row(connection)
-            before = None if row is None else Policy.parse(row.details["policy"])
-            if row is not None and row.policy_digest == policy.digest:
-                return row
-
-            def approved(at: datetime | None = None) -> tuple[str, ...]:
-                if row is None or before is None:
-                    return ()
-                terms = policy_terms(policy.name, self._mark_of(connection, row), requester=requester, reason=reason)
-                matter = Matter("policy", policy.digest, terms, requester)
-                return approvers(decisions, before.approvals, matter, at=at)
-
-            names = approved()
-            if before is not None:
+        def work(connection: Connection, state: State) -> Row:
+            before, names = state.policy, ()
+            if before is not None and state.policy_row is not None:
+                if before.digest == policy.digest:
+                    return state.policy_row
+                terms = policy_terms(policy.name, state.policy_mark, requester=requester, reason=reason)
+                names = approvers(decisions, before.approvals, Matter("policy", policy.digest, terms, requester))
                 _require_persons(before, names)
             content = policy_content(
                 policy, before, requester=requester, reason=reason, approvals=names, decisions=decisions
             )
-            made = chain.append(connection, content)
-            approved(_moment(made))
-            return made
+            return self._append(connection, state, content)
 
-        return self.database.transact(work)
+        return self._transact(work)
 
     def put_in_force(self, *, requester: str) -> Policy:
-        """Hold everything from now on against the policy of this ledger or of its opening, which may not differ."""
-        return self.database.transact(lambda connection: self._policy_in_force(connection, requester=requester))
+        """Holds everything from now on against the policy of this ledger or of its opening, which may not differ."""
+        return self._transact(lambda connection, state: self._put_in_force(connection, state, requester=requester))
 
-    def _policy_in_force(self, connection: Connection, *, requester: str) -> Policy:
-        row = self._policy_row(connection)
-        if row is None:
+    def _put_in_force(self, connection: Connection, state: State, *, requester: str) -> Policy:
+        row = state.policy_row
+        if state.policy is None or row is None:
             policy = self._policy or DEFAULT_POLICY
-            content = policy_content(policy, None, requester=requester, reason="first policy of this ledger")
-            chain.append(connection, content)
+            reason = "first policy of this ledger"
+            self._append(connection, state, policy_content(policy, None, requester=requester, reason=reason))
             return policy
         if self._policy is not None and self._policy != DEFAULT_POLICY and self._policy.digest != row.policy_digest:
             raise InputError(
                 f"policy {self._policy.name} is not the one in force ({row.label}, since row {row.sequence});"
                 " record the change first: `autocoder ledger change-policy`"
             )
-        return Policy.parse(row.details["policy"])
+        return state.policy
 
 
 def _require_same(existing: Row, content: dict[str, Any]) -> None:
@@ -410,14 +474,6 @@ def require_plan(row: Row, plan_digest: str | None) -> None:
             f"release {row.release_id} was reserved for {shown}, this is {given}. Release the reserved plan, or plan "
             "again under another release.label, which spends again"
         )
-
-
-def _moment(row: Row) -> datetime:
-    """Returns the time at which verification holds a row's signatures against their age limit.
-
-    A clock runs on between the check and the row, or is set back: the row could then never be verified.
-    """
-    return datetime.fromisoformat(row.recorded_at)
 
 
 def _require_persons(policy: Policy, approved: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializ
 
 from mechanisms.privacy.events import Claim, Event, GuaranteeKind, NeighbouringRelation
 from storage.ledger import amounts
-from storage.ledger.composition import Loss, Rule
+from storage.ledger.composition import Loss, Rule, total, within
 
 SCHEMA_VERSION = 1
 """Version of the rows' JSON; a change of it is a change of what is hashed."""
@@ -22,6 +22,12 @@ GENESIS = "0" * 64
 
 State = Literal["reserved", "drawn", "committed", "burned", "internal", "recorded"]
 Kind = Literal["release", "evaluation", "audit", "budget-change", "refusal", "handover", "revocation", "recovery"]
+
+SIGNED = ("release", "handover", "revocation")
+"""Kinds of rows that count only with the signature of a releasing worker's key."""
+
+NOTES = ("evaluation", "audit")
+"""Kinds of rows that training, upkeep and metrics may add."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
@@ -179,7 +185,7 @@ class Evaluation(_Provenance):
 
 
 class Charge(BaseModel):
-    """Holds what one row spent from one cohort's account, with the arithmetic."""
+    """What one row spent from one account: amounts that add up, and the cap that they were held against."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -189,19 +195,43 @@ class Charge(BaseModel):
     neighbouring_relation: NeighbouringRelation
     """The relation that the account is kept in."""
     privacy_unit: str
-    epsilon: Amount
-    delta: Amount
-    epsilon_before: Amount
-    delta_before: Amount
-    epsilon_after: Amount
-    delta_after: Amount
+    composition: Rule
+    before: Loss
+    loss: Loss
+    """Recomputed from the events of the releases that the row charges."""
     epsilon_cap: Amount
     delta_cap: Amount | None
-    composition: Rule = "basic"
-    """How `epsilon_after` follows; by another rule than `basic` it holds at the delta of the cap."""
-    loss: Loss | None = None
-    """What the charge adds to `spent`; both None in an account that was `basic` from its first charge on."""
-    spent: Loss | None = None
+
+    @property
+    def spent(self) -> Loss:
+        return self.before.plus(self.loss)
+
+    @property
+    def epsilon(self) -> Decimal:
+        """Of the claims."""
+        return self.loss.epsilon
+
+    @property
+    def delta(self) -> Decimal:
+        return self.loss.delta
+
+    @property
+    def epsilon_before(self) -> Decimal:
+        """For display, as `epsilon_after`: by another rule than `basic` it holds at the delta of the cap."""
+        return total(self.before, rule=self.composition, delta=self.delta_cap)
+
+    @property
+    def epsilon_after(self) -> Decimal:
+        return total(self.spent, rule=self.composition, delta=self.delta_cap)
+
+    @property
+    def delta_after(self) -> Decimal:
+        exact = self.composition != "basic" and self.delta_cap is not None and self.spent.mu_squared is not None
+        return self.delta_cap if exact and self.delta_cap is not None else self.spent.delta
+
+    @property
+    def fits(self) -> bool:
+        return within(self.spent, rule=self.composition, epsilon=self.epsilon_cap, delta=self.delta_cap)
 
     @property
     def account(self) -> str:
@@ -246,7 +276,6 @@ class Row(BaseModel):
     accountant: str | None = None
     assumptions: tuple[str, ...] = ()
     unprotected_inputs: tuple[str, ...] = ()
-    composition: str | None = None
     charges: tuple[Charge, ...] = ()
     """What this row itself spent; `reserved` the planned cost, `drawn` a surplus."""
     policy_digest: str | None = None
@@ -267,7 +296,13 @@ class Row(BaseModel):
     """Of an evaluation: which fit or measurement it is of."""
     supersedes: str | None = None
     reason: str = ""
+    cause: Literal["surplus-refused"] | None = None
+    """Why a release was burned, where the program acts on it."""
     details: dict[str, Any] = Field(default_factory=dict)
+    signer: str | None = None
+    """Public key (Base64, DER) of the releasing worker, in rows that only it may write (`SIGNED`)."""
+    signature: str | None = None
+    """Base64, DER-encoded ECDSA on P-256 over the canonical JSON of every other field, the place in the chain too."""
 
     @property
     def epsilon_replaced(self) -> Decimal | None:

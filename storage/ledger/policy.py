@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from decimal import Decimal
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -150,6 +151,9 @@ class Policy(BaseModel):
     audit_reach: float = Field(default=1.0, gt=0, le=100, allow_inf_nan=False)
     """The least power of an audit: the bound that its guesses would show if all were right, over the claim. An audit
     with less is inconclusive, and does not count as one."""
+    release_keys: dict[str, str] = Field(default_factory=dict)
+    """Name and public P-256 key (PEM) of every releasing worker: rows of releases that another key signed do not count.
+    Without one, a release's rows count when one key signed all of them, and a worker draws only what its own signed."""
     populations: dict[str, PopulationBudget] = Field(default_factory=dict)
     default: PopulationBudget | None = None
     registry: RegistryStatement | None = None
@@ -192,6 +196,10 @@ class Policy(BaseModel):
         absent = {"registry"} if self.registry is None else None
         return self.model_dump(mode="json", by_alias=True, exclude=absent)
 
+    def release_key_ids(self) -> frozenset[str]:
+        """Returns the ids of the releasing workers' keys."""
+        return _key_ids(tuple(sorted(self.release_keys.items())))
+
     @property
     def digest(self) -> str:
         """SHA-256 of the policy's canonical JSON."""
@@ -215,6 +223,11 @@ class Policy(BaseModel):
         """Round a record count to the nearest multiple that the policy names, halves up."""
         base = self.record_count_rounding
         return (2 * count + base) // (2 * base) * base
+
+
+@lru_cache(maxsize=64)
+def _key_ids(keys: tuple[tuple[str, str], ...]) -> frozenset[str]:
+    return frozenset(key_id(parse_public_key(pem.encode(), name=name)) for name, pem in keys)
 
 
 def _least(caps: Sequence[Cap]) -> Cap | None:

@@ -37,20 +37,22 @@ class Deployment:
             raise InputError(f"release {release_id} is {history[-1].state}. Only a drawn release has a record.")
         reserved = rows["reserved"]
         stated = ledger.policy_before(reserved).registry or later
-        charges = {charge.account: charge for row in history for charge in row.charges}
+        charges = {charge.account: charge for charge in ledger.charges(release_id)}
         repeated = len(ledger.reserved_until(reserved)) > 1
         return None if stated is None else Deployment(rows["drawn"], tuple(charges.values()), stated, repeated)
 
     @property
     def budget(self) -> str:
-        """Returns the sums of the release's accounts after it was charged."""
+        """Returns the caps of its accounts. Sums depend on which records other releases share, so none leaves."""
         parts = [
-            f"{charge.account}: ε {short(charge.epsilon_after)} of {short(charge.epsilon_cap)}"
+            f"{charge.cohort}: at most ε {short(charge.epsilon_cap)}"
             + (f" at δ {short(charge.delta_cap)}" if charge.delta_cap is not None else "")
             for charge in self.charges
+            if charge.population is None
         ]
-        rules = ", ".join(dict.fromkeys(charge.composition for charge in self.charges))
-        return f"Accounts by the rule {rules}, and never reset. " + "; ".join(parts)
+        return "Accounts of records, which all releases of the same records are charged to, never reset. " + "; ".join(
+            parts
+        )
 
 
 def stated_deployment(ledger: LedgerReader, release_id: str) -> Deployment:

@@ -13,24 +13,28 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.engine import Connection
 
 from storage.artifacts import digest
 from storage.durable import write_atomically
-from storage.errors import InputError
+from storage.errors import InputError, StorageError
 from storage.ledger import chain
 from storage.ledger.content import policy_content, recovery_content, recovery_terms
 from storage.ledger.database import Database, database_exists
 from storage.ledger.decisions import Decision, Matter, approvers
-from storage.ledger.journal import journals_of, own_journal
+from storage.ledger.fold import fold, policy_after
+from storage.ledger.heads import encoded_key
+from storage.ledger.journal import JournalEntry, journals_of, own_journal
 from storage.ledger.models import Mark, Row
-from storage.ledger.policy import Policy
+from storage.ledger.policy import DEFAULT_POLICY, Policy
 from storage.ledger.records import RecordSet
 from storage.ledger.registry import compare, register
-from storage.ledger.schema import POLICY_ROW
 from storage.paths import Workspace
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 
 @dataclass(frozen=True)
@@ -62,14 +66,40 @@ def detect(url: str, workspace: Workspace) -> RollbackFinding | None:
     return None
 
 
-def restore(url: str, workspace: Workspace, finding: RollbackFinding) -> int:
-    """Add the rows that the ledger lacks; return how many."""
+def restore(
+    url: str,
+    workspace: Workspace,
+    finding: RollbackFinding,
+    *,
+    key: EllipticCurvePublicKey | None = None,
+    policy: Policy | None = None,
+) -> int:
+    """Adds the rows that the ledger lacks, as far as they follow from those that it has; returns how many.
+
+    Whoever writes in the workspace can write in its journal. So a policy that nobody signed is not put in force, unless
+    the operator names it, or a later row that this machine's key signed stands on it.
+
+    Args:
+        key: this machine's.
+        policy: that may come into force without a signature.
+    """
     database = Database(url, lock_timeout=60.0)
     database.prepare()
     with database.write() as connection:
+        state = fold(chain.entries(connection))
+        rows = [state.take(_entry(body)) for body in finding.missing]
+        state.require_sound()
+        own = None if key is None else encoded_key(key)
+        vouched = max((row.sequence for row in rows if row is not None and own and row.signer == own), default=0)
+        for bad in state.bad:
+            # guard: rows that do not follow are not put back
+            if state.sequence - len(rows) < bad.sequence and bad.sequence > vouched:
+                raise StorageError(f"recover: {bad.problem}. No row was put back. Restore the journal from a copy")
+        for row in rows:
+            if row is not None and row.sequence > vouched:
+                _require_known_policy(row, policy)
         for body in finding.missing:
-            chain.put(connection, body)
-            row = chain.parse(body, chain.digest(body))
+            row = chain.parse(body, chain.put(connection, body).hash)
             records = load_marks(workspace, row)
             stored = None if records is None else compare(connection, records)[0].encode()
             # without a set that it builds on it is another; a release without its set is taken to share all records
@@ -78,6 +108,20 @@ def restore(url: str, workspace: Workspace, finding: RollbackFinding) -> int:
         for journal in journals_of(workspace):
             journal.check(connection)
     return len(finding.missing)
+
+
+def _require_known_policy(row: Row, named: Policy | None) -> None:
+    known = {DEFAULT_POLICY.digest, None if named is None else named.digest}
+    # guard: recovery puts no policy in force that nobody signed
+    if row.kind == "budget-change" and not row.approvals and row.policy_digest not in known:
+        raise StorageError(
+            f"recover: row {row.sequence} would put policy {row.label} in force, which nobody signed. No row was put "
+            "back. Read it, then give its file by --policy"
+        )
+
+
+def _entry(body: str) -> chain.Entry:
+    return chain.Entry(json.loads(body)["sequence"], chain.digest(body), body)
 
 
 def request_recovery(
@@ -94,7 +138,7 @@ def request_recovery(
         first = chain.hash_of(connection, 1)
         sequence, row_hash = chain.last(connection)
         current = None if first is None else Mark(ledger=first, sequence=sequence, hash=row_hash)
-        policy = _policy(connection, workspace)
+        policy = _policy(connection, workspace, finding.mark)
     if not policy.approvals.approvers:
         raise InputError(
             f"recover: policy {policy.name} lists nobody who may give up a ledger. Restore the one "
@@ -140,10 +184,15 @@ def accept_recovery(url: str, workspace: Workspace, content: dict[str, Any], dec
         raise InputError(f"recover: {max(1, policy.approvals.minimum)} signatures are needed, {len(names)} given")
     database = Database(url, lock_timeout=60.0)
     with database.write() as connection:
-        if chain.newest(connection, POLICY_ROW) is None:
+        state = fold(chain.entries(connection))
+        if state.policy is None:
             reason = "policy of the ledger that is lost"
-            chain.append(connection, policy_content(policy, None, requester=content["requester"], reason=reason))
-        row = chain.append(connection, recovery_content(content, name, names, decisions))
+            first = policy_content(policy, None, requester=content["requester"], reason=reason)
+            state.take(chain.append(connection, first))
+        row = state.take(chain.append(connection, recovery_content(content, name, names, decisions)))
+        state.require_sound()
+        if row is None or (state.bad and state.bad[-1].sequence == state.sequence):
+            raise InputError(f"recover: {state.bad[-1].problem}")
     with database.read() as connection:
         for journal in journals_of(workspace):
             if journal.last() is not None:
@@ -171,14 +220,12 @@ def _marks_file(workspace: Workspace, digest_: str) -> Path:
 
 
 def _journal_rows(workspace: Workspace) -> list[Row]:
-    journal = own_journal(workspace)
-    return [chain.parse(entry.body, entry.mark.hash) for entry in journal.rows()] if journal.file.is_file() else []
+    return [chain.parse(entry.body, entry.mark.hash) for entry in _entries(workspace)]
 
 
 def _bodies(workspace: Workspace, mark: Mark) -> dict[int, tuple[str, str]]:
     """Hash and body of the rows kept of one ledger, as far as the mark; empty where they do not reach it."""
-    journal = own_journal(workspace)
-    entries = [row for row in journal.rows() if row.mark.ledger == mark.ledger] if journal.file.is_file() else []
+    entries = [row for row in _entries(workspace) if row.mark.ledger == mark.ledger]
     rows = {row.mark.sequence: (row.mark.hash, row.body) for row in entries if row.mark.sequence <= mark.sequence}
     whole = all(chain.digest(body) == row_hash for row_hash, body in rows.values())
     return rows if whole and rows.get(mark.sequence, ("", ""))[0] == mark.hash else {}
@@ -202,10 +249,21 @@ def _missing(last: tuple[int, str], workspace: Workspace, mark: Mark) -> tuple[s
     return _run(_bodies(workspace, mark), sequence + 1, mark.sequence, row_hash) if sequence < mark.sequence else ()
 
 
-def _policy(connection: Connection, workspace: Workspace) -> Policy:
-    """The policy that was in force by the workspace's journal, else the ledger's own."""
-    policies = [row for row in _journal_rows(workspace) if row.kind == "budget-change"]
-    row = policies[-1] if policies else chain.newest(connection, POLICY_ROW)
-    if row is None:
+def _policy(connection: Connection, workspace: Workspace, mark: Mark) -> Policy:
+    """The policy in force after the rows that were used before, else the ledger's own; never one that a row claims."""
+    kept = [row for entry in _entries(workspace) if entry.mark.ledger == mark.ledger for row in _policy_rows(entry)]
+    policy = policy_after(kept, mark.ledger) or fold(chain.entries(connection)).policy
+    if policy is None:
         raise InputError("recover: the policy is unknown, so nobody can sign to give up the ledger. Restore it")
-    return Policy.parse(row.details["policy"])
+    return policy
+
+
+def _policy_rows(entry: JournalEntry) -> list[Row]:
+    whole = chain.digest(entry.body) == entry.mark.hash
+    row = chain.parse(entry.body, entry.mark.hash) if whole else None
+    return [row] if row is not None and row.kind == "budget-change" else []
+
+
+def _entries(workspace: Workspace) -> list[JournalEntry]:
+    journal = own_journal(workspace)
+    return list(journal.rows()) if journal.file.is_file() else []

@@ -58,17 +58,17 @@ def _expected_postgresql() -> dict[str, str]:
 
 
 _SELECT_SQLITE = (
-    "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND tbl_name IN ('ledger_row', 'spend', 'record_set')"
+    "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND tbl_name IN ('ledger_row', 'record_set')"
 )
 _SELECT_POSTGRESQL = """
 SELECT 'trigger ' || tgname, pg_get_triggerdef(oid, true) || ' ' || tgenabled::text FROM pg_trigger
-  WHERE NOT tgisinternal AND tgrelid IN ('ledger_row'::regclass, 'spend'::regclass, 'record_set'::regclass)
+  WHERE NOT tgisinternal AND tgrelid IN ('ledger_row'::regclass, 'record_set'::regclass)
 UNION ALL
 SELECT 'rule ' || rulename, pg_get_ruledef(oid) FROM pg_rewrite
-  WHERE ev_class IN ('ledger_row'::regclass, 'spend'::regclass, 'record_set'::regclass)
+  WHERE ev_class IN ('ledger_row'::regclass, 'record_set'::regclass)
 UNION ALL
 SELECT 'row security of ' || relname, 'on' FROM pg_class
-  WHERE oid IN ('ledger_row'::regclass, 'spend'::regclass, 'record_set'::regclass) AND relrowsecurity
+  WHERE oid IN ('ledger_row'::regclass, 'record_set'::regclass) AND relrowsecurity
 UNION ALL
 SELECT 'function ' || proname,
   CASE WHEN prosecdef THEN 'definer ' ELSE 'invoker ' END || prosrc
@@ -77,5 +77,5 @@ SELECT 'function ' || proname,
     || CASE WHEN proowner <> (SELECT relowner FROM pg_class WHERE oid = 'ledger_row'::regclass)
          THEN ' (of another role)' ELSE '' END
   FROM pg_proc WHERE pronamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'ledger_row'::regclass)
-    AND (proname LIKE 'ledger\\_%' OR proname = 'spend_append')
+    AND (proname LIKE 'ledger\\_%' OR proname = 'record_set_append')
 """

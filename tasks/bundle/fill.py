@@ -26,7 +26,6 @@ from storage.egress.allow_list import GRAPH, encoder_place
 from storage.egress.words import vocabulary
 from storage.errors import StorageError
 from storage.ledger import Row
-from storage.ledger.overlapping_releases import OverlappingRelease
 from storage.ledger.record import Deployment, answers, registry_record
 from storage.tables.formulas import quote
 from tasks.bundle import golden, licence, public_features
@@ -51,7 +50,6 @@ def fill(
     candidate: Candidate,
     theta: Tensor | None,
     settings: BundleParameters,
-    overlapping: Sequence[OverlappingRelease] = (),
     texts: Sequence[str] | None = None,
     deployment: Deployment | None = None,
 ) -> None:
@@ -86,7 +84,7 @@ def fill(
         documents[bundle.RECORD] = (folder / bundle.RECORD).read_text(encoding="utf-8")
         documents[bundle.ANSWERS] = answers(deployment)
         (folder / bundle.ANSWERS).write_text(documents[bundle.ANSWERS], encoding="utf-8")
-    claimed = statement(row, overlapping, fields=fields, documents=tuple(documents))
+    claimed = statement(row, fields=fields, documents=tuple(documents))
     bundle.write_json(folder / bundle.STATEMENT, claimed)
     (folder / bundle.PAGE).write_text(statement_page(claimed), encoding="utf-8")
     thresholds: dict[str, dict[str, Any] | None] = {}
@@ -172,7 +170,6 @@ def rehearse(
     row: Row,
     candidate: Candidate,
     settings: BundleParameters,
-    overlapping: Sequence[OverlappingRelease] = (),
     texts: Sequence[str] | None = None,
     deployment: Deployment | None = None,
 ) -> None:
@@ -185,7 +182,7 @@ def rehearse(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
-        fill(folder, context, row, candidate, None, settings, overlapping, texts, deployment)
+        fill(folder, context, row, candidate, None, settings, texts, deployment)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -8,14 +8,12 @@ from typing import Any
 from mechanisms.privacy.claims import epsilon_of_one_replaced
 from mechanisms.privacy.events import decode
 from storage.ledger import Row, amounts
-from storage.ledger.overlapping_releases import OverlappingRelease
 from tasks.bundle.sentences import AUDITED, EVERY, SECTIONS, sentences_of
 from tasks.pages.render import render
 
 
 def statement(
     row: Row,
-    overlapping: Sequence[OverlappingRelease] = (),
     *,
     fields: Sequence[str] = (),
     documents: Sequence[str] = (),
@@ -25,7 +23,6 @@ def statement(
     It contains the audit's figures, so they are listed as unprotected.
 
     Args:
-        overlapping: releases of the same records or cohorts that were reserved before this one.
         fields: the fields of a model that codes several.
         documents: the record for a registry and the answers to NIST SP 800-226, where the bundle has them.
     """
@@ -40,8 +37,6 @@ def statement(
         content["fields"] = list(fields)
     if documents:
         content["documents"] = list(documents)
-    if overlapping:
-        content["siblings"] = [release.public_entry() for release in overlapping]
     content["does_not_mean"] = list(DOES_NOT_MEAN[row.guarantee_kind])
     return content | {"sentences": sentences_of(content)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from storage.errors import InputError, StorageError
 from storage.ledger import Ledger, Policy, database_exists, same_database
@@ -11,6 +12,9 @@ from storage.ledger.journal import journals_of
 from storage.ledger.recovery import draws
 from tasks.parameters import LedgerParameters, RetrainParameters
 from tasks.running.stage import Context
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 DEFAULT_DELTA = 1e-5
 """At most; less for more than 10,000 records."""
@@ -86,14 +90,17 @@ def ledger_url(context: Context, settings: LedgerParameters) -> str:
     return machine_url or settings.ledger_url or context.workspace.ledger_url
 
 
-def open_ledger(context: Context, settings: LedgerParameters) -> Ledger:
+def open_ledger(context: Context, settings: LedgerParameters, *, key: EllipticCurvePrivateKey | None = None) -> Ledger:
     """Opens the ledger of this run, under the policy of this run.
+
+    Args:
+        key: of the releasing worker, which alone writes the rows of releases.
 
     Raises:
         ForeignLedger: it is not the one that this workspace used before, or it went back.
     """
     loaded = Policy.load(Path(settings.policy).expanduser() if settings.policy else None)
-    ledger = Ledger.open(ledger_url(context, settings), policy=loaded, journals=journals_of(context.workspace))
+    ledger = Ledger.open(ledger_url(context, settings), policy=loaded, journals=journals_of(context.workspace), key=key)
     if draws(context.workspace) and ledger.mark() is None:
         raise StorageError(
             f"ledger {ledger.database.name} is empty, but this workspace has drawn releases. Give the ledger that "

@@ -16,8 +16,7 @@ from typing import Any, Literal
 from mechanisms.errors import MechanismError
 from storage.errors import InputError, StorageError
 from storage.ledger import BudgetRefused, Charge, Ledger, ReleasePlan, Row
-from storage.ledger.amounts import as_replace_one
-from storage.ledger.budget import Cost, Forecast, charged_account, further
+from storage.ledger.budget import Account, Cost, Forecast, further
 from storage.ledger.composition import total
 from storage.ledger.content import plan_content
 from storage.ledger.overlapping_releases import other_population_names, overlapping_releases
@@ -263,8 +262,9 @@ def _charges(charges: Sequence[Charge], plan: ReleasePlan) -> Table:
     rows = []
     for one in charges:
         name = one.account + (" (shares records)" if one.population else "")
-        charge = _cost_to(one, plan)
-        row = [name, *map(up, (one.epsilon_after - charge, charge, one.epsilon_after, one.epsilon_cap))]
+        before = one.spent.plus(Cost.of(plan_content(plan)).loss(one.neighbouring_relation), -1)
+        held = total(before, rule=one.composition, delta=one.delta_cap)
+        row = [name, *map(up, (held, one.epsilon_after - held, one.epsilon_after, one.epsilon_cap))]
         row.append(down(_left(one)))
         if with_delta:
             row += [f"{float(one.delta_after):.3g}", "–" if one.delta_cap is None else f"{float(one.delta_cap):.3g}"]
@@ -272,23 +272,11 @@ def _charges(charges: Sequence[Charge], plan: ReleasePlan) -> Table:
     return head, rows
 
 
-def _cost_to(charge: Charge, plan: ReleasePlan) -> Decimal:
-    """Returns by how much the release raises an account's epsilon, in the account's relation."""
-    cost = Cost.of(plan_content(plan))
-    if charge.spent is not None and charge.delta_cap is not None:
-        before = charge.spent.plus(cost.loss(charge.neighbouring_relation), -1)
-        if before.epsilon == 0:
-            return charge.epsilon_after
-        return charge.epsilon_after - total(before, rule=charge.composition, delta=charge.delta_cap)
-    if charge.neighbouring_relation == cost.relation:
-        return cost.epsilon
-    return as_replace_one(cost.epsilon, cost.delta)[0]
-
-
 def _further(charge: Charge, plan: CheckedPlan) -> Forecast:
     """Returns the forecast for more releases of this size after this one."""
     kind = plan.plan.claim.guarantee_kind
-    account = charged_account(charge, plan.plan.population, kind)
+    name = charge.population or plan.plan.population
+    account = Account(name, charge.cohort, kind).after(charge, sequence=0, last=charge.loss)
     cap = plan.policy.cap(account.population, account.cohort, kind)
     return Forecast(0, ()) if cap is None else further(account, cap)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch import Tensor
 from mechanisms.model import checkpoint
 from storage.artifacts import ArtifactRef, file_digest
 from storage.bundle import folder as bundle
-from storage.bundle.seal import seal, workspace_signer
+from storage.bundle.seal import release_key, seal, workspace_signer
 from storage.bundle.signing import Signer
 from storage.datasets import load_spaces
 from storage.egress.allow_list import allowed_content, read_fields
@@ -28,16 +28,10 @@ from storage.errors import InputError, StorageError
 from storage.ledger import Ledger, ReleasePlan, Row
 from storage.ledger.content import anticipated
 from storage.ledger.ledger import require_plan
-from storage.ledger.overlapping_releases import (
-    OverlappingRelease,
-    other_population_names,
-    overlapping_releases,
-    population_name_warning,
-)
+from storage.ledger.overlapping_releases import other_population_names, overlapping_releases, population_name_warning
 from storage.ledger.record import Deployment
 from storage.ledger.recovery import announce_bundle, announced_bundle, draw_path, draws
 from tasks.bundle import fill, licence, thresholds
-from tasks.fitting.candidate import Candidate
 from tasks.parameters import BundleParameters, LedgerParameters, RetrainParameters
 from tasks.releasing import approval, gate, selection
 from tasks.releasing.checked_plan import check
@@ -48,6 +42,9 @@ from tasks.releasing.plan import PlannedRelease
 from tasks.running import progress
 from tasks.running.failures import private_errors
 from tasks.running.stage import Context
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 
 class Released(BaseModel, frozen=True):
@@ -135,7 +132,7 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
     ):
         progress.started("release")
         started = time.monotonic()
-        ledger = open_ledger(context, settings)
+        ledger = open_ledger(context, settings, key=_release_key(context, settings))
         checked = check(planned, ledger)
         row = checked.released
         if row is None:
@@ -155,11 +152,10 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
             records = save_record_set(context, candidate.dataset)
             audit = gate.check(checked, records=records)
             charges = ledger.quote(plan, records=records)  # what the budget refuses need not be rehearsed
-            others = overlapping_releases(ledger, plan, records=records)
             expected, stated = anticipated(plan, audit=audit), checked.policy.registry
             deployment = None if stated is None else Deployment(expected, charges, stated, repeated=False)
             # guard: a release is rehearsed before it is charged
-            fill.rehearse(context, expected, candidate, settings, others, planned.output.texts, deployment)
+            fill.rehearse(context, expected, candidate, settings, planned.output.texts, deployment)
             planned.keep(context)
             row = ledger.reserve(
                 plan, plan_digest=planned.digest, decisions=status.decisions, audit=audit, records=records
@@ -170,15 +166,18 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
                 f"release {release_id} of this plan was burned ({row.reason}). Choose another release.label"
             )
         reused = row.state == "committed"
+        if row.state == "reserved":
+            # guard: a row is no leave to draw
+            gate.check(checked)
         if row.state != "committed":
+            ledger.require_drawable(release_id)
             progress.report("release", 1, 4)
             draw = _draw_once(context, row, planned)
             progress.report("release", 2, 4)
             row = _mark_drawn(context, ledger, row, draw, planned)
             progress.report("release", 3, 4)
-        earlier = _earlier(context, ledger, plan, row, candidate)
         deployment = Deployment.of(ledger, release_id)
-        folder, digest = _bundle(context, row, planned, settings, earlier, deployment)
+        folder, digest = _bundle(context, row, planned, settings, deployment)
         if row.state != "committed":
             row = ledger.commit(release_id, bundle_digest=digest, plan_digest=planned.digest)
         elif row.bundle_digest != digest:
@@ -194,7 +193,8 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
             "sensitivity": str(row.sensitivity.normalize()) if row.sensitivity is not None else "none",
             "bundle": str(folder),
         }
-        named = other_population_names(plan, earlier)
+        records = save_record_set(context, candidate.dataset)
+        named = other_population_names(plan, overlapping_releases(ledger, plan, records=records))
         warnings = [*([population_name_warning(named, plan.population)] if named else []), *_threshold_warnings(folder)]
         progress.finished("release", figures, reused=reused, seconds=time.monotonic() - started)
         return Released(
@@ -267,6 +267,12 @@ def _mark_drawn(context: Context, ledger: Ledger, row: Row, draw: Path, planned:
     )
 
 
+def _release_key(context: Context, settings: BundleParameters) -> EllipticCurvePrivateKey:
+    """Returns the key that signs the ledger's rows: the one that seals the bundle, where it is not left unsigned."""
+    signer = _signer(context, settings.model_copy(update={"unsigned": False}))
+    return release_key(context.workspace, None if signer is None else signer.key)
+
+
 def _signer(context: Context, settings: BundleParameters) -> Signer | None:
     """Returns the signer: none, the machine's key ($AUTOCODER_SIGNING_KEY), the key in the settings, or the
     workspace's.
@@ -286,29 +292,18 @@ def _signer(context: Context, settings: BundleParameters) -> Signer | None:
     return signer
 
 
-def _earlier(
-    context: Context, ledger: Ledger, plan: ReleasePlan, row: Row, candidate: Candidate
-) -> tuple[OverlappingRelease, ...]:
-    """Returns earlier releases of these records; the same whenever the bundle is built."""
-    reserved = next(one for one in ledger.history(_require(row.release_id)) if one.state == "reserved")
-    return overlapping_releases(
-        ledger, plan, records=save_record_set(context, candidate.dataset), before=reserved.sequence
-    )
-
-
 def _bundle(
     context: Context,
     row: Row,
     planned: PlannedRelease,
     settings: BundleParameters,
-    others: Sequence[OverlappingRelease],
     deployment: Deployment | None,
 ) -> tuple[Path, str]:
     release_id, candidate = _require(row.release_id), planned.candidate
 
     def build(folder: Path) -> None:
         theta = _drawn(context, draw_path(context.workspace, release_id), row, planned)
-        fill.fill(folder, context, row, candidate, theta, settings, others, planned.output.texts, deployment)
+        fill.fill(folder, context, row, candidate, theta, settings, planned.output.texts, deployment)
         announce_bundle(context.workspace, release_id, bundle.bundle_digest(folder))
 
     earlier = context.workspace.bundles / release_id

@@ -13,6 +13,7 @@ from planned_chain import nothing_charged, planned_chain
 from mechanisms.errors import MechanismError
 from mechanisms.privacy.events import NonPrivateEvent
 from storage.artifacts import ArtifactRef
+from storage.bundle.seal import release_key
 from storage.ledger import ComparisonFit, Evaluation, SearchFit, Sensitivity, Subject
 from tasks.fitting.ingest import ingest_records
 from tasks.parameters import BundleParameters, RetrainParameters
@@ -290,7 +291,7 @@ def test_a_release_under_way_goes_on(chosen: Chosen, made: Made, tmp_path: Path)
     context.workspace.create()
     planned = planned_chain(context, parameters)
     kept, _ = publish.save_plan(context, planned, parameters.release)
-    ledger = ledger_access.open_ledger(context, BundleParameters())
+    ledger = ledger_access.open_ledger(context, BundleParameters(), key=release_key(context.workspace))
     kept.keep(context)
     ledger.reserve(kept.plan, plan_digest=kept.digest)
     look(context, kept, 1, ComparisonFit(branch="dp-sgd", seed=1))

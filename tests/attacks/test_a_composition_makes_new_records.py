@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import tiny_jobs
+from releases import release_key
 
 from storage.ingest.cell_digests import SHORTEST, cell_digests, normal_form
 from storage.ledger import Ledger, Policy
@@ -151,7 +152,7 @@ def test_one_setting_buys_no_second_budget(context: Context, tmp_path: Path) -> 
 
     path = write(tmp_path)
     cap = Policy.parse({"name": "ten", "default": {"asymptotic-local": {"epsilon": 10}}})
-    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", policy=cap)
+    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", policy=cap, key=release_key())
     first = ledger.reserve(make_plan("a"), records=marks(context, path))
     composed = partial(marks, context, path, template="{Narrative} x")
     second = ledger.reserve(make_plan("b", population="demo2", data_fingerprint="0" * 64), records=composed())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from releases import release_key
 from sealed_bundle import plan
 
 from storage import ingest as ingestion
@@ -64,7 +65,7 @@ def outputs(home: Path, records: dict[str, Any]) -> dict[str, str]:
     key = digest({"data": facts["fingerprint"], "method": "m", "label": "first"})
     released = plan("first", candidate).model_copy(update={"data_fingerprint": facts["fingerprint"]})
     planned = PlannedRelease(plan=released.model_copy(update={"idempotency_key": key}), candidate=candidate)
-    ledger = ledger_access.open_ledger(context, BundleParameters())
+    ledger = ledger_access.open_ledger(context, BundleParameters(), key=release_key())
     planned = planned.bind(ledger, context)
     checked = check(planned, ledger)
     status, file = approval.approval_status(context, checked), str(planned.file(context).name)
@@ -101,7 +102,7 @@ def test_no_digest_follows_from_the_records_alone(
 
 def _settings(home: Path) -> list[str]:
     """What follows from code, settings and this test: the same for any records."""
-    ledger = Ledger.open(f"sqlite:///{home / 'ledger.db'}")
+    ledger = Ledger.open(f"sqlite:///{home / 'ledger.db'}", key=release_key())
     values = [ledger.policy().digest, "d" * 64, "0" * 64, digest({"model": "e" * 64}), "e" * 64]
     rows = ledger.rows()
     return values + [str(value) for row in rows for value in (row.lock_digest, row.code_commit, row.policy_digest)]

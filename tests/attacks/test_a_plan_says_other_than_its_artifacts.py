@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from planned_chain import nothing_charged
+from releases import release_key
 
 from mechanisms.errors import MechanismError
 from storage.codelist import Code
@@ -108,7 +109,7 @@ def test_a_plan_carried_into_another_workspace(made: tuple[Context, PlannedRelea
     """As it is; with the other ledger written into it; with the artifacts copied under the old plan."""
     context, planned = made
     other = Context(home=str(Workspace(tmp_path / "new").create().home), device="cpu")
-    ledger = ledger_access.open_ledger(other, BundleParameters())
+    ledger = ledger_access.open_ledger(other, BundleParameters(), key=release_key())
     mark = ledger.ensure_genesis_row(requester="operator")
     with pytest.raises(StorageError, match="was made under"):
         publish.release(other, planned, BundleParameters())
@@ -176,7 +177,7 @@ def test_a_title_that_nobody_signed(made: tuple[Context, PlannedRelease], monkey
 def test_texts_that_nobody_read(made: tuple[Context, PlannedRelease]) -> None:
     """Where the policy asks for no signature, their digest has to be stated; an approval covers them otherwise."""
     context, planned = made
-    ledger = Ledger.open(context.workspace.ledger_url)
+    ledger = Ledger.open(context.workspace.ledger_url, key=release_key())
     output = planned.output.model_copy(update={"texts": ("code list: 1 A matter of our own",)})
     listed = check(planned.model_copy(update={"output": output}), ledger, DEFAULT_POLICY)
     for accepted in (None, "0" * 16):

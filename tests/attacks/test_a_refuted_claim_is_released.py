@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from releases import make_planned, make_ref
+from releases import make_planned, make_ref, release_key
 
 from mechanisms.privacy.events import Claim, SwagPpmEvent
 from storage.ledger import BudgetRefused, Evaluation, Ledger, Policy, Scores
@@ -56,7 +56,7 @@ def plan(fitted: str = "c", **changes: Any) -> PlannedRelease:
 def ledger(tmp_path: Path) -> Ledger:
     """A ledger whose policy asks for an audit."""
     policy = {"name": "test", "require_audit": True, "default": {"asymptotic-local": {"epsilon": 20}}}
-    return Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", policy=Policy.parse(policy))
+    return Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", policy=Policy.parse(policy), key=release_key())
 
 
 def audit(ledger: Ledger, of: PlannedRelease, bound: float, **changes: Any) -> None:

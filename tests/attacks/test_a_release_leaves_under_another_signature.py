@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from ledger_sites import append_past
+from releases import make_audit
 
 from mechanisms.model import checkpoint
+from storage.bundle.seal import release_key
 from storage.demo_data import write_demo_data
 from storage.errors import InputError, StorageError
-from storage.ledger import Policy
-from storage.ledger.content import release_terms
+from storage.ledger import Ledger, Policy
+from storage.ledger.content import plan_content, release_terms
 from storage.ledger.decisions import sign
 from storage.ledger.heads import public_pem
 from storage.ledger.recovery import Step, draw_path, recover
@@ -57,6 +60,11 @@ class Killed(BaseException):
     """Ends a run where it is, as SIGKILL would."""
 
 
+def ledger_at(context: Context) -> Ledger:
+    """The workspace's ledger, as its releasing worker."""
+    return open_ledger(context, SETTINGS, key=release_key(context.workspace))
+
+
 @pytest.fixture(scope="module")
 def site(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Context, Callable[..., PlannedRelease]]:
     """A workspace under a policy with one officer, and what plans the fit of an epsilon under a label."""
@@ -64,7 +72,7 @@ def site(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Con
     written = write_demo_data(home / "source", records=200, seed=3)
     context = Context(home=str(home / "home"), device="cpu")
     context.workspace.create()
-    open_ledger(context, SETTINGS).change_policy(POLICY, requester="lead", reason="start")
+    ledger_at(context).change_policy(POLICY, requester="lead", reason="start")
     columns = {"source": str(written.csv), "codelist": str(written.codelist), "population": "demo"}
     model = {"encoder": str(tiny_bert), "trainable": "head", "pooling": "mean", "max_length": 32, "prior": "titles"}
 
@@ -87,7 +95,7 @@ def site(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Con
 def signed(context: Context, planned: PlannedRelease) -> PlannedRelease:
     terms = release_terms(planned.plan)
     decision = sign(OFFICER, subject="release", decision="approve", digest=planned.digest, terms=terms)
-    approval.accept_decision(context, check(planned, open_ledger(context, SETTINGS)), decision)
+    approval.accept_decision(context, check(planned, ledger_at(context)), decision)
     return planned
 
 
@@ -101,7 +109,7 @@ def killed(context: Context, planned: PlannedRelease, state: str, monkeypatch: p
         patch.setattr(publish, "_draw_once" if state == "reserved" else "_bundle", die)
         with pytest.raises(Killed):
             publish.release(context, planned, SETTINGS)
-    row = open_ledger(context, SETTINGS).release_of(planned.plan)
+    row = ledger_at(context).release_of(planned.plan)
     assert row is not None
     assert row.state == state
     return str(row.release_id)
@@ -116,7 +124,7 @@ def renamed(other: PlannedRelease, reserved: PlannedRelease) -> PlannedRelease:
 
 def refused(context: Context, planned: PlannedRelease, release_id: str, *, match: str) -> None:
     """A release is refused, nothing of it is drawn or bundled, and the row stays as it was."""
-    ledger = open_ledger(context, SETTINGS)
+    ledger = ledger_at(context)
     before = ledger.release(release_id)
     with pytest.raises(StorageError, match=match):
         publish.release(context, planned, SETTINGS)
@@ -136,7 +144,7 @@ def test_a_fit_of_epsilon_900_under_the_signature_for_epsilon_1(
     refused(context, mixed, release_id, match="was reserved for plan")
     for output in (Output(licence="MIT"), Output(precision="bfloat16")):
         refused(context, quiet.model_copy(update={"output": output}), release_id, match="was reserved for plan")
-    ledger = open_ledger(context, SETTINGS)
+    ledger = ledger_at(context)
     with pytest.raises(StorageError, match="was reserved for plan"):
         ledger.mark_drawn(release_id, draw_digest="d" * 64, plan_digest=mixed.digest)
     with pytest.raises(StorageError, match="was reserved for plan"):
@@ -148,6 +156,39 @@ def test_a_fit_of_epsilon_900_under_the_signature_for_epsilon_1(
     fitted = checkpoint.load(quiet.candidate.fitted.path / "theta.safetensors")[0]["theta"]
     assert bool((theta == fitted).all())
     assert float(json.loads((Path(done.bundle) / "privacy_statement.json").read_text())["epsilon"]) <= 1
+
+
+def test_a_reservation_that_nobody_signed(site: tuple[Context, Callable[..., PlannedRelease]]) -> None:
+    """Written past the program, over the cap, with an approval by a key that is nobody's: the unchanged worker refuses
+    the plan as before, and draws nothing.
+    """
+    context, planned = site
+    loud, ledger = planned(900, "nobodys"), ledger_at(context)
+    with pytest.raises(StorageError, match="over the cap"):
+        publish.release(context, loud, SETTINGS)
+    loud.keep(context)
+    stranger = ec.generate_private_key(ec.SECP256R1())
+    decision = sign(stranger, subject="release", decision="approve", digest=loud.digest, terms=release_terms(loud.plan))
+    details = {"plan_digest": loud.digest, "decisions": [decision.model_dump(mode="json")]}
+    content = plan_content(loud.plan) | {"state": "reserved", "release_id": "f" * 16, "approvals": ("Officer",)}
+    content |= {"policy_digest": ledger.policy().digest, "details": details | {"ledger": loud.plan.ledger}}
+    append_past(ledger, content)
+    with pytest.raises(StorageError, match="over the cap"):
+        publish.release(context, loud, SETTINGS)
+    assert not list((context.workspace.private / "releases").glob(f"{'f' * 16}/*"))
+    assert len(ledger.verify().bad) == 1
+
+
+def test_an_audit_between_reservation_and_draw(
+    site: tuple[Context, Callable[..., PlannedRelease]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What refutes the claim stops the draw, too, not the reservation alone."""
+    context, planned = site
+    quiet = signed(context, planned(1, "audited-late"))
+    release_id = killed(context, quiet, "reserved", monkeypatch)
+    found = make_audit(quiet, 5.0)
+    ledger_at(context).record(found.model_copy(update={"data_fingerprint": quiet.plan.data_fingerprint}))
+    refused(context, quiet, release_id, match="contradicts the claim")
 
 
 @pytest.mark.parametrize("state", ["reserved", "drawn"])
@@ -165,7 +206,7 @@ def test_weights_of_another_fit_where_the_draw_lies(
     for plan_digest in (quiet.digest, loud.digest):
         checkpoint.save(draw, {"theta": theta}, described | {"plan_digest": plan_digest})
         refused(context, quiet, release_id, match=r"draw")
-    (finding,) = [one for one in recover(open_ledger(context, SETTINGS), context.workspace) if one.done]
+    (finding,) = [one for one in recover(ledger_at(context), context.workspace) if one.done]
     assert finding.step is Step.BURN
 
 

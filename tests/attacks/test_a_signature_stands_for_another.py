@@ -10,10 +10,10 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from ledger_sites import Site
-from releases import make_plan
+from releases import make_plan, release_key
 from test_a_refuted_claim_is_released import audit, plan
 
-from storage.errors import InputError
+from storage.errors import InputError, StorageError
 from storage.ledger import BudgetRefused, Ledger, Policy, chain
 from storage.ledger.content import policy_terms, release_terms
 from storage.ledger.decisions import Decision, sign
@@ -153,7 +153,10 @@ def test_a_signature_on_a_policy_is_good_once(sqlite_site: Site) -> None:
 def test_a_signature_on_a_policy_in_another_ledger(sqlite_site: Site, tmp_path: Path) -> None:
     """Two ledgers under the same policy: what was signed for one is not for the other."""
     strict, lax = policy({"Anna": pem(ANNA)}, 1), policy({"Anna": pem(ANNA)}, 1, name="lax")
-    ledger, other = sqlite_site.open(strict), Ledger.open(f"sqlite:///{tmp_path / 'other.db'}", policy=strict)
+    ledger, other = (
+        sqlite_site.open(strict),
+        Ledger.open(f"sqlite:///{tmp_path / 'other.db'}", policy=strict, key=release_key()),
+    )
     for one in (ledger, other):
         one.put_in_force(requester="lead")
     terms = policy_terms(lax.name, ledger.policy_mark(), requester="lead", reason="emergency")
@@ -210,7 +213,7 @@ def test_a_signature_that_goes_stale_before_its_row(
             lambda: ledger.refuse(asked, refusal),
             lambda: ledger.change_policy(other, requester="lead", reason="more", decisions=[change]),
         ):
-            with pytest.raises(InputError, match=r"stale|signed in the future"):
+            with pytest.raises(StorageError, match=r"stale|signed in the future"):
                 attempt()
     assert ledger.reserve(asked, plan_digest=DIGEST, decisions=[good]).state == "reserved"
     assert ledger.verify().ok

@@ -62,7 +62,7 @@ class Agency:
         self.home, self.file = self.place / "house", self.place / "roots.json"
         shutil.copytree(self.sealed.home, self.home, ignore=lambda _, names: {"source", "again"} & set(names))
         self.bundle = self.home / "bundles" / self.sealed.folder.name
-        self.ledger = Ledger.open(f"sqlite:///{self.home / 'ledger.db'}")
+        self.ledger = Ledger.open(f"sqlite:///{self.home / 'ledger.db'}", key=self.key("first"))
         self.roots: tuple[Root, ...] = (Root.first(self.key("first").public_key()),)
 
     def key(self, name: str) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import tiny_jobs
 import torch
+from releases import release_key
 
 from mechanisms.model.inputs import FeatureInputs
 from storage.errors import InputError
@@ -207,7 +208,7 @@ def spent(chosen: RetrainParameters, reran: Context, tmp_path: Path) -> Context:
     """A workspace in which the claim has had 999 audits, by every kind of evidence."""
     context = another(reran, tmp_path / "spent")
     audits(context, chosen, trials=0)
-    ledger = Ledger.open(context.workspace.ledger_url)
+    ledger = Ledger.open(context.workspace.ledger_url, key=release_key())
     (row,) = [row for row in ledger.rows() if row.kind == "audit"]
     many = {"attempts": dict.fromkeys(("pairs", "reruns"), 999), "evidence": {"pairs": "0" * 64, "reruns": "0" * 64}}
     ledger.record(

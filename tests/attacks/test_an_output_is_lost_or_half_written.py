@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from releases import release_key
 
 from flows.commands import ledger as ledger_command
 from flows.commands import options
@@ -105,6 +106,6 @@ def test_a_workspace_whose_path_ends_a_url(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["=1+1", " =1+1", "\uff1d1+1", "\n@x", "-cmd|' /C calc'!A0", "+1+1"])
 def test_a_formula_in_the_ledgers_table(tmp_path: Path, text: str) -> None:
     """A label of an evaluation, by the rule for every other table; a number stays one."""
-    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}")
+    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", key=release_key())
     ledger.record(Evaluation(label=text, population="p", data_fingerprint="none", requester="lead"))
     assert f"'{text}" in to_csv(ledger.rows())

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ledger_sites import Site
-from releases import make_plan
+from ledger_sites import Site, append_past
+from releases import make_plan, release_key
 
 from storage.artifacts import digest
 from storage.errors import InputError, StorageError
 from storage.ledger import BudgetRefused, Ledger, Policy, ReleasePlan, Row, chain, rollback
-from storage.ledger.content import recovery_content, recovery_terms
+from storage.ledger.content import policy_content, recovery_content, recovery_terms
 from storage.ledger.decisions import Decision, sign
 from storage.ledger.heads import public_pem
 from storage.ledger.journal import VARIABLE, ForeignLedger, Journal, journals_of, own_journal
@@ -67,7 +67,7 @@ STRICT = Policy.parse(
 
 def opened(house: Workspace, url: str | None = None) -> Ledger:
     """As a run opens it."""
-    return Ledger.open(url or house.ledger_url, journals=journals_of(house))
+    return Ledger.open(url or house.ledger_url, journals=journals_of(house), key=release_key())
 
 
 def ensure_genesis_row(house: Workspace) -> Ledger:
@@ -120,7 +120,7 @@ def test_a_plan_under_another_ledger(house: Workspace, tmp_path: Path) -> None:
         with pytest.raises(BudgetRefused, match="was made under"):
             ledger.require_here(plan)
         assert all(row.kind != "release" for row in ledger.rows())
-    empty = Ledger.open(f"sqlite:///{tmp_path / 'empty.db'}")
+    empty = Ledger.open(f"sqlite:///{tmp_path / 'empty.db'}", key=release_key())
     with pytest.raises(BudgetRefused, match="an empty one"):
         empty.reserve(plan)
     with pytest.raises(BudgetRefused, match="names no ledger"):
@@ -196,7 +196,7 @@ def test_a_restored_ledger_that_went_on(house: Workspace, tmp_path: Path) -> Non
     restore = backup(house, tmp_path / "backup.db")
     released(ledger, planned(ledger, "a"))
     restore()
-    other = Ledger.open(house.ledger_url)
+    other = Ledger.open(house.ledger_url, key=release_key())
     released(other, planned(other, "b"))
     plan = planned(other, "c")
     other.reserve(plan, plan_digest="d" * 64, decisions=[approved(plan)])
@@ -220,8 +220,8 @@ def test_a_ledger_is_given_up_by_signature_alone(house: Workspace, tmp_path: Pat
     released(ledger, planned(ledger, "a"))
     restore()
     if state == "forked":
-        Ledger.open(house.ledger_url).change_policy(STRICT, requester="x", reason="same")
-        other = Ledger.open(house.ledger_url)
+        Ledger.open(house.ledger_url, key=release_key()).change_policy(STRICT, requester="x", reason="same")
+        other = Ledger.open(house.ledger_url, key=release_key())
         plan = planned(other, "b")
         other.reserve(plan, plan_digest="d" * 64, decisions=[approved(plan)])
     else:  # and what was kept is gone, too
@@ -259,6 +259,51 @@ def test_a_ledger_is_given_up_by_signature_alone(house: Workspace, tmp_path: Pat
     released(again, new)
     assert again.verify().ok
     assert rollback.detect(house.ledger_url, house) is None
+
+
+def test_a_policy_that_nobody_signed_in_the_journal(house: Workspace, tmp_path: Path) -> None:
+    """Any worker writes there. Nothing of it is put back; the owner's own rows are, and a policy that is named."""
+    lax = Policy.parse({"name": "lax", "default": {"asymptotic-local": {"epsilon": 1000}}})
+    ledger = ensure_genesis_row(house)
+    restore = backup(house, tmp_path / "backup.db")
+    copied = Ledger.open(f"sqlite:///{tmp_path / 'backup.db'}", key=release_key())
+    content = policy_content(lax, STRICT, requester="lead", reason="more", approvals=("Officer",))
+    append_past(copied, content)
+    forged = own_journal(house)
+    with copied.database.read() as connection:
+        forged.append(forged.pending_lines(connection))
+    assert ledger.policy() == STRICT
+    found = rollback.detect(house.ledger_url, house)
+    assert found is not None
+    assert len(found.missing) == 1
+    with pytest.raises(StorageError, match=r"approvals aren't those.*No row was put back"):
+        rollback.restore(house.ledger_url, house, found, key=release_key().public_key(), policy=lax)
+    with pytest.raises(ForeignLedger):
+        opened(house)
+    restore()
+    assert Ledger.open(house.ledger_url).policy() == STRICT
+
+
+def test_a_first_policy_that_nobody_signed_in_the_journal(house: Workspace) -> None:
+    """The database is gone: without a row by this machine's key behind it, the operator has to name the policy."""
+    ensure_genesis_row(house)
+    for left in house.home.glob("ledger.db*"):
+        left.unlink()
+    found = rollback.detect(house.ledger_url, house)
+    assert found is not None
+    own = release_key().public_key()
+    with pytest.raises(StorageError, match="policy strict in force, which nobody signed"):
+        rollback.restore(house.ledger_url, house, found, key=own)
+    assert Ledger.open(house.ledger_url).head()[0] == 0
+    assert rollback.restore(house.ledger_url, house, found, key=own, policy=STRICT) == 1
+    released(opened(house), planned(opened(house)))
+    for left in house.home.glob("ledger.db*"):
+        left.unlink()
+    found = rollback.detect(house.ledger_url, house)
+    assert found is not None
+    with pytest.raises(StorageError, match="which nobody signed"):
+        rollback.restore(house.ledger_url, house, found, key=officer().public_key())
+    assert rollback.restore(house.ledger_url, house, found, key=own) == 4
 
 
 def test_a_recovery_nobody_can_sign(house: Workspace) -> None:
@@ -333,7 +378,7 @@ def test_what_is_appended_to_a_witness(house: Workspace, tmp_path: Path, monkeyp
     shutil.copytree(saved, house.home)
     with pytest.raises(ForeignLedger, match=r"went back.*the witness"):
         opened(house)
-    grown = Ledger.open(house.ledger_url)
+    grown = Ledger.open(house.ledger_url, key=release_key())
     for key in ("x", "y", "z", "w"):
         grown.record(Evaluation(label=key, population="p", data_fingerprint="f", requester="r"))
     ahead = grown.mark()
@@ -466,11 +511,11 @@ import os, signal, sys
 from storage.ledger import journal
 from storage.paths import Workspace
 sys.path.insert(0, {tests!r})
-from releases import make_plan
+from releases import make_plan, release_key
 from storage.ledger import Ledger
 point, home = sys.argv[1], sys.argv[2]
 house = Workspace(__import__("pathlib").Path(home))
-ledger = Ledger.open(house.ledger_url, journals=journal.journals_of(house))
+ledger = Ledger.open(house.ledger_url, journals=journal.journals_of(house), key=release_key())
 plan = make_plan(ledger=ledger.ensure_genesis_row(requester="operator"))
 die = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
 if point == "before the line":
@@ -507,22 +552,24 @@ def test_killed_around_the_journals_line(house: Workspace, point: str) -> None:
 @pytest.mark.postgres
 def test_the_same_on_postgresql(postgres_site: Site, house: Workspace, tmp_path: Path) -> None:
     """A dump from before the release, restored: refused; its rows come back through the database's own procedure."""
-    ledger = Ledger.open(postgres_site.url, journals=journals_of(house))
+    ledger = Ledger.open(postgres_site.url, journals=journals_of(house), key=release_key())
     plan = make_plan(ledger=ledger.ensure_genesis_row(requester="operator"))
     at = ledger.head()[0]
     release_id = str(ledger.reserve(plan).release_id)
     ledger.mark_drawn(release_id, draw_digest="d" * 64)
     before = ledger.rows()
     postgres_site.disarm()
-    postgres_site.sql(*(f"DELETE FROM {table} WHERE sequence > {at}" for table in ("spend", "ledger_row")), owner=True)
-    tables = ("ledger_row", "spend", "record_set")
+    postgres_site.sql(
+        *(f"DELETE FROM {table} WHERE sequence > {at}" for table in ("record_set", "ledger_row")), owner=True
+    )
+    tables = ("ledger_row", "record_set")
     postgres_site.sql(*(f"ALTER TABLE {table} ENABLE TRIGGER USER" for table in tables), owner=True)
     with pytest.raises(ForeignLedger, match="went back"):
-        Ledger.open(postgres_site.url, journals=journals_of(house))
+        Ledger.open(postgres_site.url, journals=journals_of(house), key=release_key())
     found = rollback.detect(postgres_site.url, house)
     assert found is not None
     assert rollback.restore(postgres_site.url, house, found) == len(before) - at
-    again = Ledger.open(postgres_site.url, journals=journals_of(house))
+    again = Ledger.open(postgres_site.url, journals=journals_of(house), key=release_key())
     assert again.rows() == before
     assert again.verify().ok
     assert again.verify().notes == ()

@@ -58,7 +58,7 @@ def fresh(tmp_path: Path) -> Iterator[str]:
     try:
         host, port = other.postgres()
         url = f"postgresql+psycopg://ledger_owner:{other.secret('ledger_owner')}@{host}:{port}/ledger"
-        command = ("ledger", "migrate", "--app-role", "autocoder")
+        command = ("ledger", "migrate", "--release-role", "autocoder")
         other.once(sys.executable, "-m", "flows.cli", *command, env=other.base | {"AUTOCODER_LEDGER_URL": url})
         yield url
     finally:

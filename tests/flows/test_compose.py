@@ -288,7 +288,8 @@ def test_each_service_has_the_secrets_that_it_needs_and_no_other(composed: dict[
     assert holders["signing_key"] == {"worker-release"}
     assert holders["ledger_owner_password"] == {"migrate", "postgres"}
     assert holders["prefect_db_password"] == {"migrate", "postgres", "prefect-server", "prefect-services"}
-    with_ledger = {"metrics", "worker-cpu", "worker-gpu", "worker-release", "worker-upkeep"}
+    with_ledger = {"metrics", "worker-cpu", "worker-gpu", "worker-upkeep"}
+    assert holders["ledger_release_password"] == {"postgres", "worker-release"}
     assert holders["ledger_password"] == {"postgres", *with_ledger}
     for service in composed["services"].values():
         for name, value in (service.get("environment") or {}).items():
@@ -496,7 +497,8 @@ def test_the_guides_commands_name_what_is_there(composed: dict[str, Any]) -> Non
     assert typed
     for words in typed:
         (name,) = (word for word in words if word in composed["services"])
-        assert {"ledger_password", "prefect_login"} <= secrets_of(composed["services"][name])
+        assert {"prefect_login"} <= secrets_of(composed["services"][name])
+        assert {"ledger_password", "ledger_release_password"} & secrets_of(composed["services"][name])
         if "--entrypoint" not in words:
             assert words[words.index(name) + 1] == "cli"
     for words in (shlex.split(line, comments=True) for line in lines if "ledger change-policy" in line):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from mechanisms.model.config import ModelConfig
 from mechanisms.privacy.events import Claim, Event, SwagPpmEvent
@@ -12,6 +13,17 @@ from storage.ledger import Evaluation, ReleasePlan
 from tasks.fitting.candidate import Candidate
 from tasks.releasing.evidence import AUDITED_ARTIFACT
 from tasks.releasing.plan import PlannedRelease
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+
+@cache
+def release_key() -> EllipticCurvePrivateKey:
+    """Returns the releasing worker's key, the same in every process."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return ec.derive_private_key(20_261_127, ec.SECP256R1())
 
 
 def make_ref(letter: str) -> ArtifactRef:

@@ -134,7 +134,7 @@ def _made(home: Path, encoder: Path, *, several: bool, lexical: str = "none") ->
 
     from mechanisms.model import checkpoint
     from storage.bundle import folder as bundle
-    from storage.bundle.seal import seal, workspace_signer
+    from storage.bundle.seal import release_key, seal, workspace_signer
     from storage.datasets import load_spaces, load_split
     from storage.demo_data import write_demo_data
     from storage.egress.allow_list import allowed_content
@@ -166,7 +166,7 @@ def _made(home: Path, encoder: Path, *, several: bool, lexical: str = "none") ->
     spaces = load_spaces(context.store.open(dataset))
     names = tuple(name for name in spaces if name)
 
-    ledger = Ledger.open(context.workspace.ledger_url)
+    ledger = Ledger.open(context.workspace.ledger_url, key=release_key(context.workspace))
     row = ledger.reserve(plan("first", candidate))
     assert row.release_id
     draw = home / "draw.safetensors"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from releases import release_key
 from sealed_bundle import Sealed, plan
 
 from storage.bundle.folder import UnsoundBundle
@@ -18,7 +19,7 @@ from storage.ledger.heads import load_private_key
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
     """An empty ledger."""
-    return Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}")
+    return Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", key=release_key())
 
 
 def released(ledger: Ledger, key: str = "first") -> Row:

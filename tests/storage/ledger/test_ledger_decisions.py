@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from ledger_sites import append_past
+from releases import release_key
 
-from storage.errors import InputError
-from storage.ledger import BudgetRefused, Decision, Policy
+from storage.errors import InputError, StorageError
+from storage.ledger import BudgetRefused, Decision, Ledger, Policy
 from storage.ledger.content import policy_terms, release_terms
 from storage.ledger.decisions import Answer, sign
 from storage.ledger.heads import public_pem, signature_of
@@ -149,25 +152,36 @@ def test_a_policy_change_needs_signatures_under_the_policy_in_force(sqlite_site)
     assert ledger.verify().ok
 
 
-@pytest.mark.parametrize("change", ["signature", "names", "none", "after a refusal"])
-def test_verify_checks_the_signatures_of_a_chain_forged_whole(sqlite_site, plan, monkeypatch, change):
-    """Somebody who writes good hashes, but has no officer's key: the replay names the row."""
-    import storage.ledger.ledger as module
+FORGED: dict[str, dict[str, Any]] = {
+    "signature": {"approvals": ("officer",), "decisions": "forged"},
+    "names": {"approvals": ("officer", "director"), "decisions": "good"},
+    "none": {"approvals": (), "decisions": "none"},
+    "after a refusal": {"approvals": ("officer",), "decisions": "good"},
+}
 
-    planned = plan()
+
+@pytest.mark.parametrize("change", FORGED)
+def test_a_row_with_the_workers_signature_and_no_officers_is_named_charged_and_never_drawn(
+    sqlite_site, tmp_path, plan, change
+):
+    """Somebody who holds the releasing worker's key, but no officer's."""
+    planned, good = plan(), decide("officer", plan())
+    elsewhere = Ledger.open(f"sqlite:///{tmp_path / 'other.db'}", policy=make_policy(), key=release_key())
+    row = reserve(elsewhere, planned, good)
     ledger = sqlite_site.open(make_policy())
+    ledger.put_in_force(requester="operator")
     if change == "after a refusal":
         ledger.refuse(planned, decide("director", planned, decision="refuse", reason="no"))
-        monkeypatch.setattr(module.Ledger, "_refusal", lambda *_: None)
-        reserve(ledger, planned, decide("officer", planned))
-    else:
-        monkeypatch.setattr(module, "_require_persons", lambda *_: None)
-        names = {"names": ("officer", "director")}.get(change, ("officer",))
-        monkeypatch.setattr(module, "approvers", lambda *_, **__: names)
-        good = decide("officer", planned)
-        reserve(ledger, planned, *{"signature": [forged(good)], "names": [good], "none": []}[change])
+    decisions = {"forged": [forged(good)], "good": [good], "none": []}[FORGED[change]["decisions"]]
+    details = row.details | {"decisions": [one.model_dump(mode="json") for one in decisions]}
+    content = vars(row) | {"approvals": FORGED[change]["approvals"], "details": details}
+    written = append_past(ledger, content, key=release_key())
     report = ledger.verify()
-    assert report.first_bad_row == (3 if change == "after a refusal" else 2)
+    assert [bad.sequence for bad in report.bad] == [written]
+    assert [line.account.epsilon for line in ledger.budget() if line.account.sequence] == [row.epsilon]
+    with pytest.raises(StorageError, match="does not bear it out"):
+        ledger.mark_drawn(str(row.release_id), draw_digest="d", plan_digest=row.details["plan_digest"])
+    ledger.reserve(plan("x"), plan_digest="e" * 64, decisions=(decide("officer", plan("x"), digest="e" * 64),))
 
 
 def test_the_token_is_one_line_and_reads_back(plan):

@@ -67,7 +67,7 @@ def test_a_look_for_a_ledger_creates_none(driver, tmp_path):
 @pytest.mark.postgres
 def test_a_database_without_a_ledger_is_migrated_by_its_owner(postgres_site, plan):
     """The application's role is told what to run; after it ran, schema and grants are there."""
-    tables = ("record_set", "spend", "ledger_row", VERSION_TABLE)
+    tables = ("record_set", "ledger_row", VERSION_TABLE)
     functions = postgres_site.rows("SELECT oid::regprocedure FROM pg_proc WHERE pronamespace = 'public'::regnamespace")
     postgres_site.sql(
         *(f"DROP TABLE {table}" for table in tables), *(f"DROP FUNCTION {name}" for (name,) in functions), owner=True
@@ -75,7 +75,7 @@ def test_a_database_without_a_ledger_is_migrated_by_its_owner(postgres_site, pla
     with pytest.raises(StorageError, match=r"has no ledger.*autocoder ledger migrate"):
         postgres_site.open()
     role = make_url(postgres_site.url).username
-    assert migrate(Database(postgres_site.owner_url, lock_timeout=10), app_role=role) == REVISION
+    assert migrate(Database(postgres_site.owner_url, lock_timeout=10), release_role=role) == REVISION
     postgres_site.open().reserve(plan("c", cohorts=("2023",)))
     assert postgres_site.open().verify().notes == ()
 
@@ -111,6 +111,8 @@ def test_grants_go_to_an_ordinary_role_only(postgres_site, postgres_server):
     ):
         with pytest.raises(InputError, match=reason):
             migrate(database, app_role=role)
+    with pytest.raises(InputError, match="another role"):
+        migrate(database, app_role="training", release_role="training")
 
 
 def test_migrating_again_changes_nothing(site, plan):

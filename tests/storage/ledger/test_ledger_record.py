@@ -11,6 +11,7 @@ from storage.errors import InputError
 from storage.ledger import Ledger, Policy
 from storage.ledger.record import answers, registry_record, stated_deployment
 from tests.storage.ledger.test_ledger_composition import planned
+from tests.support.releases import release_key
 
 STATEMENT = {
     "curators": ["Bureau of Injuries"],
@@ -33,7 +34,7 @@ REQUIRED = {
 def made(tmp_path, statement=STATEMENT):
     cap = {"default": {"formal": {"epsilon": 10, "delta": "0.001"}}}
     policy = Policy.parse({"name": "p", **cap, **({"registry": statement} if statement else {})})
-    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", policy=policy)
+    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", policy=policy, key=release_key())
     release = ledger.reserve(planned("a")).release_id or ""
     ledger.mark_drawn(release, draw_digest="d")
     ledger.commit(release, bundle_digest="b")
@@ -49,7 +50,7 @@ def test_a_record_has_every_required_field_and_the_ledgers_figures(tmp_path):
         assert all(deployment[section][field] not in ("", []) for field in fields)
     assert deployment["privacy_loss"]["privacy_parameters"] == {"epsilon": 1.0, "delta": 1e-06}
     assert deployment["dp_variant"]["variant_name"] == "Approximate DP"
-    assert "of 10 at δ 0.001" in deployment["accounting"]["composition"]
+    assert "at most ε 10 at δ 0.001" in deployment["accounting"]["composition"]
     assert record["url_slug"] == f"injuries-{release}"
     page = answers(stated_deployment(ledger, release))
     assert "| Which data sets are neighbours? | two that differ by one record added or removed |" in page

@@ -6,6 +6,7 @@ import json
 import pytest
 from sqlalchemy import exc
 
+from storage.errors import StorageError
 from storage.ledger import Evaluation, Ledger
 from storage.ledger.chain import canonical
 from storage.ledger.heads import state_head
@@ -60,7 +61,7 @@ def rewrite_from(site, first, change):
 def assert_bad(ledger, row, problem, **outside):
     """The first bad row is this one, and is said to be bad for this."""
     report = ledger.verify(**outside)
-    assert (report.first_bad_row, report.sequence) == (row, row - 1)
+    assert report.first_bad_row == row
     assert problem in report.problem
 
 
@@ -72,10 +73,8 @@ BODY = "UPDATE ledger_row SET body = replace(body, '\"2024\"', '\"2025\"') WHERE
     ("statements", "row", "problem"),
     [
         ([BODY], 3, "edited"),
-        (["UPDATE ledger_row SET epsilon = 1 WHERE sequence = 5"], 5, "epsilon"),
-        (["UPDATE ledger_row SET sensitivity = 1 WHERE sequence = 5"], 5, "sensitivity"),
-        (["UPDATE ledger_row SET state = 'x' WHERE sequence = 5"], 5, "state"),
-        (["UPDATE ledger_row SET population = 'x' WHERE sequence = 5"], 5, "population"),
+        (["UPDATE ledger_row SET kind = 'x' WHERE sequence = 5"], 5, "kind"),
+        (["UPDATE ledger_row SET release_id = 'x' WHERE sequence = 5"], 5, "release_id"),
         (["DELETE FROM ledger_row WHERE sequence = 4"], 4, "missing"),
         (SWAP, 5, "moved"),
     ],
@@ -96,60 +95,47 @@ def test_an_edited_row_with_a_fitting_hash_is_named(site, ledger):
     content = bodies(site)[5] | {"label": "another"}
     replace_row(site, 5, content)
     report = ledger.verify()
-    assert report.first_bad_row == 5
-    assert "rewritten" in report.problem
+    assert "without the signature" in report.bad[0].problem
+    assert "row 5 was rewritten" in report.bad[1].problem
 
 
 def test_a_truncated_tail_is_found_by_an_exported_head(site, ledger):
     """Rows 6 and 7 cut, running totals too: sound in itself, not against the head that somebody kept."""
     head = state_head(*ledger.head())
     site.disarm()
-    site.sql("DELETE FROM ledger_row WHERE sequence >= 6", "DELETE FROM spend WHERE sequence >= 6", owner=True)
+    site.sql("DELETE FROM ledger_row WHERE sequence >= 6", owner=True)
     assert ledger.verify().ok
     assert_bad(ledger, 6, "ends at row 5", heads=[head])
 
 
 def test_a_rewritten_chain_is_found_by_a_head_and_named_by_an_export(site, ledger):
-    """Rows 5 to 7 forged whole. A head of row 4 still holds, that of row 7 doesn't; an export names row 5."""
+    """Row 7, which nobody signs, forged: a head of row 4 still holds, that of row 7 doesn't; an export names row 7."""
     early, late, export = state_head(4, ledger.rows()[3].hash), state_head(*ledger.head()), ledger.rows()
     site.disarm()
-    rewrite_from(site, 5, lambda row: row.update(requester="somebody else"))
+    rewrite_from(site, 7, lambda row: row.update(requester="somebody else"))
     assert ledger.verify().ok
     assert ledger.verify(heads=[early]).ok
     assert_bad(ledger, 7, "between 5 and 7", heads=[early, late])
-    assert_bad(ledger, 5, "from row 5 on", earlier=export)
+    assert_bad(ledger, 7, "from row 7 on", earlier=export)
 
 
-def test_a_forged_budget_is_found_without_any_head(site, ledger):
-    """A chain forged whole, but with a cost that its own policy forbids or its own sums don't bear out."""
-
-    def overspend(row):
-        row["epsilon"] = "40.000000000000"
-        row["charges"][0] |= {"epsilon": "40.000000000000", "epsilon_after": "45.000000000000"}
-
+def test_every_row_of_a_release_that_was_rewritten_is_named(site, ledger):
+    """A chain forged whole from row 3 on, hashes included, without the releasing worker's key; row 7 is nobody's."""
     site.disarm()
-    rewrite_from(site, 5, overspend)
-    assert_bad(ledger, 5, "cap is exceeded")
-    rewrite_from(site, 5, lambda row: row["charges"][0].update(epsilon="1.000000000000"))
-    assert_bad(ledger, 5, "add up")
+    rewrite_from(site, 3, lambda row: row.update(requester="somebody else"))
+    report = ledger.verify()
+    assert [(bad.sequence, bad.void) for bad in report.bad] == [(n, True) for n in (3, 4, 5, 6)]
+    assert all("signature" in bad.problem for bad in report.bad)
 
 
-def test_a_forged_state_is_found_without_any_head(site, ledger):
-    """A committed release turned back into a reserved one, every hash forged to fit."""
+def test_a_damaged_chain_stops_everything_but_verify(site, ledger, plan):
+    """Budget, list and reservation refuse it, and say what to run."""
     site.disarm()
-    site.sql("DROP INDEX ledger_row_state_once", "DROP INDEX ledger_row_key_once", owner=True)
-    rewrite_from(site, 4, lambda row: row.update(state="reserved"))
-    assert_bad(ledger, 4, "reserved twice")
-
-
-def test_changed_running_totals_are_found_and_spend_nothing(site, ledger, plan):
-    """The table that says where to look: lowered, the chain is read instead, and verify names the row."""
-    site.disarm()
-    site.sql("UPDATE spend SET epsilon = '0.5' WHERE sequence = 5", owner=True)
-    assert ledger.verify().first_bad_row == 5
-    assert [line.account.epsilon for line in ledger.budget() if line.account.cohort == "2024"] == [9]
-    site.sql("DELETE FROM spend WHERE sequence = 5", owner=True)
-    assert ledger.verify().first_bad_row == 5
+    site.sql(BODY, owner=True)
+    again = site.open()
+    for question in (again.budget, again.rows, lambda: again.reserve(plan("x"))):
+        with pytest.raises(StorageError, match=r"row 3 was edited.*ledger verify"):
+            question()
 
 
 def test_missing_triggers_are_noted(site, ledger):
@@ -160,13 +146,10 @@ def test_missing_triggers_are_noted(site, ledger):
 
 
 FORBIDDEN = [
-    "UPDATE ledger_row SET state = 'burned'",
+    "UPDATE ledger_row SET kind = 'burned'",
     "DELETE FROM ledger_row",
-    "UPDATE spend SET epsilon = '0'",
-    "DELETE FROM spend",
 ]
-ROW = ", ".join(("sequence", "previous_hash", "hash", "schema_version", "recorded_at", "kind", "state",
-                 "guarantee_kind", "body"))  # fmt: skip
+ROW = "sequence, previous_hash, hash, kind, body"
 
 
 def insert_again(verb, source, **changes):
@@ -176,11 +159,10 @@ def insert_again(verb, source, **changes):
 
 
 def attempt(site, statement, *, owner=False):
-    before = site.rows("SELECT * FROM ledger_row ORDER BY sequence"), site.rows("SELECT * FROM spend ORDER BY 1,2,3,4")
+    before = site.rows("SELECT * FROM ledger_row ORDER BY sequence")
     with pytest.raises(exc.DBAPIError) as error:
         site.sql(statement, owner=owner)
-    after = site.rows("SELECT * FROM ledger_row ORDER BY sequence"), site.rows("SELECT * FROM spend ORDER BY 1,2,3,4")
-    assert before == after
+    assert before == site.rows("SELECT * FROM ledger_row ORDER BY sequence")
     return str(error.value.orig)
 
 
@@ -212,14 +194,13 @@ def test_no_insert_of_sqlite_walks_around_the_triggers(sqlite_site, plan, verb, 
     assert ledger.head()[0] == 7
     for sequence in (3, 7):
         assert "append-only" in attempt(sqlite_site, insert_again(verb, sequence, **changes))
-    assert "append-only" in attempt(sqlite_site, f"{verb} INTO spend SELECT * FROM spend WHERE sequence = 3")
-    upsert = insert_again("INSERT", 3) + " AND true ON CONFLICT DO UPDATE SET state = 'burned'"
+    upsert = insert_again("INSERT", 3) + " AND true ON CONFLICT DO UPDATE SET kind = 'burned'"
     assert "append-only" in attempt(sqlite_site, upsert)
     assert ledger.verify().ok
 
 
 @pytest.mark.postgres
-@pytest.mark.parametrize("table", ["ledger_row", "spend"])
+@pytest.mark.parametrize("table", ["ledger_row", "record_set"])
 def test_truncate_is_refused(postgres_site, plan, table):
     """By the grants for the application, by the trigger for the owner; neither may the application drop or disarm."""
     postgres_site.open().reserve(plan())
@@ -243,14 +224,11 @@ def test_no_insert_of_postgresql_forks_the_chain(postgres_site, plan, changes):
     ledger = postgres_site.open()
     for key in "abcdef":
         ledger.reserve(plan(key, population=key))
-    total = (
-        "INSERT INTO spend SELECT population, 'x', guarantee_kind, 1, neighbouring_relation,"
-        " privacy_unit, epsilon, delta FROM spend WHERE sequence = 3"
-    )
-    for statement in (insert_again("INSERT", 3, **changes), total):
+    marks = "INSERT INTO record_set VALUES (3, 'x')"
+    for statement in (insert_again("INSERT", 3, **changes), marks):
         assert "append-only" in attempt(postgres_site, statement, owner=True)
         assert "permission denied" in attempt(postgres_site, statement)
-    upsert = insert_again("INSERT", 3) + " AND true ON CONFLICT (sequence) DO UPDATE SET state = 'burned'"
+    upsert = insert_again("INSERT", 3) + " AND true ON CONFLICT (sequence) DO UPDATE SET kind = 'burned'"
     assert "permission denied" in attempt(postgres_site, upsert)
 
 

@@ -23,14 +23,12 @@ from storage.bundle.folder import UnsoundBundle
 from storage.codelist import Code, read_codelist
 from storage.egress import gate
 from storage.egress.allow_list import CONTENT
-from storage.egress.documents import check_schema, schema
+from storage.egress.documents import schema
 from storage.errors import InputError
 from storage.ledger.content import anticipated
-from storage.ledger.overlapping_releases import OverlappingRelease
 from storage.ledger.policy import RegistryStatement
 from storage.ledger.record import Deployment
 from tasks.bundle import fill, golden
-from tasks.bundle.statement import statement, statement_page
 from tasks.pages.render import amount, render
 from tasks.parameters import BundleParameters
 from tasks.releasing import publish
@@ -128,27 +126,6 @@ def test_golden_texts_are_of_the_task_and_owe_nothing_to_a_record() -> None:
     assert set(golden.texts([Code("11"), Code("12")])) == {
         "code 11", "code 12", "code 11; code 12", "code 12; code 11"
     }  # fmt: skip
-
-
-def test_earlier_releases_of_the_same_records_are_named(sealed: Sealed) -> None:
-    """In statement, page and card, through the gate; what a later row changes is not among them, and without any a
-    statement is as it was.
-    """
-    formal = OverlappingRelease(
-        "a1", "injuries", ("2015",), "prior-descent", "formal", "5.000000000000", "0.00001", "burned", "records"
-    )
-    row = anticipated(plan("second", sealed.candidate), audit=None)
-    fill.rehearse(sealed.context, row, sealed.candidate, BundleParameters(), [formal])
-    told = statement(row, [formal])
-    assert told["siblings"] == [
-        {"release_id": "a1", "population": "injuries", "cohorts": ["2015"], "mechanism": "prior-descent"}
-        | {"guarantee_kind": "formal", "epsilon": "5.000000000000", "delta": "0.00001", "shares": "records"}
-    ]
-    check_schema(bundle.STATEMENT, told, "privacy_statement")
-    page = statement_page(told)
-    assert "| `a1` | injuries | 2015 | formal | 5 | `prior-descent` | records |" in page
-    assert "siblings" not in statement(row)
-    assert "Other releases" not in statement_page(statement(row))
 
 
 def test_card_and_materials_say_what_the_encoder_is(sealed: Sealed) -> None:

@@ -12,6 +12,7 @@ from sealed_bundle import plan
 
 from storage.bundle.folder import PROOF, STATEMENT
 from storage.bundle.registry import record_revocation
+from storage.bundle.seal import release_key
 from storage.bundle.trust import RevokedRelease, Root, with_next_root, write_roots
 from storage.errors import InputError, StorageError
 from storage.ledger import Ledger
@@ -22,7 +23,7 @@ from tasks.coding.coder import CLOSED, describe_release, newest_bundle
 
 def release(home: Path, key: str, *, committed: bool = True) -> str:
     """Records a release and makes the folder of its bundle, with a proof if it is committed."""
-    ledger = Ledger.open(Workspace(home).create().ledger_url)
+    ledger = Ledger.open(Workspace(home).create().ledger_url, key=release_key(Workspace(home)))
     row = ledger.reserve(plan(key))
     row = ledger.mark_drawn(str(row.release_id), draw_digest="d" * 64)
     folder = Workspace(home).bundles / str(row.release_id)
@@ -62,7 +63,7 @@ def test_a_copy_keeps_the_answer(
 def test_a_revoked_release_makes_way(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the ledger, and by the roots where the ledger cannot be read; if all are revoked, the newest answers."""
     workspace, second = Workspace(home), newest_bundle(home).name
-    ledger = Ledger.open(workspace.ledger_url)
+    ledger = Ledger.open(workspace.ledger_url, key=release_key(workspace))
     record_revocation(ledger, second, reason="an error", requester="lead")
     first = newest_bundle(home).name
     assert first != second

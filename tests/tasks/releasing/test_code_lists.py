@@ -111,7 +111,7 @@ def test_the_rehearsal_holds_the_bundle_to_the_plan(tmp_path: Path, tiny_roberta
     candidate = Candidate.model_validate(made)
     row = anticipated(plan("first", candidate), audit=None)
     texts = own_texts(load_spaces(context.store.open(dataset)), {}, str(tiny_roberta))
-    fill.rehearse(context, row, candidate, chosen.release, (), texts)
+    fill.rehearse(context, row, candidate, chosen.release, texts)
     with pytest.raises(UnsoundBundle, match="1 texts that neither the plan lists") as refused:
-        fill.rehearse(context, row, candidate, chosen.release, (), texts[1:])
+        fill.rehearse(context, row, candidate, chosen.release, texts[1:])
     assert TITLES[0] not in str(refused.value)

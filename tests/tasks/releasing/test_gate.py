@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from releases import make_audit, make_claim, make_planned
+from releases import make_audit, make_claim, make_planned, release_key
 
 from storage.errors import InputError
 from storage.ledger import BudgetRefused, Decision, Ledger, Policy, Row
@@ -30,7 +30,7 @@ def policy_of(**more: Any) -> Policy:
 
 
 def ledger_under(folder: Path, policy: Policy) -> Ledger:
-    return Ledger.open(f"sqlite:///{folder / 'ledger.db'}", policy=policy)
+    return Ledger.open(f"sqlite:///{folder / 'ledger.db'}", policy=policy, key=release_key())
 
 
 def approvers(folder: Path) -> dict[str, Any]:

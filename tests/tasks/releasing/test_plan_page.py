@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from releases import make_audit, make_planned
+from releases import make_audit, make_planned, release_key
 from review_browser import CHROMIUM, check_accessible_file
 
 from flows.commands.plan import wrap_lines
@@ -50,11 +50,17 @@ def planned(claim: Claim = LOCAL, **changes: Any) -> PlannedRelease:
     return make_planned(candidate=candidate, **(fields | changes))
 
 
+def opened(file: Path, caps: dict[str, Any]) -> Ledger:
+    """A ledger of its own, under these caps."""
+    policy = Policy.parse({"name": "test", "default": caps})
+    return Ledger.open(f"sqlite:///{file}", policy=policy, key=release_key())
+
+
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
     """Under a policy of both kinds that asks for no approval."""
     policy = Policy.parse({"name": "test", "default": CAPS})
-    return Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", policy=policy)
+    return Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", policy=policy, key=release_key())
 
 
 def audit(ledger: Ledger, plan: PlannedRelease, bound: float) -> None:
@@ -317,7 +323,9 @@ def test_the_gate_offers_the_formal_branch_before_an_override(ledger: Ledger) ->
 def test_a_delta_that_is_used_up_is_said(tmp_path: Path) -> None:
     """Epsilon that remains buys nothing then, where deltas are added."""
     caps = CAPS | {"formal": CAPS["formal"] | {"composition": "basic"}}
-    ledger = Ledger.open(f"sqlite:///{tmp_path / 'a.db'}", policy=Policy.parse({"name": "test", "default": caps}))
+    ledger = Ledger.open(
+        f"sqlite:///{tmp_path / 'a.db'}", policy=Policy.parse({"name": "test", "default": caps}), key=release_key()
+    )
     told = answer(page(ledger, planned(FORMAL)), "cost")
     assert told.verdict == "investigate"
     assert "nothing formal can follow there" in told.text

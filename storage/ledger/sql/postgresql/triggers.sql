@@ -25,27 +25,19 @@ FOR EACH ROW EXECUTE FUNCTION ledger_row_append();
 
 REVOKE ALL ON ledger_row FROM PUBLIC;
 
-CREATE TRIGGER spend_no_change BEFORE DELETE OR UPDATE OR TRUNCATE ON spend
-FOR EACH STATEMENT EXECUTE FUNCTION ledger_refuse();
-
-CREATE FUNCTION spend_append() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION record_set_append() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   IF NEW.sequence IS DISTINCT FROM (SELECT max(sequence) FROM ledger_row) THEN
-    RAISE EXCEPTION 'the ledger is append-only: a total must belong to the last row'
+    RAISE EXCEPTION 'the ledger is append-only: records must belong to the last row'
       USING ERRCODE = 'insufficient_privilege';
   END IF;
   RETURN NEW;
 END $$;
 
-CREATE TRIGGER spend_append BEFORE INSERT ON spend
-FOR EACH ROW EXECUTE FUNCTION spend_append();
-
-REVOKE ALL ON spend FROM PUBLIC;
-
 CREATE TRIGGER record_set_no_change BEFORE DELETE OR UPDATE OR TRUNCATE ON record_set
 FOR EACH STATEMENT EXECUTE FUNCTION ledger_refuse();
 
 CREATE TRIGGER record_set_append BEFORE INSERT ON record_set
-FOR EACH ROW EXECUTE FUNCTION spend_append();
+FOR EACH ROW EXECUTE FUNCTION record_set_append();
 
 REVOKE ALL ON record_set FROM PUBLIC;

@@ -12,25 +12,7 @@ WHEN NEW.sequence IS NOT (SELECT coalesce(max(sequence), 0) + 1 FROM ledger_row)
   OR NEW.previous_hash IS NOT coalesce(
        (SELECT hash FROM ledger_row ORDER BY sequence DESC LIMIT 1), printf('%064d', 0))
   OR EXISTS (SELECT 1 FROM ledger_row WHERE hash = NEW.hash)
-  OR (NEW.kind = 'release' AND EXISTS (SELECT 1 FROM ledger_row
-       WHERE kind = 'release' AND release_id = NEW.release_id
-         AND (state = NEW.state OR state IN ('committed', 'burned'))))
-  OR (NEW.idempotency_key IS NOT NULL AND NEW.state NOT IN ('drawn', 'committed', 'burned')
-       AND EXISTS (SELECT 1 FROM ledger_row
-         WHERE kind = NEW.kind AND idempotency_key = NEW.idempotency_key))
 BEGIN SELECT RAISE(ABORT, 'the ledger is append-only: a row must follow the last one'); END;
-
-CREATE TRIGGER spend_no_update BEFORE UPDATE ON spend
-BEGIN SELECT RAISE(ABORT, 'the ledger is append-only: UPDATE refused'); END;
-
-CREATE TRIGGER spend_no_delete BEFORE DELETE ON spend
-BEGIN SELECT RAISE(ABORT, 'the ledger is append-only: DELETE refused'); END;
-
-CREATE TRIGGER spend_append BEFORE INSERT ON spend
-WHEN NEW.sequence IS NOT (SELECT max(sequence) FROM ledger_row)
-  OR EXISTS (SELECT 1 FROM spend WHERE population = NEW.population AND cohort = NEW.cohort
-       AND guarantee_kind = NEW.guarantee_kind AND sequence >= NEW.sequence)
-BEGIN SELECT RAISE(ABORT, 'the ledger is append-only: a total must belong to the last row'); END;
 
 CREATE TRIGGER record_set_no_update BEFORE UPDATE ON record_set
 BEGIN SELECT RAISE(ABORT, 'the ledger is append-only: UPDATE refused'); END;

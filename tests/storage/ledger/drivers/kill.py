@@ -18,7 +18,7 @@ from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 
-from plans import plan, policy
+from plans import KEY, plan, policy
 
 from storage.artifacts import file_digest
 from storage.bundle import folder as bundle
@@ -41,7 +41,7 @@ def run_release(url: str, home: Path, key: str, reach: Callable[[str], None]) ->
     """The protocol of a release, from the start or from wherever an earlier attempt came to."""
     reach("start")
     workspace = Workspace(home)
-    ledger = Ledger.open(url, policy=policy(1_000_000))
+    ledger = Ledger.open(url, policy=policy(1_000_000), key=KEY)
     row = ledger.reserve(plan(key))
     release_id = row.release_id or ""
     reach("reserved")
@@ -104,7 +104,7 @@ class Judge:
     """Looks at ledger and files after each kill and each recovery, and remembers what it saw."""
 
     def __init__(self, url: str, home: Path) -> None:
-        self.ledger, self.workspace = Ledger.open(url), Workspace(home)
+        self.ledger, self.workspace = Ledger.open(url, key=KEY), Workspace(home)
         self.draws: dict[str, str] = {}
         self.rows: dict[str, Row] = {}
         self.problems: list[str] = []

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from cryptography.hazmat.primitives.asymmetric import ec
+
 from mechanisms.privacy.events import Claim, SwagPpmEvent
 from storage.ledger import Policy, ReleasePlan
 
 CAP = 10
+KEY = ec.derive_private_key(20_261_127, ec.SECP256R1())
+"""Of the releasing worker, the same in every process."""
 
 
 def policy(cap: int = CAP) -> Policy:

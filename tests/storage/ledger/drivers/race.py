@@ -7,7 +7,7 @@ import multiprocessing
 import sys
 from typing import Any
 
-from plans import CAP, plan, policy
+from plans import CAP, KEY, plan, policy
 
 from storage.ledger import BudgetRefused, Ledger
 
@@ -18,7 +18,7 @@ def work(url: str, worker: int, rounds: int, barrier: Any, results: Any) -> None
         key = f"{round_}-{worker}"
         barrier.wait()
         try:
-            Ledger.open(url, policy=policy()).reserve(plan(key, population=f"round-{round_}"))
+            Ledger.open(url, policy=policy(), key=KEY).reserve(plan(key, population=f"round-{round_}"))
             results.put((round_, "granted"))
         except BudgetRefused:
             results.put((round_, "refused"))

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from cluster import Cluster
-from plans import plan, policy
+from plans import KEY, plan, policy
 
 from storage.ledger import Ledger
 from storage.ledger.database import ConnectionLost, Database, migrate
@@ -22,7 +22,7 @@ def main() -> None:
     cluster.start()
     try:
         migrate(Database(cluster.url, lock_timeout=20))
-        ledger = Ledger.open(cluster.url, policy=policy(1_000_000))
+        ledger = Ledger.open(cluster.url, policy=policy(1_000_000), key=KEY)
         answered: list[str] = []
         failures: list[str] = []
         stop = threading.Event()

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from cluster import Cluster
-from plans import plan, policy
+from plans import KEY, plan, policy
 
 from storage.errors import StorageError
 from storage.ledger import Ledger
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _fill(url: str, folder: Path, cluster: Cluster | None) -> None:
-    ledger = Ledger.open(url, policy=policy(1_000_000))
+    ledger = Ledger.open(url, policy=policy(1_000_000), key=KEY)
     answered: list[str] = []
 
     def reserve() -> None:
