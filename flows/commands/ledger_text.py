@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from flows.commands.terminal import Column
+from storage.figures import delta_text, epsilon_text, left_text
 
 if TYPE_CHECKING:
     from storage.ledger import Row
@@ -17,24 +18,21 @@ if TYPE_CHECKING:
     from storage.ledger.models import Charge
 
 KINDS = {"formal": "formal", "asymptotic-local": "estimated", "none": "–"}
-_FOUR = Decimal("0.0001")
 
 
 def spent(epsilon: Decimal | None) -> str:
     """Returns an epsilon that was spent or is claimed, rounded up to four decimals."""
-    return "–" if epsilon is None else format(epsilon.quantize(_FOUR, rounding=ROUND_CEILING), "f")
+    return "–" if epsilon is None else epsilon_text(epsilon)
 
 
 def left(epsilon: Decimal) -> str:
     """Returns an epsilon that remains, rounded down to four decimals."""
-    return format(epsilon.quantize(_FOUR, rounding=ROUND_FLOOR), "f")
+    return left_text(epsilon)
 
 
 def delta(value: Decimal | None, *, rounding: str = ROUND_CEILING) -> str:
     """Returns a delta with three digits: up where it is spent, down where it remains."""
-    from storage.ledger.amounts import short
-
-    return "–" if value is None else short(Context(prec=3, rounding=rounding).plus(value))
+    return "–" if value is None else delta_text(value, rounding=rounding)
 
 
 def budget_after(charge: Charge) -> str:

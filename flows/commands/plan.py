@@ -19,6 +19,7 @@ from flows.commands.next_steps import command_line
 from flows.commands.terminal import Console, escape_text, say
 from flows.server.settings import require_same_workspace
 from storage.durable import write_atomically
+from storage.figures import delta_text
 from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def summary_of(file: str, home: str, settings: LedgerParameters) -> list[str]:
     scores = ledger_records.candidate_scores(ledger, planned)
     epsilon = "none" if claim.epsilon is None else spent(Decimal(repr(claim.epsilon)))
     kind = "formal" if claim.guarantee_kind == "formal" else "estimated"
-    delta = "not quantified" if claim.delta is None else f"{claim.delta:g}"
+    delta = "not quantified" if claim.delta is None else delta_text(claim.delta)
     reached = f"; weighted F1 {scores['weighted_f1']:.3f} (internal)" if "weighted_f1" in scores else ""
     whose = f"{plan.population} {cohorts(plan.cohorts)}".strip()
     released = ledger.release_of(plan)

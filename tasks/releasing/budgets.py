@@ -11,6 +11,7 @@ from typing import Any
 from mechanisms.privacy.events import Claim, GuaranteeKind
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
+from storage.figures import delta_text, epsilon_text, left_text
 from storage.ledger import BudgetRefused, Ledger, ReleasePlan, amounts, budget
 from storage.ledger.amounts import short
 from storage.ledger.budget import BudgetLine, accounts_of
@@ -85,9 +86,9 @@ class ExpectedCharge:
     def line(self) -> str:
         """Returns the charge to each cohort in one line."""
         if self.epsilon is None:
-            return f"epsilon as measured: twice Delta, known after the fits ({self.guarantee_kind})"
-        delta = "" if self.delta is None else f", delta {self.delta:g}"
-        return f"epsilon {self.epsilon:.4g}{delta} ({self.guarantee_kind})"
+            return f"ε as measured: twice Δ, known after the fits ({self.guarantee_kind})"
+        delta = "" if self.delta is None else f", δ {delta_text(self.delta)}"
+        return f"ε {epsilon_text(self.epsilon)}{delta} ({self.guarantee_kind})"
 
     @property
     def budget(self) -> list[str]:
@@ -102,8 +103,8 @@ class ExpectedCharge:
             if one.cap is None:
                 lines.append(f"{one.population}/{named}: policy {self.policy} grants nothing of this kind")
                 continue
-            delta = "" if one.delta_left is None else f", and delta {float(one.delta_left):g}"
-            lines.append(f"{one.population}/{named}: {short(one.left)} of {short(one.cap)} left{delta}")
+            delta = "" if one.delta_left is None else f", and δ {delta_text(one.delta_left, rounding=ROUND_FLOOR)}"
+            lines.append(f"{one.population}/{named}: ε {left_text(one.left)} of {short(one.cap)} left{delta}")
             if one.releases:
                 lines.append(f"  after this one {describe_successors(one.releases - 1, one.remains)}")
         if self.other_unit is not None:

@@ -5,12 +5,13 @@ Stages call `report` and `finished`; the flow sets the listeners (a terminal, Pr
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
+
+from storage.figures import delta_text, epsilon_text
 
 
 class Listener:
@@ -99,7 +100,7 @@ def _seed(match: re.Match[str], figures: Mapping[str, Any]) -> str:
 def _planned(_: re.Match[str], figures: Mapping[str, Any]) -> str:
     noise = f"; noise {figures['noise_multiplier']:.3g}" if "noise_multiplier" in figures else ""
     steps = f", {figures['steps']:,} steps" if "steps" in figures else ""
-    return f"ε {math.ceil(figures['epsilon'] * 1e4) / 1e4:.4f}, δ {figures['delta']:g}{noise}{steps}"
+    return f"ε {epsilon_text(float(figures['epsilon']))}, δ {delta_text(float(figures['delta']))}{noise}{steps}"
 
 
 def _scores(_: re.Match[str], figures: Mapping[str, Any]) -> str:

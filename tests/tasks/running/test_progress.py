@@ -73,7 +73,7 @@ def test_a_stage_is_told_in_words() -> None:
     """A verb and a line for each known stage; the figure that matters is there, an ε is rounded up, no name is raw."""
     assert progress.words_of("plan (prior-descent)", {"epsilon": 4.99999845, "delta": 1e-5, "steps": 70}) == (
         "plan",
-        "ε 5.0000, δ 1e-05, 70 steps",
+        "ε 5, δ 1e-5, 70 steps",
     )
     scores = {"accuracy": 0.7, "macro_f1": 0.249, "weighted_f1": 0.748} | {f"alone_at_{n}": 0.1 for n in range(40)}
     assert progress.words_of("scores of prior-descent, seed 1", scores) == (
