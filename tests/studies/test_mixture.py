@@ -1,4 +1,4 @@
-"""The Gaussian mixture of docs/imbalance/warm-up.md: closed forms against Monte Carlo, and the printed ones refused.
+"""The Gaussian mixture of docs/studies/mixture.md: closed forms against Monte Carlo, and the printed ones refused.
 
 Counts come from a fixed seed. With a fresh one, a share of so many records is off by five standard deviations once in
 two million times; there are 15 of them.
@@ -11,7 +11,8 @@ import math
 import numpy as np
 import pytest
 from scipy.stats import chi2
-from warm_up import Mixture, balanced_accuracy, monte_carlo, private_thresholds
+
+from studies.mixture import Mixture, balanced_accuracy, drawn, monte_carlo, private_line, private_thresholds
 
 RECORDS = 1_000_000
 MIXTURE = Mixture(r=9.0, delta=2.0)
@@ -70,3 +71,12 @@ def test_the_score_of_a_line_is_exact() -> None:
         points = (mean + 2 * rng.standard_normal((200_000, 2)) - 2) / 4
         rates.append(float((points @ found[:2] + found[2] > 0).mean()))
     assert balanced_accuracy(found) == pytest.approx((1 - rates[0] + rates[1]) / 2, abs=5 * math.sqrt(0.25 / 200_000))
+
+
+def test_private_weights_bring_the_line_back() -> None:
+    """At epsilon 20 a weighted private fit is near the best line, an unweighted one beyond the middle."""
+    points, labels = drawn()
+    weighted, plain = (
+        balanced_accuracy(private_line(points, labels, epsilon=20, weighted=w, seed=0)) for w in (True, False)
+    )
+    assert weighted > 0.9 > plain > 0.8

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+import sys
 
 import numpy as np
 import pytest
@@ -11,21 +10,12 @@ import torch
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
-from mechanisms.mechanism import Records, Run, Task, kinds
-from mechanisms.model.inputs import FeatureInputs
-from mechanisms.model.schema import FeatureColumn, FeatureSchema
-from mechanisms.tabular import plain_trees, trees
-from mechanisms.tabular.bagging import filled
-from mechanisms.tabular.columns import Columns, projected
+from mechanisms.privacy.noise import SecretStream
+from studies import imbalance, linear, synthetic, tables, transformer
+from studies.linear import filled
+from studies.tables import Columns, System, Table, projected
 
-SCHEMA = FeatureSchema(
-    columns=(
-        FeatureColumn(name="a", kind="numeric", bounds=(0, 1)),
-        FeatureColumn(name="b", kind="categorical", categories=("x", "y", "z")),
-        FeatureColumn(name="c", kind="numeric", bounds=(0, 1)),
-    )
-)
-COLUMNS = Columns.of(SCHEMA, 5, bins=4)
+COLUMNS = Columns((1, 3, 1), bins=4)
 
 
 def draws() -> torch.Generator:
@@ -34,16 +24,11 @@ def draws() -> torch.Generator:
 
 def test_codes_and_back() -> None:
     """A number is its quarter, a one-hot its place, and what is drawn for a code has that code."""
-    features = torch.tensor([[0.0, 0, 1, 0, 1.0], [0.3, 1, 0, 0, 0.74]])
+    features = torch.tensor([[0.0, 0, 1, 0, 1.0], [0.3, 1, 0, 0, 0.74]]).double()
     codes = COLUMNS.encode(features)
     assert codes.tolist() == [[0, 1, 3], [1, 0, 2]]
     assert torch.equal(COLUMNS.encode(COLUMNS.decode(codes.repeat(50, 1), draws())), codes.repeat(50, 1))
     assert COLUMNS.sizes == (4, 3, 4)
-
-
-def test_a_schema_of_other_features_is_refused() -> None:
-    with pytest.raises(MechanismError, match="plan again"):
-        Columns.of(SCHEMA, 6, bins=4)
 
 
 def test_unit_records_have_norm_at_most_one_whatever_they_say() -> None:
@@ -77,17 +62,17 @@ class TestSmote:
         imblearn = pytest.importorskip("imblearn.over_sampling")
         features, labels = self.imbalanced()
         own = features[labels == 1]
-        ours, ours_labels = plain_trees.smote(features, labels, neighbours=5, draws=draws())
+        ours, ours_labels = tables.smote(features, labels, neighbours=5, draws=draws())
         theirs, theirs_labels = imblearn.SMOTE(random_state=0).fit_resample(features.numpy(), labels.numpy())
         assert torch.bincount(ours_labels).tolist() == np.bincount(theirs_labels).tolist() == [48, 48]
-        nearest = plain_trees.nearest_within(own, 5)
+        nearest = tables.nearest_within(own, 5)
         for made in (ours[60:], torch.from_numpy(np.asarray(theirs))[60:]):
             assert all(between(point, own, nearest) for point in made)
         outside = torch.rand(20, 3, generator=draws(), dtype=torch.float64)
         assert not any(between(point, own, nearest) for point in outside)
 
     def test_a_class_of_one_is_repeated(self) -> None:
-        made, labels = plain_trees.smote(
+        made, labels = tables.smote(
             torch.eye(4, dtype=torch.float64), torch.tensor([0, 0, 0, 1]), neighbours=5, draws=draws()
         )
         assert torch.bincount(labels).tolist() == [3, 3]
@@ -124,66 +109,98 @@ def test_a_replaced_record_changes_one_disjoint_bag(split: str) -> None:
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
-def test_without_xgboost_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when the module is half there."""
-    import sys
-
-    monkeypatch.setitem(sys.modules, "xgboost", None)
-    with pytest.raises(MechanismError, match=r"\.\[imbalance\]"):
-        trees.library()
-
-
-def problem(n: int, *, seed: int) -> tuple[Tensor, Tensor]:
+def problem(n: int, *, seed: int) -> Table:
     """A tenth of label 1, whose first number is large and whose category is the last."""
     g = torch.Generator().manual_seed(seed)
     labels = (torch.rand(n, generator=g) < 0.1).long()
     a = (0.25 + 0.5 * labels + 0.12 * torch.randn(n, generator=g)).clamp(0, 1)
     b = torch.where(torch.rand(n, generator=g) < 0.7, 2 * labels, torch.randint(3, (n,), generator=g))
     features = torch.cat([a[:, None], torch.nn.functional.one_hot(b, 3), torch.rand(n, 1, generator=g)], dim=1)
-    return features, labels
+    return Table(features.double(), labels, Columns((1, 3, 1)))
 
 
-LEARNERS: dict[str, dict[str, Any]] = {
-    "objective-perturbation": {"weights": "frequencies"},
-    "weighted-descent": {},
-    "bayes-table": {},
-    "privbayes": {},
+QUICK: dict[str, System] = {
+    **{name: system for name, (_, system) in imbalance.SYSTEMS.items()},
+    "gem": synthetic.Gem(rounds=2, mixtures=50, steps=40),
+    "ft-transformer": transformer.FtTransformer(width=8, depth=1, heads=2, epochs=2, learning_rate=0.02),
 }
+NEEDS = {"ft-transformer": "rtdl_revisiting_models"} | dict.fromkeys(
+    ("plain-trees", "plain-trees-weighted", "smote-trees", "bayes-table", "privbayes", "gem"), "xgboost"
+)
 
 
-def balanced(kind: str, epsilon: float, *, key: bytes) -> float:
-    """Balanced accuracy on other records."""
-    features, labels = problem(2000, seed=0)
-    test, truth = problem(2000, seed=1)
-    task = Task(records=2000, classes=2, target_epsilon=epsilon, delta=1e-6, features=5, columns=3)
-    plan = kinds()[kind].model_validate(LEARNERS[kind]).plan(task)
-    run = Run(classes=2, seed=0, classifier=lambda: pytest.fail("no classifier"), schema=SCHEMA, key=key)
-    said = (
-        plan.fit(Records(FeatureInputs(features), labels), run).model.log_probabilities(FeatureInputs(test)).argmax(1)
-    )
-    return float(np.mean([(said[truth == label] == label).double().mean() for label in (0, 1)]))
+@pytest.fixture
+def _key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One key of the noise for every fit, so that nothing here fails by chance."""
+    for module in (linear, synthetic, transformer):
+        monkeypatch.setattr(module, "new_key", lambda: bytes(range(32)))
 
 
-@pytest.mark.parametrize("kind", LEARNERS)
-def test_it_learns_the_rare_class_and_not_without_budget(kind: str) -> None:
+@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.usefixtures("_key")
+def test_every_system_claims_its_epsilon_and_scores(name: str) -> None:
+    """One record replaced costs the target at most, and nearly that much; scores are log-probabilities."""
+    pytest.importorskip(NEEDS.get(name, "torch"))
+    fit = QUICK[name](problem(300, seed=0), 2.0, 1e-5, 0)
+    scores = fit.scores(problem(50, seed=1).features)
+    assert scores.shape == (50, 2)
+    assert bool(torch.isfinite(scores).all())
+    torch.testing.assert_close(scores.exp().sum(1), torch.ones(50, dtype=torch.float64), atol=0.2, rtol=0)
+    if name in imbalance.PLAIN:
+        assert (fit.claim.guarantee_kind, fit.claim.epsilon) == ("none", None)
+        return
+    assert fit.claim.guarantee_kind == "formal"
+    assert fit.claim.epsilon_replaced is not None
+    assert 0.985 * 2 <= fit.claim.epsilon_replaced <= 2
+
+
+@pytest.mark.parametrize("name", ["weighted-objective", "weighted-descent", "bayes-table", "privbayes"])
+def test_it_learns_the_rare_class_and_not_without_budget(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At epsilon 5 well above chance for both classes; at epsilon 0.002 the worst of four keys is near chance or below:
     else the noise is not there."""
+    pytest.importorskip(NEEDS.get(name, "torch"))
+    train, test = problem(2000, seed=0), problem(2000, seed=1)
 
-    def worst(epsilon: float, keys: int) -> float:
-        accuracies = []
-        for key in range(keys):
-            accuracies.append(balanced(kind, epsilon, key=bytes(range(key, key + 32))))
-        return min(accuracies)
+    def balanced(epsilon: float, key: int) -> float:
+        for module in (linear, synthetic):
+            monkeypatch.setattr(module, "new_key", lambda: bytes(range(key, key + 32)))
+        said = QUICK[name](train, epsilon, 1e-6, 0).scores(test.features).argmax(1)
+        return float(np.mean([(said[test.labels == c] == c).double().mean() for c in (0, 1)]))
 
-    assert worst(5.0, 1) > 0.8
-    assert worst(0.002, 4) < 0.65
+    assert balanced(5.0, 0) > 0.8
+    assert min(balanced(0.002, key) for key in range(4)) < 0.65
 
 
-def test_trees_are_kept_as_json(tmp_path: Path) -> None:
-    """No pickle: the file is JSON text, and says the same again."""
-    features, labels = problem(200, seed=0)
-    grown = trees.grow(features, labels, classes=2, seed=0, settings=trees.TreeSettings(rounds=5))
-    grown.save(tmp_path)
-    assert (tmp_path / trees.FILE).read_text().startswith("{")
-    inputs = FeatureInputs(features)
-    assert torch.equal(trees.Trees.load(tmp_path).log_probabilities(inputs), grown.log_probabilities(inputs))
+def test_the_transformers_sum_is_of_gradients_clipped_one_by_one() -> None:
+    """Against autograd, record by record; without the clip or the weights it would be another."""
+    pytest.importorskip("rtdl_revisiting_models")
+    table = problem(6, seed=0)
+    torch.manual_seed(0)
+    network = transformer.Network(table.columns, depth=1, width=8, heads=2)
+    weights, total = torch.linspace(0.2, 1, 6).double(), None
+    for record in range(6):
+        logits = network(table.features[[record]].float())
+        loss = torch.nn.functional.cross_entropy(logits, table.labels[[record]])
+        flat = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(network.parameters()))]).double()
+        own = weights[record] * flat * min(1.0, 0.5 / float(flat.norm()))
+        total = own if total is None else total + own
+    assert total is not None
+    found = transformer.clipped_sum(network, table.features.float(), table.labels, torch.arange(6), weights, clip=0.5)
+    torch.testing.assert_close(found, total, rtol=1e-4, atol=1e-6)
+
+
+def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the module is half there."""
+    monkeypatch.setitem(sys.modules, "xgboost", None)
+    with pytest.raises(MechanismError, match=r"\.\[studies\]"):
+        synthetic.grow(torch.rand(4, 2), torch.tensor([0, 1, 0, 1]), seed=0)
+
+
+def test_class_weights_come_from_noisy_counts() -> None:
+    """The rare class weighs 1, the other in proportion; at most 1, whatever the noise."""
+    counts = linear.WeightedDescent().event(1.0).releases[0]
+    labels = (torch.arange(1000) < 100).long()
+    weights, noisy = linear.class_weights(counts, labels, SecretStream(bytes(range(32))))
+    assert float(weights.max()) == 1
+    assert float(weights[0]) == pytest.approx(float(noisy[1] / noisy[0]))
+    assert float(noisy[1]) == pytest.approx(100, abs=30)

@@ -8,70 +8,36 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
-from small_heads import claim
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
-from mechanisms.mechanism import Task
-from mechanisms.privacy import replaced
-from mechanisms.privacy.events import (
-    BaggedEvent,
-    ExponentialChoiceEvent,
-    LaplaceReleaseEvent,
-    ObjectivePerturbationEvent,
-    ReplacedComposedEvent,
-    ReplacedGaussianEvent,
-)
+from mechanisms.privacy.claims import epsilon_of_one_replaced
 from mechanisms.privacy.noise import SecretStream
-from mechanisms.tabular import bayes_table, gem, linear, objective_perturbation, privbayes
+from studies import accounting, linear, synthetic
+from studies.accounting import Constants, Perturbation, Weights
+from studies.linear import Bagging, Objective, WeightedDescent
+from studies.synthetic import Blocks, Gem
 
 STREAM = SecretStream(bytes(range(32)))
-
-
-def perturbation(**how: object) -> ObjectivePerturbationEvent:
-    settings = {
-        "problems": 1,
-        "records": 100,
-        "features": 3,
-        "weights": "frequencies",
-        "constants": "tight",
-        "curvature": linear.CURVATURE,
-        "regularisation": 0.01,
-        "noise_rate": 0.25,
-        "gradient_tolerance": linear.GRADIENT_TOLERANCE,
-    }
-    return ObjectivePerturbationEvent.model_validate(settings | how)
+MIXED: list[tuple[Weights, Constants]] = [("none", "paper"), ("none", "tight"), ("frequencies", "paper"),
+    ("frequencies", "tight")]  # fmt: skip
 
 
 class TestCosts:
-    def test_pure_parts_add_up_at_delta_0(self) -> None:
-        """Laplace of multiplier 2 is 1/2, four choices of 1/8 are 1/2: together 1, for a unit of three records 3."""
-        laplace = LaplaceReleaseEvent(what="t", noise_multiplier=2.0, l1_sensitivity=2.0)
-        choices = ExponentialChoiceEvent(what="c", epsilon=0.125, choices=4, utility_sensitivity=1.0)
-        both = ReplacedComposedEvent(events=(laplace, choices))
-        one, three = claim(both, delta=1e-6), claim(both, delta=1e-6, m=3)
-        assert (one.epsilon, one.delta, one.neighbouring_relation) == (1.0, 0.0, "replace-one")
-        assert three.epsilon == 3.0
-
-    def test_a_gaussian_part_makes_all_concentrated(self) -> None:
-        """rho of a choice is epsilon^2/8, of k Gaussians k/(2 sigma^2); the epsilon at delta lies below the textbook
-        conversion rho + 2 sqrt(rho ln(1/delta)) and above rho."""
-        choices = ExponentialChoiceEvent(what="c", epsilon=0.4, choices=5, utility_sensitivity=2.0)
-        normal = ReplacedGaussianEvent(what="g", noise_multiplier=10.0, l2_sensitivity=math.sqrt(2), releases=4)
-        both = ReplacedComposedEvent(events=(choices, normal))
-        assert replaced.rho(both) == pytest.approx(5 * 0.4**2 / 8 + 4 / (2 * 10.0**2))
-        said = claim(both, delta=1e-6)
-        rho = replaced.rho(both)
-        assert said.epsilon is not None
-        assert rho < said.epsilon < rho + 2 * math.sqrt(rho * math.log(1e6))
-        assert said.delta == 1e-6
-        with pytest.raises(MechanismError, match="needs a delta"):
-            claim(both, delta=0.0)
+    def test_rho_converts_below_the_textbook_and_above_itself(self) -> None:
+        """Between rho and rho + 2 sqrt(rho ln(1/delta)); what is solved for a target costs it, and 2 % more does not."""
+        for rho in (0.001, 0.05, 1.0):
+            assert rho < accounting.epsilon_of_rho(rho, 1e-6) < rho + 2 * math.sqrt(rho * math.log(1e6))
+        for epsilon in (0.05, 1.0, 5.0):
+            rho = accounting.rho_for(epsilon, 1e-6)
+            assert 0.99 * epsilon < accounting.epsilon_of_rho(rho, 1e-6) <= epsilon
+            assert accounting.epsilon_of_rho(1.02 * rho, 1e-6) > epsilon
 
     def test_a_gaussian_is_dearer_than_its_own_privacy_profile(self) -> None:
         """The concentrated epsilon of one Gaussian is an upper bound of the exact one (Balle and Wang 2018), found here
@@ -81,46 +47,55 @@ class TestCosts:
             tail = stats.norm.cdf(-epsilon / mu - mu / 2)
             return float(stats.norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * tail)
 
-        event = ReplacedGaussianEvent(what="g", noise_multiplier=4.0, l2_sensitivity=1.0)
-        epsilon = claim(event, delta=1e-6).epsilon
-        assert epsilon is not None
+        epsilon = accounting.epsilon_of_rho(1 / (2 * 4.0**2), 1e-6)
         assert exact_delta(epsilon, 1 / 4.0) <= 1e-6
         assert exact_delta(epsilon, 1 / 2.0) > 1e-6
 
+    def test_gem_spends_what_it_was_given(self) -> None:
+        """Choices at epsilon^2/8, Gaussians at 1/(2 sigma^2): together rho, whatever the number of columns."""
+        for columns in (1, 2, 8):
+            assert Gem().spent(0.03, columns) == pytest.approx(0.03)
+
     def test_bags(self) -> None:
         """Disjoint bags cost one; overlapping ones the smaller of basic and advanced composition, which for few bags is
-        basic (below 2 ln(1/delta)) and for many is not."""
-        one = perturbation(weights="none", noise_rate=0.0005, regularisation=10.0)
-        cost = replaced.objective(one)
-        disjoint = BaggedEvent(bags=10, overlap="none", by_class=False, event=one)
-        few, many = (BaggedEvent(bags=bags, overlap="any", by_class=False, event=one) for bags in (10, 200))
-        assert claim(disjoint, delta=1e-6).epsilon == cost
-        assert claim(few, delta=1e-6).epsilon == pytest.approx(10 * cost)
-        assert claim(few, delta=1e-6).delta == 0
-        advanced = math.sqrt(2 * 200 * math.log(1e6)) * cost + 200 * cost * math.expm1(cost)
-        assert claim(many, delta=1e-6).epsilon == pytest.approx(advanced)
-        assert claim(many, delta=1e-6).delta == 1e-6
-        assert any(
-            "keep the label" in line for line in claim(disjoint.model_copy(update={"by_class": True})).assumptions
-        )
+        basic (below 2 ln(1/delta)) and for many is not; and each bag's epsilon is solved from that."""
+        assert Bagging(split="disjoint").cost(0.01, 1e-6) == 0.01
+        assert Bagging(split="subsamples").cost(0.01, 1e-6) == pytest.approx(0.1)
+        many = Bagging(bags=200, split="subsamples")
+        advanced = math.sqrt(2 * 200 * math.log(1e6)) * 0.01 + 200 * 0.01 * math.expm1(0.01)
+        assert many.cost(0.01, 1e-6) == pytest.approx(advanced)
+        for bags in (Bagging(split="subsamples"), many, Bagging()):
+            assert 0.999 < bags.cost(bags.of_each(1.0, 1e-6), 1e-6) <= 1
 
-    @pytest.mark.parametrize("weights", ["none", "frequencies", "fixed"])
-    @pytest.mark.parametrize("constants", ["paper", "tight"])
-    def test_the_fallback_leaves_half_to_the_noise(self, weights: str, constants: str) -> None:
+    @pytest.mark.parametrize(("weights", "constants"), MIXED)
+    def test_the_fallback_leaves_half_to_the_noise(self, weights: Weights, constants: Constants) -> None:
         """At the smallest regularisation the Jacobian costs epsilon/2, and not, as the paper's Delta, more than all."""
-        how = {"records": 270, "features": 8, "curvature": 0.25, "weights": weights, "constants": constants}
-        least = replaced.smallest_regularisation(1.0, **how)
-        assert replaced.jacobian_cost(least, **how) == pytest.approx(0.5)
+        how = Perturbation(records=270, features=8, weights=weights, constants=constants)
+        least = how.smallest_regularisation(1.0)
+        assert replace(how, regularisation=least).jacobian == pytest.approx(0.5)
+        assert Objective(weights=weights, constants=constants).plan(270, 8, 1.0).epsilon == pytest.approx(1.0)
 
     def test_the_papers_fallback_spends_too_much(self) -> None:
         """Its Delta = c/(n (e^{eps/4} - 1)) - lambda costs 4 d (e^{eps/4} - 1) by its own Jacobian bound: 8 at
         epsilon 1 and d 7, before any noise."""
         regularisation = 0.25 / (1000 * math.expm1(0.25))
-        spent = replaced.jacobian_cost(
-            regularisation, records=1000, features=7, curvature=0.25, weights="frequencies", constants="paper"
-        )
+        how = Perturbation(records=1000, features=7, weights="frequencies", constants="paper")
+        spent = replace(how, regularisation=regularisation).jacobian
         assert spent == pytest.approx(4 * 7 * math.expm1(0.25))
         assert spent > 7.9
+
+    @pytest.mark.parametrize("epsilon", [0.5, 5.0])
+    def test_a_descents_noise_is_for_one_record_replaced(self, epsilon: float) -> None:
+        """Added or removed it costs about half of that."""
+        descent = WeightedDescent()
+        event = descent.event(accounting.noise_for(descent.event, epsilon, 1e-5))
+        claim = accounting.of_event(event, 1e-5)
+        assert claim.epsilon_replaced is not None
+        assert claim.epsilon is not None
+        assert 0.99 * epsilon <= claim.epsilon_replaced <= epsilon
+        assert claim.epsilon < 0.6 * epsilon
+        halved = epsilon_of_one_replaced(descent.event(0.5), delta=1e-5, records_per_unit=1)
+        assert halved != epsilon
 
 
 def neighbours(x: Tensor, y: Tensor, points: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -143,13 +118,11 @@ def recall_and_auc(regularisation: float | None) -> tuple[float, float]:
     labels = (torch.rand(12_000, generator=pick) < 0.03).long()
     x = (0.35 + 0.1 * torch.randn(12_000, 6, generator=pick) + 0.25 * labels[:, None]).clamp(0, 1).double()
     x = torch.cat([2 * x - 1, torch.ones(12_000, 1).double()], 1) / 7**0.5
-    task = Task(records=6000, classes=2, features=6, target_epsilon=1.0, delta=1e-5)
-    event = objective_perturbation.ObjectivePerturbation(regularisation=regularisation).plan(task).event
-    assert event is not None
+    how = Objective(regularisation=regularisation).plan(6000, 7, 1.0)
     figures = []
     for key in range(4):
         stream = SecretStream(bytes([key]) * 32)
-        (beta,) = objective_perturbation.perturbed(event, x[:6000], labels[:6000], 2, stream)
+        beta = linear.perturbed(how, x[:6000], labels[:6000], stream)
         scores, truth = (x[6000:] @ beta).numpy(), labels[6000:].numpy()
         positive, negative = scores[truth == 1], scores[truth == 0]
         auc = float(stats.mannwhitneyu(positive, negative).statistic) / (len(positive) * len(negative))
@@ -160,8 +133,8 @@ def recall_and_auc(regularisation: float | None) -> tuple[float, float]:
 
 def test_lambda_by_the_rule_serves_rare_classes() -> None:
     """A rule of n, d and epsilon, which reads no record; at 0.01, the default once, no rare record is found."""
-    assert objective_perturbation.usual_regularisation(9000, 7, 1.0) == pytest.approx(9.7e-5, rel=0.01)
-    assert objective_perturbation.usual_regularisation(9000, 7, 0.1) == pytest.approx(9.7e-4, rel=0.01)
+    assert linear.usual_regularisation(9000, 7, 1.0) == pytest.approx(9.7e-5, rel=0.01)
+    assert linear.usual_regularisation(9000, 7, 0.1) == pytest.approx(9.7e-4, rel=0.01)
     (by_rule, auc), (at_once, auc_at_once) = recall_and_auc(None), recall_and_auc(0.01)
     assert at_once < 0.05
     assert by_rule > 0.3
@@ -193,8 +166,8 @@ class TestObjectivePerturbation:
         moves = [float((total(x, y, b) - total(x2, y2, b)).norm()) for x, y, x2, y2, b in self.every()]
         assert max(moves) <= 2 - 2 / 6 + 1e-9
         assert max(moves) > 1.2
-        assert replaced.distance(perturbation()) == 2
-        assert replaced.distance(perturbation(constants="paper")) == 3
+        assert Perturbation(6, 2, weights="frequencies").distance == 2
+        assert Perturbation(6, 2, weights="frequencies", constants="paper").distance == 3
 
     @pytest.mark.parametrize("weighted", [True, False])
     def test_the_jacobians_ratio_is_within_its_cost(self, weighted: bool) -> None:
@@ -208,8 +181,7 @@ class TestObjectivePerturbation:
             return float(torch.logdet(hessian))
 
         least = 0.05
-        weights = "frequencies" if weighted else "none"
-        bound = replaced.jacobian_cost(least, records=6, features=2, curvature=0.25, weights=weights, constants="tight")
+        bound = Perturbation(6, 2, weights="frequencies" if weighted else "none", regularisation=least).jacobian
         gaps = [log_det(x2, y2, b, least) - log_det(x, y, b, least) for x, y, x2, y2, b in self.every()]
         assert max(map(abs, gaps)) <= bound
         assert max(map(abs, gaps)) > bound / 4
@@ -217,8 +189,7 @@ class TestObjectivePerturbation:
     def test_the_perturbation_has_its_density(self) -> None:
         """Norms are Gamma(d, 1/rate): Kolmogorov's test at level 1e-6 passes at the event's rate and not at twice it;
         directions average to nothing."""
-        event = perturbation(noise_rate=0.5)
-        drawn = torch.stack([objective_perturbation.drawn(event, 4, STREAM, step=step) for step in range(1000)])
+        drawn = torch.stack([linear.drawn(0.5, 4, STREAM, step=step) for step in range(1000)])
         norms = drawn.norm(dim=1).numpy()
         assert stats.kstest(norms, stats.gamma(4, scale=2.0).cdf).pvalue > 1e-6
         assert stats.kstest(norms, stats.gamma(4, scale=1.0).cdf).pvalue < 1e-6
@@ -228,8 +199,7 @@ class TestObjectivePerturbation:
         """In one dimension the density of the minimiser is known: r/2 exp(-r |b(beta)|) |db/dbeta|. Its log ratio at
         neighbours is within epsilon over a grid of beta; it exceeds half of it, so half the noise would not do."""
         n, least, epsilon = 6, 0.5, 1.0
-        how = {"records": n, "features": 1, "curvature": 0.25, "weights": "frequencies", "constants": "tight"}
-        rate = (epsilon - replaced.jacobian_cost(least, **how)) / 2
+        rate = (epsilon - Perturbation(n, 1, weights="frequencies", regularisation=least).jacobian) / 2
         grid = torch.linspace(-12, 12, 401, dtype=torch.float64)
 
         def log_density(x: Tensor, y: Tensor) -> Tensor:
@@ -248,7 +218,7 @@ class TestObjectivePerturbation:
 
     def test_a_minimiser_that_is_not_reached_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Nothing may be claimed of it."""
-        monkeypatch.setattr(linear, "_NEWTON_STEPS", 1)
+        monkeypatch.setattr(linear, "NEWTON_STEPS", 1)
         x = torch.eye(3, dtype=torch.float64)
         y, ones = torch.tensor([1.0, -1.0, 1.0]).double(), torch.ones(3, dtype=torch.float64)
         with pytest.raises(MechanismError, match="minimiser was not reached"):
@@ -307,30 +277,39 @@ def replacements() -> list[tuple[Tensor, Tensor]]:
 
 
 class TestTables:
+    def test_choices_are_the_exponential_mechanisms(self) -> None:
+        """Of three candidates over 4,000 choices: a chi-square at level 1e-6 passes at the stated epsilon, not at half."""
+        utility, counts = torch.tensor([0.0, 1.0, 2.0]).double(), np.zeros(3)
+        for step in range(4000):
+            counts[synthetic.choose(utility, epsilon=2.0, sensitivity=1.0, stream=STREAM, step=step)] += 1
+        for epsilon, accepted in ((2.0, True), (1.0, False)):
+            law = np.exp(epsilon * utility.numpy() / 2)
+            assert (stats.chisquare(counts, 4000 * law / law.sum()).pvalue > 1e-6) == accepted
+
     def test_bayes_tables_move_by_the_stated_sensitivity(self) -> None:
         """All neighbours of a small table: divided by the number of columns, at most 2 in l1, and 2 somewhere."""
-        before = bayes_table.counts(CODES, SIZES, LABELS, 2)
+        before = synthetic.counts_by_class(CODES, SIZES, LABELS)
         moves = [
-            sum(float((a - b).abs().sum()) for a, b in zip(before, bayes_table.counts(c, SIZES, y, 2), strict=True)) / 2
+            sum(float((a - b).abs().sum()) for a, b in zip(before, synthetic.counts_by_class(c, SIZES, y), strict=True))
+            / 2
             for c, y in replacements()
         ]
-        assert max(moves) == bayes_table.L1_SENSITIVITY
+        assert max(moves) == synthetic.BAYES_L1
 
     @pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (0.5, False), (2.0, False)])
     def test_bayes_noise_is_the_events(self, factor: float, accepted: bool) -> None:
         """Kolmogorov's test at level 1e-6 over 4,000 cells: Laplace of multiplier x 2 x columns passes, half and twice
         do not."""
-        event = LaplaceReleaseEvent(what="t", noise_multiplier=3.0, l1_sensitivity=2.0)
         codes = torch.zeros(1, 2, dtype=torch.int64)
-        noisy = bayes_table.released(codes, (1000, 1000), torch.tensor([0]), 2, event, STREAM)
-        exact = bayes_table.counts(codes, (1000, 1000), torch.tensor([0]), 2)
+        noisy = synthetic.released(codes, (1000, 1000), torch.tensor([0]), 3.0, STREAM)
+        exact = synthetic.counts_by_class(codes, (1000, 1000), torch.tensor([0]))
         noise = torch.cat([(a - b).flatten() for a, b in zip(noisy, exact, strict=True)]).numpy()
         law = stats.laplace(scale=factor * 3.0 * 2.0 * 2)
         assert (stats.kstest(noise, law.cdf).pvalue > 1e-6) == accepted
 
     def test_gems_marginals_move_by_the_stated_sensitivities(self) -> None:
         """All neighbours: a marginal's counts move by at most 2 in l1 and sqrt 2 in l2, and do so somewhere."""
-        blocks = gem._Blocks(2, SIZES)
+        blocks = Blocks(SIZES)
         before = blocks.counts(CODES, LABELS)
         moves = []
         for codes, labels in replacements():
@@ -338,12 +317,12 @@ class TestTables:
             for at in ((0,), (1,), (0, 1)):
                 own = after[:, *blocks.place(at)] - before[:, *blocks.place(at)]
                 moves.append((float(own.abs().sum()), float(own.norm())))
-        assert max(l1 for l1, _ in moves) == gem.L1_SENSITIVITY
-        assert max(l2 for _, l2 in moves) == pytest.approx(gem.L2_SENSITIVITY)
+        assert max(l1 for l1, _ in moves) == synthetic.GEM_L1
+        assert max(l2 for _, l2 in moves) == pytest.approx(synthetic.GEM_L2)
 
     def test_gems_blocks_are_the_counts(self) -> None:
         """By hand: label 1 has the records (1, 2) and (0, 0)."""
-        blocks = gem._Blocks(2, SIZES)
+        blocks = Blocks(SIZES)
         rows, cols = blocks.place((0, 1))
         joint = blocks.counts(CODES, LABELS)[1][rows, cols]
         assert joint.tolist() == [[1, 0, 0], [0, 0, 1], [0, 0, 0]]
@@ -358,5 +337,5 @@ class TestTables:
         moves = []
         for codes, labels in replacements():
             other = torch.cat([labels[:, None], codes], dim=1)
-            moves += [abs(privbayes.score(whole, sizes, node) - privbayes.score(other, sizes, node)) for node in nodes]
+            moves += [abs(synthetic.score(whole, sizes, node) - synthetic.score(other, sizes, node)) for node in nodes]
         assert bound / 3 < max(moves) <= bound

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oversampling import neighbours, smote
 from scipy import stats
 from sklearn.neighbors import NearestNeighbors
 
 from mechanisms.errors import MechanismError
-from mechanisms.privacy import oversampling as cost
+from studies import oversampling as cost
+from studies.oversampling import neighbours
 
 LOWER_BOUNDS = (2, 6, 12, 24, 40, 72, 126, 240, 306, 500, 582, 840, 1154, 1606, 2564, 4320, 5346, 7398, 10_668, 17_400)
 """Kissing configurations that exist, dimensions 1 to 20 (the same survey's table)."""
@@ -103,8 +103,8 @@ def test_a_record_changes_no_more_rows_than_are_paid_for() -> None:
         before = neighbours(points[1:], k) + 1  # places in `points`
         after = neighbours(points, k)
         lists = np.concatenate([after[:1], aligned(after[1:], before)])
-        rows_before = smote(points, ids, np.concatenate([after[:1], before]), rounds=rounds, seed=3)[1:]
-        rows_after = smote(points, ids, lists, rounds=rounds, seed=3)
+        rows_before = cost.interpolated(points, ids, np.concatenate([after[:1], before]), rounds=rounds, seed=3)[1:]
+        rows_after = cost.interpolated(points, ids, lists, rounds=rounds, seed=3)
         changed = int((rows_before != rows_after[1:]).any(-1).sum())
         entered = in_degree(points, k)
         paid = cost.smote(1.0, 0.0, neighbours=entered, rounds=rounds).rows
@@ -142,3 +142,15 @@ def test_what_is_printed_is_kept_as_printed() -> None:
 def test_what_cannot_be_is_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(MechanismError, match="must be at least 1"):
         cost.most_neighbours_of(bad.get("dimension", 3), bad.get("k", 5))
+
+
+def test_what_is_left_to_learn_with() -> None:
+    """Paying for SMOTE takes the AUC of a table that is learned without it; unpaid, its epsilon is no claim."""
+    rng = np.random.default_rng(0)
+    labels = (np.arange(400) < 60).astype(int)
+    features = np.clip(0.3 + 0.35 * labels[:, None] + 0.1 * rng.standard_normal((400, 3)), 0, 1)
+    row = cost.study("invented", features, labels, seeds=2)
+    assert row["rows"] == 1 + row["rounds"] * (1 + 2 * row["neighbours"])
+    assert row["in_degree"] <= row["neighbours"]
+    plain, paid = (float(row[name].split()[0]) for name in ("ε 5", "ε 5, SMOTE"))
+    assert plain > 0.9 > paid

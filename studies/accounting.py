@@ -1,0 +1,171 @@
+"""Costs for one record *replaced* (n is public), which the systems of the imbalance papers are claimed at.
+
+| part                            | epsilon   | rho             | source                          |
+|---------------------------------|-----------|-----------------|---------------------------------|
+| Laplace, multiplier b           | 1 / b     | 1 / (2 b^2)     | Bun and Steinke 2016, prop. 1.4 |
+| choices, k of epsilon           | k epsilon | k epsilon^2 / 8 | Cesar and Rogers 2021           |
+| Gaussian, k of multiplier sigma | none      | k / (2 sigma^2) | Bun and Steinke 2016, prop. 1.6 |
+| objective perturbation          | `Perturbation.epsilon` | epsilon^2 / 2 | Chaudhuri et al. 2011 |
+
+Where every part has an epsilon they add up and delta is 0. Where one is Gaussian, rho adds up and is converted at delta
+by dp-accounting's Renyi accountant. Gradient descents are the product's events, at the noise where one record replaced
+costs the target.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from dp_accounting import dp_event
+from dp_accounting.privacy_accountant import NeighboringRelation
+from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
+from scipy.optimize import brentq
+
+from mechanisms.errors import MechanismError
+from mechanisms.privacy.claims import claim_of, epsilon_of_one_replaced
+from mechanisms.privacy.events import Claim, Event, NonPrivateEvent
+
+CURVATURE = 0.25
+"""c: the largest second derivative of the logistic loss."""
+
+
+def replace_one(epsilon: float, delta: float, accountant: str) -> Claim:
+    """Claims (epsilon, delta) for one record replaced."""
+    return Claim(
+        guarantee_kind="formal",
+        epsilon=epsilon,
+        delta=delta,
+        epsilon_replaced=epsilon,
+        neighbouring_relation="replace-one",
+        accountant=accountant,
+        assumptions=("neighbours have the same number of records and differ in the values of one",),
+    )
+
+
+def pure(epsilon: float) -> Claim:
+    """Claims the sum of parts that are each epsilon-differentially private."""
+    return replace_one(epsilon, 0.0, "sum of the parts, each epsilon-differentially private")
+
+
+def nothing() -> Claim:
+    """Claims nothing: training without protection."""
+    return claim_of(
+        NonPrivateEvent(epochs=1), delta=None, privacy_unit="record", max_records_per_unit=1, unprotected_inputs=()
+    )
+
+
+def of_event(event: Event, delta: float) -> Claim:
+    """Claims what the product's accountant computes for one record added or removed; `epsilon_replaced` beside it."""
+    return claim_of(event, delta=delta, privacy_unit="record", max_records_per_unit=1, unprotected_inputs=())
+
+
+def noise_for(make_event: Callable[[float], Event], epsilon: float, delta: float) -> float:
+    """Solves for the noise at which one record replaced costs epsilon at most, and at least 0.99 of it.
+
+    Args:
+        make_event: the event at a noise multiplier.
+    """
+
+    def excess(log_noise: float) -> float:
+        cost = epsilon_of_one_replaced(make_event(math.exp(log_noise)), delta=delta, records_per_unit=1)
+        return math.log(cost / epsilon) if cost else 1.0
+
+    low = high = math.log(4 / epsilon)
+    while excess(high) > 0:
+        high += 1
+        if high > 20:
+            raise MechanismError(f"no noise costs epsilon {epsilon:g} for one record replaced; raise epsilon")
+    while excess(low) < 0:
+        low -= 1
+    noise = float(brentq(excess, low, high, xtol=1e-3)) if low < high else low
+    while excess(noise) > 0:
+        noise += 1e-3
+    return math.exp(noise)
+
+
+def epsilon_of_rho(rho: float, delta: float) -> float:
+    """Epsilon at delta of a zero-concentrated cost."""
+    accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
+    return float(accountant.compose(dp_event.ZCDpEvent(rho)).get_epsilon(delta))
+
+
+def rho_for(epsilon: float, delta: float) -> float:
+    """Solves for the largest zero-concentrated cost that converts to epsilon at most."""
+    excess: Callable[[float], float] = lambda log_rho: epsilon_of_rho(math.exp(log_rho), delta) - epsilon  # noqa: E731
+    return math.exp(float(brentq(excess, math.log(1e-9), math.log(max(epsilon, 1e-6)), xtol=1e-4)) - 2e-4)
+
+
+def composed(epsilon: float, times: int, *, delta: float) -> float:
+    """The smaller of basic and advanced composition (Dwork and Roth 2014, theorem 3.20).
+
+    Below 2 ln(1/delta) fits advanced composition is the larger one.
+    """
+    basic = times * epsilon
+    if delta <= 0 or epsilon > 50:
+        return basic
+    return min(basic, math.sqrt(2 * times * math.log(1 / delta)) * epsilon + basic * math.expm1(epsilon))
+
+
+Weights = Literal["none", "frequencies"]
+Constants = Literal["paper", "tight"]
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """Regularised logistic regression with a random linear term b, of density proportional to exp(-noise_rate |b|).
+
+    Without weights Chaudhuri et al. 2011, algorithm 2; weighted by each other's true class frequency Rosenblatt et al.
+    2025, algorithm 1. `constants` are those of the paper's proofs, or tight ones.
+    """
+
+    records: int
+    features: int
+    """Coordinates of a record of norm at most 1, the constant among them."""
+    weights: Weights = "none"
+    constants: Constants = "tight"
+    regularisation: float = 0.0
+    """lambda plus what was added to it (Delta)."""
+    noise_rate: float = 1.0
+
+    @property
+    def distance(self) -> float:
+        """Largest |b - b'| between the terms that give neighbours the same minimiser.
+
+        With class frequencies as weights the paper's bound is 3. If a label flips, its two weights sum to 1 - 1/n and
+        the others move by (n-1)/n in all; if it stays, no other moves. So 2 is enough, as without weights.
+        """
+        return 3.0 if self.weights == "frequencies" and self.constants == "paper" else 2.0
+
+    @property
+    def jacobian(self) -> float:
+        """epsilon'': the log of the ratio of the Jacobians' determinants at neighbours.
+
+        | weights     | paper                            | tight                                                     |
+        |-------------|----------------------------------|-----------------------------------------------------------|
+        | none        | 2 ln(1 + c/(n (lambda + Delta))) | ln(1 + c/(n (lambda + Delta))): determinant lemma         |
+        | frequencies | 4 c d/(n (lambda + Delta))       | 2 c/(n (lambda + Delta)): trace of the positive part of a |
+        |             |                                  | flip's difference, 2 c max(n0, n1)/n at most              |
+        """
+        share = CURVATURE / (self.records * self.regularisation)
+        if self.weights == "frequencies":
+            return 4 * self.features * share if self.constants == "paper" else 2 * share
+        return (2 if self.constants == "paper" else 1) * math.log1p(share)
+
+    @property
+    def epsilon(self) -> float:
+        """Cost of one record replaced."""
+        return self.noise_rate * self.distance + self.jacobian
+
+    def smallest_regularisation(self, epsilon: float) -> float:
+        """lambda + Delta at which the Jacobian costs half of epsilon.
+
+        (The paper's Delta, c/(n (e^{epsilon/4} - 1)) - lambda, spends more than epsilon by its own bound.)
+        """
+        half = epsilon / 2
+        if self.weights == "frequencies":
+            factor = 4 * self.features if self.constants == "paper" else 2
+            return factor * CURVATURE / (self.records * half)
+        return CURVATURE / (self.records * math.expm1(half / (2 if self.constants == "paper" else 1)))

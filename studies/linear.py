@@ -1,0 +1,270 @@
+"""Linear systems of the imbalance papers: logistic regression, plain, by objective perturbation (weighted or not), in
+bags that vote, and by class-weighted private gradient descent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from scipy.optimize import brentq
+from torch import Tensor
+
+from mechanisms.errors import MechanismError
+from mechanisms.model.seeding import generator
+from mechanisms.privacy import class_counts
+from mechanisms.privacy.class_counts import ClassWeightsConfig
+from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, GaussianReleaseEvent, NoiseSegment
+from mechanisms.privacy.noise import SecretStream, new_key
+from studies import accounting
+from studies.accounting import Constants, Perturbation, Weights
+from studies.tables import Columns, Fit, Table
+
+GRADIENT_TOLERANCE = 1e-9
+NEWTON_STEPS = 200
+SMALLEST_COUNT = 5.0
+"""Noisy counts below this are raised to it before they become weights."""
+Split = Literal["subsamples", "disjoint", "stratified"]
+
+
+def minimise(x: Tensor, y: Tensor, weights: Tensor, *, regularisation: float, linear: Tensor) -> Tensor:
+    """Returns the minimiser of (1/n) sum_i w_i ln(1 + e^{-y_i x_i beta}) + (1/n) b beta + (regularisation/2) |beta|^2.
+
+    Newton in float64, steps halved until the gradient's norm falls: it tells two points apart where terms of the value
+    cancel and its digits no longer do. x [n, d], y in {-1, 1} [n], weights [n], linear b [d].
+
+    Raises:
+        MechanismError: the gradient's norm stays above `GRADIENT_TOLERANCE`: nothing may be claimed then.
+    """
+    n, d = x.shape
+    beta = torch.zeros(d, dtype=torch.float64)
+
+    def gradient_of(point: Tensor) -> Tensor:
+        return (-(weights * y * torch.sigmoid(-y * (x @ point))) @ x + linear) / n + regularisation * point
+
+    for _ in range(NEWTON_STEPS):
+        gradient = gradient_of(beta)
+        norm = float(gradient.norm())
+        if norm <= GRADIENT_TOLERANCE:
+            return beta
+        p = torch.sigmoid(x @ beta)
+        hessian = (x * (weights * p * (1 - p))[:, None]).T @ x / n + regularisation * torch.eye(d, dtype=torch.float64)
+        step = torch.linalg.solve(hessian, gradient)
+        size = 1.0
+        while size > 1e-10 and float(gradient_of(beta - size * step).norm()) > (1 - 1e-4 * size) * norm:
+            size /= 2
+        beta = beta - size * step
+    raise MechanismError(f"the minimiser was not reached after {NEWTON_STEPS} steps; raise the regularisation")
+
+
+def of_coefficients(beta: Tensor, columns: Columns) -> Callable[[Tensor], Tensor]:
+    """Log-probabilities [n, 2] of a logistic regression on unit records, beta [d + 1]."""
+
+    def scores(features: Tensor) -> Tensor:
+        z = columns.unit(features.clamp(0, 1)) @ beta
+        return torch.nn.functional.logsigmoid(torch.stack([-z, z], dim=1))
+
+    return scores
+
+
+@dataclass(frozen=True)
+class PlainLogistic:
+    """The exact minimiser of the regularised loss, without protection."""
+
+    balanced: bool = False
+    regularisation: float = 1e-4
+
+    def __call__(self, train: Table, epsilon: float, delta: float, seed: int) -> Fit:
+        counts = torch.bincount(train.labels, minlength=2).double().clamp(min=1)
+        weights = (counts.mean() / counts if self.balanced else torch.ones(2, dtype=torch.float64))[train.labels]
+        x = train.columns.unit(train.features)
+        zero = torch.zeros(x.shape[1], dtype=torch.float64)
+        beta = minimise(x, 2.0 * train.labels - 1, weights, regularisation=self.regularisation, linear=zero)
+        return Fit(of_coefficients(beta, train.columns), accounting.nothing())
+
+
+def usual_regularisation(records: int, features: int, epsilon: float) -> float:
+    """Returns lambda by a rule that reads no record: the one that balances noise and shrinkage, up to constants.
+
+    A perturbation of norm 2 d / epsilon costs (2 d / epsilon)^2 / (2 n^2 lambda) of the objective at most, and
+    shrinkage lambda B^2 / 2 for coefficients of norm B. Their sum is least at 2 d / (epsilon n B), here for B = 16:
+    records have a norm of at most 1, so that scores of a few nats need coefficients of that size.
+    """
+    return min(features / (8 * records * epsilon), 1e3)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """DP logistic regression by objective perturbation; weighted: the papers' private weighted ERM.
+
+    beta = argmin (1/n) sum_i w_i l(y_i, x_i beta) + (1/n) b beta + (lambda + Delta)/2 |beta|^2
+
+    Corrected against the paper: lambda is in the objective (its line 6 leaves it out), and the fallback's Delta is
+    solved so that the Jacobian costs half of epsilon.
+    """
+
+    weights: Weights = "none"
+    constants: Constants = "tight"
+    regularisation: float | None = None
+    """None: by `usual_regularisation`, raised where epsilon asks for it."""
+
+    def plan(self, records: int, features: int, epsilon: float) -> Perturbation:
+        """The perturbation that costs this epsilon, for records of so many coordinates, the constant among them."""
+        how = Perturbation(records=records, features=features, weights=self.weights, constants=self.constants)
+        chosen = self.regularisation or usual_regularisation(records, features, epsilon)
+        how = replace(how, regularisation=max(chosen, how.smallest_regularisation(epsilon)))
+        return replace(how, noise_rate=(epsilon * (1 - 1e-9) - how.jacobian) / how.distance)
+
+    def __call__(self, train: Table, epsilon: float, delta: float, seed: int) -> Fit:
+        x = train.columns.unit(train.features)
+        how = self.plan(len(x), x.shape[1], epsilon)
+        beta = perturbed(how, x, train.labels, SecretStream(new_key()))
+        return Fit(of_coefficients(beta, train.columns), accounting.pure(how.epsilon))
+
+
+def perturbed(how: Perturbation, x: Tensor, labels: Tensor, stream: SecretStream) -> Tensor:
+    """Coefficients float64 [d] of records x [n, d] of norm at most 1."""
+    n = torch.bincount(labels, minlength=2).double()
+    weights = n.flip(0) / len(labels) if how.weights == "frequencies" else torch.ones(2, dtype=torch.float64)
+    b = drawn(how.noise_rate, x.shape[1], stream)
+    return minimise(x, 2.0 * labels - 1, weights[labels], regularisation=how.regularisation, linear=b)
+
+
+def drawn(rate: float, size: int, stream: SecretStream, *, step: int = 0) -> Tensor:
+    """b float64 [size] of density proportional to exp(-rate |b|): any direction, a norm that is Gamma(size)."""
+    direction = stream.normal_(torch.empty(size, dtype=torch.float64), purpose="perturbation", step=step)
+    steps = -(1 - stream.uniform(size, purpose="norm of the perturbation", step=step)).log()
+    return direction / direction.norm() * steps.sum() / rate
+
+
+@dataclass(frozen=True)
+class Bagging:
+    """Bags of DP logistic regressions, which vote (Rosenblatt et al. 2025, section 4.1).
+
+    | split        | a record is in           | cost of all bags                                                       |
+    |--------------|--------------------------|------------------------------------------------------------------------|
+    | `subsamples` | any number, once in each | the smaller of basic and advanced composition                          |
+    | `disjoint`   | one                      | one bag's: a record that is replaced stays in its bag                  |
+    | `stratified` | one of its class         | one bag's, for neighbours that keep the label: else others change bags |
+
+    Subsamples are drawn without replacement, since a record that a bootstrap holds k times costs a bag up to k times
+    as much. A bag of `share` 0.632 has as many different records as a bootstrap on average.
+    """
+
+    bags: int = 10
+    split: Split = "disjoint"
+    share: float = 0.632
+    vote: Literal["soft", "hard"] = "soft"
+    regularisation: float = 0.01
+
+    def cost(self, epsilon: float, delta: float) -> float:
+        """Epsilon of all bags, each of this one."""
+        return accounting.composed(epsilon, self.bags, delta=delta) if self.split == "subsamples" else epsilon
+
+    def of_each(self, epsilon: float, delta: float) -> float:
+        """Epsilon of one bag at which all together cost this."""
+        if self.split != "subsamples":
+            return epsilon * (1 - 1e-9)
+
+        def excess(each: float) -> float:
+            return self.cost(each, delta) - epsilon
+
+        return float(brentq(excess, epsilon / self.bags * (1 - 1e-6), epsilon, xtol=1e-12)) * (1 - 1e-6)
+
+    def __call__(self, train: Table, epsilon: float, delta: float, seed: int) -> Fit:
+        x, each = train.columns.unit(train.features), self.of_each(epsilon, delta)
+        size = round(self.share * len(x)) if self.split == "subsamples" else len(x) // self.bags
+        size -= self.split == "stratified"
+        how = Objective(regularisation=self.regularisation).plan(size, x.shape[1], each)
+        chosen = filled(train.labels, self.bags, self.split, size, generator(seed, "bagging"))
+        betas = [perturbed(how, x[bag], train.labels[bag], SecretStream(new_key())) for bag in chosen]
+
+        def scores(features: Tensor) -> Tensor:
+            members = torch.stack([of_coefficients(beta, train.columns)(features) for beta in betas])
+            if self.vote == "soft":
+                return members.logsumexp(0).log_softmax(-1)
+            votes = torch.nn.functional.one_hot(members.argmax(-1), 2).sum(0).double()
+            return ((votes + 0.5) / (len(betas) + 1)).log()
+
+        total = self.cost(how.epsilon, delta)
+        advanced = self.split == "subsamples" and total < self.bags * how.epsilon
+        claim = accounting.replace_one(
+            total,
+            delta if advanced else 0.0,
+            "advanced composition (Dwork and Roth 2014, thm. 3.20)" if advanced else "pure parts",
+        )
+        if self.split == "stratified":
+            kept = "bags are filled class by class: neighbours keep the label, and the size of each class is public"
+            claim = claim.model_copy(update={"assumptions": (*claim.assumptions, kept)})
+        return Fit(scores, claim)
+
+
+def filled(labels: Tensor, bags: int, split: Split, size: int, draws: torch.Generator) -> list[Tensor]:
+    """Indices int64 of each bag, at most `size`; features are not looked at."""
+    n = len(labels)
+    if split == "subsamples":
+        return [torch.randperm(n, generator=draws)[:size] for _ in range(bags)]
+    order = torch.randperm(n, generator=draws)
+    if split == "disjoint":
+        return [order[bag::bags][:size] for bag in range(bags)]
+    by_class = [order[labels[order] == label] for label in labels.unique().tolist()]
+    # the smallest class first, so that what a bag has above its size is of the largest
+    by_class.sort(key=len)
+    return [torch.cat([own[: len(own) // bags * bags][bag::bags] for own in by_class])[:size] for bag in range(bags)]
+
+
+def class_weights(counts: GaussianReleaseEvent, labels: Tensor, stream: SecretStream) -> tuple[Tensor, Tensor]:
+    """Weights in (0, 1] of both classes from private counts, and these counts, raised to the smallest allowed."""
+    noisy = class_counts.with_noise(torch.bincount(labels, minlength=2).float(), std=counts.std, stream=stream)
+    settings = ClassWeightsConfig(noise_multiplier=counts.noise_multiplier, smallest_count=SMALLEST_COUNT)
+    return class_counts.class_weights(noisy, settings).double(), noisy.clamp(min=SMALLEST_COUNT).double()
+
+
+@dataclass(frozen=True)
+class WeightedDescent:
+    """Full-batch private gradient descent of a softmax, weighted by private class counts: both noises solved together.
+
+    `counts_share` of the Gaussian budget releases the counts. The noisy sum is divided by the noisy total of the
+    weights, so that the rate means the same at every imbalance.
+    """
+
+    counts_share: float = 0.1
+    steps: int = 50
+    learning_rate: float = 4.0
+    momentum: float = 0.9
+    clip: float = 1.0
+
+    def event(self, noise: float) -> ComposedEvent:
+        """Counts and descent that cost together what one Gaussian of this noise multiplier costs."""
+        counts = GaussianReleaseEvent(
+            what="class counts", noise_multiplier=noise / math.sqrt(self.counts_share), l2_sensitivity=1.0
+        )
+        each = noise * math.sqrt(self.steps / (1 - self.counts_share))
+        segment = NoiseSegment(steps=self.steps, noise_multiplier=each, l2_clip_norm=self.clip)
+        return ComposedEvent(events=(counts, DpSgdEvent(sampling_prob=1.0, segments=(segment,))))
+
+    def __call__(self, train: Table, epsilon: float, delta: float, seed: int) -> Fit:
+        event, stream = self.event(accounting.noise_for(self.event, epsilon, delta)), SecretStream(new_key())
+        counts, descent = event.events
+        assert isinstance(counts, GaussianReleaseEvent)
+        assert isinstance(descent, DpSgdEvent)
+        x, target = train.columns.unit(train.features), torch.nn.functional.one_hot(train.labels, 2).double()
+        weights, noisy = class_weights(counts, train.labels, stream)
+        own, norms, total = weights[train.labels], x.norm(dim=1), float((weights * noisy).sum())
+        theta = velocity = torch.zeros(2, x.shape[1], dtype=torch.float64)
+        (segment,) = descent.segments
+        for step in range(segment.steps):
+            residual = (x @ theta.T).softmax(1) - target
+            factor = own * self.clip / (residual.norm(dim=1) * norms).clamp(min=self.clip)
+            gradient = (residual * factor[:, None]).T @ x
+            std = segment.noise_multiplier * segment.l2_clip_norm
+            gradient += std * stream.normal_(torch.empty_like(gradient), purpose="gradient noise", step=step)
+            velocity = self.momentum * velocity + gradient / total
+            theta = theta - self.learning_rate * velocity
+
+        def scores(features: Tensor) -> Tensor:
+            return (train.columns.unit(features.clamp(0, 1)) @ theta.T).log_softmax(-1)
+
+        return Fit(scores, accounting.of_event(event, delta))

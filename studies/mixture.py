@@ -1,0 +1,229 @@
+"""Two Gaussians under imbalance, where everything is known in closed form (Rosenblatt et al. 2024, appendices C.2 and
+D.2: table 10, proposition 12, figure 4).
+
+`Mixture` has the figures as they follow, `printed` as the paper has them; tests hold both against Monte Carlo. Records
+are drawn from fixed seeds; the noise of private fits has none.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import norm
+from sklearn.linear_model import LogisticRegression
+
+from studies import results
+from studies.oversampling import DELTA, descend, interpolated, neighbours
+
+EPSILONS, DRAWS = (0.1, 0.5, 1.0, 5.0), 8
+RECORDS, SHARE, MEANS, SPREAD = 1000, 0.1, ((0.0, 0.0), (4.0, 4.0)), 2.0
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """X | y ~ N(mu_y, sigma^2), r = P(y = 0)/P(y = 1), Delta = (mu_1 - mu_0)/sigma, and the threshold
+    theta = gamma mu_1 + (1 - gamma) mu_0 above which a record is called positive."""
+
+    r: float
+    delta: float
+
+    def metrics(self, gamma: float, *, noise_variance: float = 0.0) -> dict[str, float]:
+        """Recall, precision, balanced accuracy, F1 and accuracy, expected over a threshold with normal error.
+
+        Args:
+            noise_variance: of the threshold, in units of sigma^2; it widens what a record is compared with. (Of
+            rates: the
+                precision and F1 are those of the expected rates.)
+        """
+        width = math.sqrt(1 + noise_variance)
+        hit = float(norm.cdf((1 - gamma) * self.delta / width))
+        false = float(norm.sf(gamma * self.delta / width))
+        return {
+            "recall": hit,
+            "precision": hit / (hit + self.r * false),
+            "balanced accuracy": (hit + 1 - false) / 2,
+            "F1": 2 * hit / (2 * hit + self.r * false + 1 - hit),
+            "accuracy": (hit + self.r * (1 - false)) / (1 + self.r),
+        }
+
+    def printed(self, gamma: float) -> dict[str, float]:
+        """Table 10: recall above 1, precision with 1 + r for r, F1 of equal classes."""
+        hit, false = float(norm.cdf((1 - gamma) * self.delta)), float(norm.sf(gamma * self.delta))
+        return {
+            "recall": (1 + self.r) * hit,
+            "precision": hit / (hit + (1 + self.r) * false),
+            "balanced accuracy": (hit + 1 - false) / 2,
+            "F1": hit / (hit + false / 2),
+        }
+
+    @property
+    def bayes(self) -> float:
+        """Gamma of the fewest errors: 1/2 + ln(r)/Delta^2. The midpoint is that of equal classes alone."""
+        return 0.5 + math.log(self.r) / self.delta**2
+
+    def threshold_variance(self, majority: int, *, radius: float, epsilon: float) -> float:
+        """Returns the variance of the mean of two private class means (proposition 12), in units of sigma^2.
+
+        (1/4) (1/n_0 + 1/n_1 + s_0^2 + s_1^2) with s_b = (2 R/n_b) sqrt(2 ln(1.25/delta))/epsilon. The printed one
+        leaves the quarter in front of the data and takes it out of the noise.
+
+        Args:
+            radius: R, to which records are cut, in units of sigma; it should cut none.
+        """
+        return self._variance(majority, 2 * radius**2, epsilon)
+
+    def printed_variance(self, majority: int, *, radius: float, epsilon: float) -> float:
+        """Equation (2), read as it stands: half of a normal with this variance times four."""
+        return self._variance(majority, 0.5 * radius**2, epsilon)
+
+    def _variance(self, majority: int, noise: float, epsilon: float) -> float:
+        spent = math.log(1.25 / DELTA) / epsilon**2
+        return (1 + self.r) / (4 * majority) + noise * spent * (1 + self.r**2) / majority**2
+
+
+def monte_carlo(mixture: Mixture, gamma: float, *, records: int, seed: int) -> dict[str, float]:
+    """The same figures counted on records, labels drawn by prevalence."""
+    rng = np.random.default_rng(seed)
+    labels = rng.random(records) < 1 / (1 + mixture.r)
+    called = rng.standard_normal(records) + mixture.delta * labels >= gamma * mixture.delta
+    hit, false = int((called & labels).sum()), int((called & ~labels).sum())
+    positive, negative = int(labels.sum()), int((~labels).sum())
+    return {
+        "recall": hit / positive,
+        "precision": hit / (hit + false) if hit + false else math.nan,
+        "balanced accuracy": (hit / positive + 1 - false / negative) / 2,
+        "F1": 2 * hit / (hit + false + positive),
+        "accuracy": (hit + negative - false) / records,
+    }
+
+
+def private_thresholds(
+    mixture: Mixture, majority: int, *, radius: float, epsilon: float, runs: int, seed: int
+) -> np.ndarray:
+    """Errors of the private midpoint, in units of sigma, [runs]."""
+    rng = np.random.default_rng(seed)
+    errors = np.zeros(runs)
+    for mean, count in ((0.0, majority), (mixture.delta, round(majority / mixture.r))):
+        values = np.clip(rng.standard_normal((runs, count)) + mean, -radius, radius).mean(1)
+        std = 2 * radius / count * math.sqrt(2 * math.log(1.25 / DELTA)) / epsilon
+        errors += (values + std * rng.standard_normal(runs) - mean) / 2
+    return errors
+
+
+def drawn(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """The paper's records of figure 4: [n, 2], and labels."""
+    rng = np.random.default_rng(seed)
+    labels = (rng.random(RECORDS) < SHARE).astype(int)
+    return np.array(MEANS)[labels] + SPREAD * rng.standard_normal((RECORDS, 2)), labels
+
+
+def scaled(points: np.ndarray) -> np.ndarray:
+    """By public numbers, the middle between the means and twice the spread."""
+    return (points - 2.0) / 4.0
+
+
+def private_line(points: np.ndarray, labels: np.ndarray, *, epsilon: float, weighted: bool, seed: int) -> np.ndarray:
+    """(w_1, w_2, b) of a DP fit on scaled points: positive where w x + b > 0."""
+    _, head = descend(scaled(points), labels, epsilon=epsilon, seed=seed, weighted=weighted)
+    weight, bias = head.weight.detach().numpy(), head.bias.detach().numpy()
+    return np.append(weight[1] - weight[0], bias[1] - bias[0])
+
+
+def line(points: np.ndarray, labels: np.ndarray, **options: Any) -> np.ndarray:
+    """The same of scikit-learn's logistic regression, without noise."""
+    fitted = LogisticRegression(C=100, **options).fit(scaled(points), labels)
+    return np.concatenate([fitted.coef_[0], fitted.intercept_])
+
+
+def balanced_accuracy(line: np.ndarray) -> float:
+    """Returns the balanced accuracy of a line, exactly: each class is normal along its normal vector."""
+    w, norm_w = line[:2] / 4.0, float(np.linalg.norm(line[:2]) / 4.0)
+    rates = [
+        float(norm.cdf((w @ (np.array(mean) - 2.0) + line[2]) / (SPREAD * norm_w))) if norm_w else 0.5 for mean in MEANS
+    ]
+    return (1 - rates[0] + rates[1]) / 2
+
+
+def fits(draws: int = DRAWS) -> dict[str, list[np.ndarray]]:
+    """Lines by name: without noise, and `draws` of each private one."""
+    points, labels = drawn()
+    minority = points[labels == 1]
+    rounds = round(1 / SHARE) - 2
+    lists = neighbours(minority, 5)
+    more = interpolated(minority, np.arange(len(minority)), lists, rounds=rounds, seed=0).reshape(-1, 2)
+
+    def with_more(extra: np.ndarray) -> np.ndarray:
+        return line(np.concatenate([points, extra]), np.concatenate([labels, np.ones(len(extra), dtype=int)]))
+
+    found = {
+        "non-private": [line(points, labels)],
+        "class weights": [line(points, labels, class_weight="balanced")],
+        "minority copied": [with_more(np.repeat(minority, rounds, axis=0))],
+        "SMOTE": [with_more(more)],
+    }
+    for weighted in (False, True):
+        for epsilon in EPSILONS:
+            name = f"ε {epsilon:g}{', private weights' if weighted else ''}"
+            found[name] = [
+                private_line(points, labels, epsilon=epsilon, weighted=weighted, seed=seed) for seed in range(draws)
+            ]
+    return found
+
+
+def formulas(records: int = 4_000_000) -> list[results.Row]:
+    """Each figure in closed form, counted, and as printed in table 10, at four thresholds."""
+    mixture = Mixture(r=9.0, delta=2.0)
+    gammas = {0.5: "midpoint", mixture.bayes: "fewest errors", 0.25: "a quarter", 10.0: "1 + r"}
+    rows = []
+    for gamma, what in gammas.items():
+        closed, printed = mixture.metrics(gamma), mixture.printed(gamma)
+        counted = monte_carlo(mixture, gamma, records=records, seed=1)
+        for name, value in closed.items():
+            row = {"gamma": gamma, "what": what, "figure": name, "closed_form": value, "counted": counted[name]}
+            rows.append(row | {"printed": printed.get(name)})
+    return rows
+
+
+def thresholds(runs: int = 4000) -> list[results.Row]:
+    """Standard deviation of the private midpoint by its closed form, counted, and as printed."""
+    rows = []
+    for r in (1, 9, 30):
+        for epsilon in (0.5, 1.0, 5.0):
+            mixture, majority, radius = Mixture(r=r, delta=2.0), 900, 8.0
+            errors = private_thresholds(mixture, majority, radius=radius, epsilon=epsilon, runs=runs, seed=2)
+            closed = mixture.threshold_variance(majority, radius=radius, epsilon=epsilon)
+            printed = mixture.printed_variance(majority, radius=radius, epsilon=epsilon)
+            row = {"r": r, "epsilon": epsilon, "closed_form": math.sqrt(closed), "counted": float(errors.std())}
+            recall = mixture.metrics(0.5, noise_variance=closed)["recall"]
+            rows.append(row | {"printed": math.sqrt(printed), "expected_recall": recall})
+    return rows
+
+
+def run(out: Path, *, draws: int = DRAWS) -> Path:
+    """Writes `mixture-formulas.csv`, `mixture-thresholds.csv`, `mixture.csv` (lines) and `mixture.svg`."""
+    results.save(out / "mixture-formulas.csv", formulas())
+    results.save(out / "mixture-thresholds.csv", thresholds())
+    scores = {name: [balanced_accuracy(fit) for fit in lines] for name, lines in fits(draws).items()}
+    rows: list[dict[str, Any]] = [
+        {"fit": name, "draw": number, "balanced_accuracy": score}
+        for name, own in scores.items()
+        for number, score in enumerate(own)
+    ]
+    results.save(out / "mixture.csv", rows)
+    private = {
+        title: (
+            EPSILONS,
+            [float(np.mean(scores[f"ε {e:g}{suffix}"])) for e in EPSILONS],
+            [results.two_errors(scores[f"ε {e:g}{suffix}"]) for e in EPSILONS],
+        )
+        for title, suffix in (("DP descent", ""), ("DP descent, private class weights", ", private weights"))
+    }
+    for name in ("non-private", "class weights"):
+        private[name] = (EPSILONS, scores[name] * len(EPSILONS), [0.0] * len(EPSILONS))
+    title = "A line between two Gaussians, a tenth positive (mean ± two standard errors)"
+    results.plot(out / "mixture.svg", private, title=title, x="ε", y="balanced accuracy, exact for the mixture")
+    return out / "mixture.csv"

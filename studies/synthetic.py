@@ -1,0 +1,413 @@
+"""Trees on balanced records drawn from noisy tables: a naive Bayes table, PrivBayes and GEM; XGBoost and SMOTE as they
+are, without protection.
+
+From a release follow, as post-processing, records in which both classes are as frequent, and trees grown on them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mechanisms.errors import MechanismError
+from mechanisms.model.seeding import generator, seeded
+from mechanisms.privacy.noise import SecretStream, new_key
+from studies import accounting
+from studies.tables import Fit, Table, projected, smote
+
+SMALLEST = 1e-7
+"""A class that trees give less is given this: a log-likelihood has to be finite."""
+ROUNDS, DEPTH, RATE = 100, 6, 0.3
+"""XGBoost's own defaults."""
+
+
+def laplace(stream: SecretStream, count: int, *, scale: float, purpose: str, step: int) -> Tensor:
+    """Independent Laplace variates of this scale, float64 [count]: differences of two exponentials."""
+    uniform = 1 - stream.uniform(2 * count, purpose=purpose, step=step)
+    return scale * (uniform[count:].log() - uniform[:count].log())
+
+
+def choose(utility: Tensor, *, epsilon: float, sensitivity: float, stream: SecretStream, step: int) -> int:
+    """Chooses by the exponential mechanism, float64 [candidates]: the largest with Gumbel noise."""
+    uniform = 1 - stream.uniform(len(utility), purpose="choice", step=step)
+    gumbel = -(-uniform.log()).clamp(min=2.0**-60).log()
+    return int((epsilon * utility / (2 * sensitivity) + gumbel).argmax())
+
+
+def grow(features: Tensor, labels: Tensor, *, seed: int, weights: Tensor | None = None) -> Any:
+    """XGBoost's booster on features [n, d] and labels int64 [n]; one thread, so that a fit can be repeated."""
+    try:
+        import xgboost
+    except ImportError:
+        raise MechanismError("trees need XGBoost: install the extra `studies`: pip install '.[studies]'") from None
+    how = {"objective": "binary:logistic", "max_depth": DEPTH, "eta": RATE, "seed": seed % (1 << 31), "nthread": 1}
+    # synthetic numbers are drawn in float32, as trees read them
+    given = features.float().numpy(), labels.numpy(), None if weights is None else weights.numpy()
+    data = xgboost.DMatrix(given[0], label=given[1], weight=given[2])
+    return xgboost.train({"verbosity": 0, **how}, data, num_boost_round=ROUNDS)
+
+
+def of_trees(booster: Any, claim: Any) -> Fit:
+    """The fit of a booster."""
+
+    def scores(features: Tensor) -> Tensor:
+        import xgboost
+
+        raw = booster.predict(xgboost.DMatrix(features.clamp(0, 1).float().numpy()))
+        positive = torch.from_numpy(np.asarray(raw, dtype=np.float64))
+        both = torch.stack([1 - positive, positive], dim=1).clamp(min=SMALLEST)
+        return (both / both.sum(1, keepdim=True)).log()
+
+    return Fit(scores, claim)
+
+
+def balanced_labels(records: int) -> Tensor:
+    """Labels int64 of as many synthetic records, as many of each class as can be."""
+    return torch.arange(records) % 2
+
+
+@dataclass(frozen=True)
+class PlainTrees:
+    """XGBoost without protection: as it is, weighted by the classes' inverse frequencies, or after SMOTE."""
+
+    balance: Literal["none", "weights", "smote"] = "none"
+    neighbours: int = 5
+
+    def __call__(self, train: Table, epsilon: float, delta: float, seed: int) -> Fit:
+        features, labels, weights = train.features, train.labels, None
+        if self.balance == "smote":
+            features, labels = smote(features, labels, neighbours=self.neighbours, draws=generator(seed, "smote"))
+        elif self.balance == "weights":
+            counts = torch.bincount(labels, minlength=2).double().clamp(min=1)
+            weights = (len(labels) / (2 * counts))[labels]
+        return of_trees(grow(features, labels, seed=seed, weights=weights), accounting.nothing())
+
+
+BAYES_L1 = 2.0
+"""l1 sensitivity of all tables of class by value, divided by their number: a replaced record leaves one cell of every
+table and enters another."""
+
+
+@dataclass(frozen=True)
+class BayesTable:
+    """A table of class by value for every column, in one Laplace release; columns independent given the class."""
+
+    def __call__(self, train: Table, epsilon: float, delta: float, seed: int) -> Fit:
+        columns, stream = train.columns, SecretStream(new_key())
+        multiplier = 1 / (epsilon * (1 - 1e-9))
+        noisy = released(columns.encode(train.features), columns.sizes, train.labels, multiplier, stream)
+        labels, draws = balanced_labels(len(train)), generator(seed, "bayes-table")
+        codes = sampled_independently(noisy, labels, draws)
+        return of_trees(grow(columns.decode(codes, draws), labels, seed=seed), accounting.pure(1 / multiplier))
+
+
+def counts_by_class(codes: Tensor, sizes: tuple[int, ...], labels: Tensor) -> list[Tensor]:
+    """Tables float64 [2, size] of class by value, one a column."""
+    return [
+        torch.bincount(labels * size + code, minlength=2 * size).double().view(2, size)
+        for code, size in zip(codes.unbind(1), sizes, strict=True)
+    ]
+
+
+def released(
+    codes: Tensor, sizes: tuple[int, ...], labels: Tensor, multiplier: float, stream: SecretStream
+) -> list[Tensor]:
+    """The tables with noise of scale multiplier x sensitivity x columns."""
+    scale = multiplier * BAYES_L1 * len(sizes)
+    return [
+        table + laplace(stream, table.numel(), scale=scale, purpose="class by value", step=step).view_as(table)
+        for step, table in enumerate(counts_by_class(codes, sizes, labels))
+    ]
+
+
+def sampled_independently(noisy: list[Tensor], labels: Tensor, draws: torch.Generator) -> Tensor:
+    """Codes int64 [n, columns] for these labels, columns independent given the label."""
+    totals = torch.stack([table.sum(1) for table in noisy]).mean(0)
+    codes = []
+    for table in noisy:
+        given = projected(table, totals)
+        given = torch.where(totals[:, None] > 0, given, torch.full_like(given, 1 / given.shape[1]))
+        codes.append(torch.multinomial(given[labels], 1, generator=draws)[:, 0])
+    return torch.stack(codes, dim=1)
+
+
+LABEL = 0
+"""Place of the label among PrivBayes' attributes; columns follow."""
+Node = tuple[int, tuple[int, ...]]
+"""An attribute and its parents."""
+
+
+@dataclass(frozen=True)
+class PrivBayes:
+    """PrivBayes (Zhang et al. 2017) with the label as its root.
+
+    Half of epsilon chooses, one after another, a column and its parents by the exponential mechanism with the score
+    R(X, Pi) = 1/2 sum |P(x, pi) - P(x) P(pi)|, of sensitivity 3/n + 2/n^2 for one record replaced; the other half
+    releases the count of every column with its parents. Of sets of parents only those are candidates whose cells hold
+    `usefulness` times the noise on average. Against the paper: the root is not chosen, since records are drawn for a
+    given label.
+    """
+
+    degree: int = 2
+    structure_share: float = 0.5
+    usefulness: float = 4.0
+
+    def __call__(self, train: Table, epsilon: float, delta: float, seed: int) -> Fit:
+        columns, stream, n = train.columns, SecretStream(new_key()), len(train)
+        spent = epsilon * (1 - 1e-9)
+        codes = torch.cat([train.labels[:, None], columns.encode(train.features)], dim=1)
+        sizes = (2, *columns.sizes)
+        scale = 2.0 * len(columns) / (spent * (1 - self.structure_share))
+        largest = n / (self.usefulness * scale)
+        each = spent * self.structure_share / len(columns)
+        network = choose_network(codes, sizes, each, stream, degree=self.degree, largest=largest)
+        noisy = []
+        for step, node in enumerate(network):
+            table = joint(codes, sizes, node)
+            noise = laplace(stream, table.numel(), scale=scale, purpose="counts", step=step)
+            noisy.append(table + noise.view_as(table))
+        labels, draws = balanced_labels(n), generator(seed, "privbayes")
+        drawn = sample_network(network, noisy, sizes, labels, draws)
+        return of_trees(grow(columns.decode(drawn, draws), labels, seed=seed), accounting.pure(spent))
+
+
+def joint(codes: Tensor, sizes: Sequence[int], node: Node) -> Tensor:
+    """Counts float64 [values of the parents, values of the attribute]."""
+    attribute, parents = node
+    flat = torch.zeros(len(codes), dtype=torch.int64)
+    for parent in parents:
+        flat = flat * sizes[parent] + codes[:, parent]
+    rows = prod(sizes[parent] for parent in parents)
+    flat = flat * sizes[attribute] + codes[:, attribute]
+    return torch.bincount(flat, minlength=rows * sizes[attribute]).double().view(rows, sizes[attribute])
+
+
+def score(codes: Tensor, sizes: Sequence[int], node: Node) -> float:
+    """R of an attribute and its parents: how far their joint distribution is from independence, in [0, 1]."""
+    p = joint(codes, sizes, node) / len(codes)
+    return 0.5 * float((p - p.sum(1, keepdim=True) * p.sum(0, keepdim=True)).abs().sum())
+
+
+def candidates(sizes: Sequence[int], placed: Sequence[int], *, degree: int, largest: float) -> list[Node]:
+    """Attributes not yet placed with every useful set of parents: maximal ones, of at most `largest` cells."""
+    found: list[Node] = []
+    for attribute in range(1, len(sizes)):
+        if attribute in placed:
+            continue
+        for count in range(min(degree, len(placed)), 0, -1):
+            fitting = [
+                parents
+                for parents in combinations(placed, count)
+                if LABEL in parents and sizes[attribute] * prod(sizes[p] for p in parents) <= largest
+            ]
+            found += [(attribute, parents) for parents in fitting]
+            if fitting:
+                break
+        else:
+            found.append((attribute, (LABEL,)))
+    return found
+
+
+def choose_network(
+    codes: Tensor, sizes: Sequence[int], epsilon: float, stream: SecretStream, *, degree: int, largest: float
+) -> list[Node]:
+    """The network in the order in which it is drawn from, each choice of this epsilon."""
+    placed, network, n = [LABEL], [], len(codes)
+    for step in range(len(sizes) - 1):
+        offered = candidates(sizes, placed, degree=degree, largest=largest)
+        scores = torch.tensor([score(codes, sizes, node) for node in offered], dtype=torch.float64)
+        best = choose(scores, epsilon=epsilon, sensitivity=3 / n + 2 / n**2, stream=stream, step=step)
+        network.append(offered[best])
+        placed.append(offered[best][0])
+    return network
+
+
+def sample_network(
+    network: Sequence[Node], noisy: Sequence[Tensor], sizes: Sequence[int], labels: Tensor, draws: torch.Generator
+) -> Tensor:
+    """Codes int64 [n, columns] for these labels, attribute by attribute given its parents."""
+    codes = torch.zeros(len(labels), len(sizes), dtype=torch.int64)
+    codes[:, LABEL] = labels
+    for (attribute, parents), table in zip(network, noisy, strict=True):
+        given = table.clamp(min=0)
+        total = given.sum(1, keepdim=True)
+        given = torch.where(total > 0, given / total.clamp(min=1e-12), torch.full_like(given, 1 / given.shape[1]))
+        row = torch.zeros(len(labels), dtype=torch.int64)
+        for parent in parents:
+            row = row * sizes[parent] + codes[:, parent]
+        codes[:, attribute] = torch.multinomial(given[row], 1, generator=draws)[:, 0]
+    return codes[:, 1:]
+
+
+GEM_L1, GEM_L2 = 2.0, math.sqrt(2)
+"""Sensitivities of the counts of one marginal, one record replaced."""
+Marginal = tuple[int, ...]
+"""Columns that a marginal has beside the label."""
+
+
+@dataclass(frozen=True)
+class Gem:
+    """GEM (Liu, Vietri and Wu 2021) over marginals with the label.
+
+    A network maps K fixed Gaussian vectors to K product distributions; their mixture is fitted to noisy marginals.
+    Every round chooses the marginal of label and two columns whose l1 error is the largest, measures it with Gaussian
+    noise, and takes gradient steps on what was measured so far. Of the budget rho:
+
+        one_way_share              every column with the label, once, before the first round
+        the rest, in equal rounds  a choice of epsilon0, at epsilon0^2/8, and a measurement of sigma, at 1/(2 sigma^2)
+
+    The published code gives the choices 2 alpha epsilon0; here their part of a round is `choice_share`. Defaults are
+    sizes that fit in seconds; the paper's are in its table 12.
+    """
+
+    rounds: int = 15
+    one_way_share: float = 0.1
+    choice_share: float = 0.33
+    mixtures: int = 500
+    embedding: int = 64
+    hidden: int = 128
+    learning_rate: float = 1e-3
+    steps: int = 100
+    average: float = 0.9
+
+    def budget(self, rho: float, columns: int) -> tuple[float, float, float, int]:
+        """Noise multiplier of the one-way marginals, epsilon of a choice, noise multiplier of a measurement, rounds."""
+        rounds = min(self.rounds, len(workload(columns)))
+        each = rho * (1 - self.one_way_share) / rounds
+        one_way = math.sqrt(columns / (2 * rho * self.one_way_share))
+        choice = math.sqrt(8 * each * self.choice_share)
+        return one_way, choice, 1 / math.sqrt(2 * each * (1 - self.choice_share)), rounds
+
+    def spent(self, rho: float, columns: int) -> float:
+        """rho of all releases and choices that `budget` gives, added up from what runs."""
+        one_way, choice, measured, rounds = self.budget(rho, columns)
+        return columns / (2 * one_way**2) + rounds * choice**2 / 8 + rounds / (2 * measured**2)
+
+    def __call__(self, train: Table, epsilon: float, delta: float, seed: int) -> Fit:
+        columns, stream, n = train.columns, SecretStream(new_key()), len(train)
+        rho = accounting.rho_for(epsilon, delta)
+        one_way, choice, measured, rounds = self.budget(rho, len(columns))
+        blocks = Blocks(columns.sizes)
+        exact = blocks.counts(columns.encode(train.features), train.labels)
+        with seeded(seed, "gem"):
+            mixture = Mixture(self, blocks)
+        target, weight = torch.zeros_like(exact), torch.zeros_like(exact)
+        smallest = GEM_L2 * min(one_way, measured)
+
+        def measure(marginal: Marginal, multiplier: float, purpose: str, step: int) -> None:
+            rows, cols = blocks.place(marginal)
+            own, std = exact[:, rows, cols], GEM_L2 * multiplier
+            noise = stream.normal_(torch.empty(own.shape, dtype=own.dtype), purpose=purpose, step=step)
+            target[:, rows, cols] = (own + std * noise) / n
+            weight[:, rows, cols] = (smallest / std) ** 2
+
+        for column in range(len(columns)):
+            measure((column,), one_way, "one-way marginals", column)
+        mixture.fit(target.float(), weight.float(), self)
+        offered = workload(len(columns))
+        for step in range(rounds):
+            errors = (exact - n * mixture.all_marginals().double()).abs()
+            utility = torch.stack([errors[:, *blocks.place(marginal)].sum() for marginal in offered])
+            best = choose(utility, epsilon=choice, sensitivity=GEM_L1, stream=stream, step=step)
+            measure(offered.pop(best), measured, "marginals", step)
+            mixture.fit(target.float(), weight.float(), self)
+        labels, draws = balanced_labels(n), generator(seed, "gem", "records")
+        features = columns.decode(mixture.sampled(labels, draws), draws)
+        cost = accounting.epsilon_of_rho(self.spent(rho, len(columns)), delta)
+        claim = accounting.replace_one(cost, delta, "zero-concentrated, converted by dp-accounting's Renyi accountant")
+        return of_trees(grow(features, labels, seed=seed), claim)
+
+
+def workload(columns: int) -> list[Marginal]:
+    """What rounds choose among: pairs of columns, each with the label; the one column, where there is one."""
+    return list(combinations(range(columns), 2)) or [(0,)]
+
+
+class Blocks:
+    """Every marginal of the label and up to two columns in one array [2, S, S], S the columns' values together: the
+    block of columns i < j is that of both, the diagonal of block i is that of i alone."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = tuple(sizes)
+        self._starts = [sum(self.sizes[:column]) for column in range(len(self.sizes))]
+
+    def place(self, marginal: Marginal) -> tuple[Tensor, Tensor]:
+        """Rows and columns of the array that hold a marginal, int64, broadcast against each other."""
+        spans = [torch.arange(self._starts[c], self._starts[c] + self.sizes[c]) for c in marginal]
+        return (spans[0], spans[0]) if len(spans) == 1 else (spans[0][:, None], spans[1][None, :])
+
+    def counts(self, codes: Tensor, labels: Tensor) -> Tensor:
+        """Exact counts float64 of codes int64 [n, columns]."""
+        values = torch.zeros(len(codes), sum(self.sizes), dtype=torch.float64)
+        values.scatter_(1, codes + torch.tensor(self._starts), 1.0)
+        return self.products(torch.nn.functional.one_hot(labels, 2).double(), values)
+
+    @staticmethod
+    def products(label: Tensor, values: Tensor) -> Tensor:
+        """Sums over rows of label x value x value: [2, S, S] of [n, 2] and [n, S]."""
+        return torch.stack([(values * label[:, [c]]).T @ values for c in range(2)])
+
+
+class Mixture:
+    """K product distributions over label and columns, out of a network on K fixed Gaussian vectors."""
+
+    def __init__(self, config: Gem, blocks: Blocks) -> None:
+        self._blocks, self._sizes = blocks, [2, *blocks.sizes]
+        self._z = torch.randn(config.mixtures, config.embedding)
+        self._network = nn.Sequential(
+            nn.Linear(config.embedding, config.hidden),
+            nn.ReLU(),
+            nn.Linear(config.hidden, config.hidden),
+            nn.ReLU(),
+            nn.Linear(config.hidden, sum(self._sizes)),
+        )
+        self._optimiser = torch.optim.Adam(self._network.parameters(), lr=config.learning_rate)
+
+    def _factors(self) -> list[Tensor]:
+        """Each attribute's marginal, float32 [K, size]; the label first."""
+        return [part.softmax(1) for part in self._network(self._z).split(self._sizes, dim=1)]
+
+    def _marginals(self) -> Tensor:
+        """Probabilities in the blocks' places; a column alone stands on its block's diagonal."""
+        label, *columns = self._factors()
+        values = torch.cat(columns, dim=1)
+        products = self._blocks.products(label, values) / len(values)
+        alone = label.T @ values / len(values)
+        diagonal = torch.eye(values.shape[1])
+        return products * (1 - diagonal) + alone[:, :, None] * diagonal
+
+    def all_marginals(self) -> Tensor:
+        """Float32 [2, S, S]."""
+        with torch.no_grad():
+            return self._marginals()
+
+    def fit(self, target: Tensor, weight: Tensor, config: Gem) -> None:
+        """Steps on the weighted squared error of everything measured; then the moving average of their networks."""
+        parameters = list(self._network.parameters())
+        averaged = [p.detach().clone() for p in parameters]
+        for _ in range(config.steps):
+            loss = (weight * (self._marginals() - target).square()).sum()
+            self._optimiser.zero_grad()
+            loss.backward()
+            self._optimiser.step()
+            with torch.no_grad():
+                for average, p in zip(averaged, parameters, strict=True):
+                    average.mul_(config.average).add_(p, alpha=1 - config.average)
+        with torch.no_grad():
+            for average, p in zip(averaged, parameters, strict=True):
+                p.copy_(average)
+
+    def sampled(self, labels: Tensor, draws: torch.Generator) -> Tensor:
+        """Codes int64 [n, columns] given labels: a product distribution by its share of the label, then each column."""
+        with torch.no_grad():
+            label, *columns = (factor.double() for factor in self._factors())
+        which = torch.multinomial(label.T[labels], 1, generator=draws)[:, 0]
+        return torch.stack([torch.multinomial(column[which], 1, generator=draws)[:, 0] for column in columns], dim=1)

@@ -1,0 +1,185 @@
+"""Tables of numbers and categories: their files, features in [0, 1], codes and back, and SMOTE.
+
+Bins and categories are public: they come from the suite, or are equal parts of [0, 1]. Nothing here looks at records to
+decide where a bin ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from mechanisms.errors import MechanismError
+from mechanisms.privacy.events import Claim
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The features that each column takes, in order: one for a number, as many as categories otherwise."""
+
+    widths: tuple[int, ...]
+    bins: int = 8
+    """Equal parts of [0, 1] that numbers fall into."""
+
+    def __len__(self) -> int:
+        return len(self.widths)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Values that each column's code may take."""
+        return tuple(self.bins if width == 1 else width for width in self.widths)
+
+    def encode(self, features: Tensor) -> Tensor:
+        """Codes int64 [n, columns] of features in [0, 1], float [n, d]."""
+        parts = features.split(list(self.widths), dim=1)
+        codes = [
+            (part[:, 0] * self.bins).long().clamp(0, self.bins - 1) if part.shape[1] == 1 else part.argmax(1)
+            for part in parts
+        ]
+        return torch.stack(codes, dim=1)
+
+    def decode(self, codes: Tensor, draws: torch.Generator) -> Tensor:
+        """Features float64 [n, d] of codes int64 [n, columns]: numbers are uniform in their bin."""
+        parts: list[Tensor] = []
+        for code, width in zip(codes.unbind(1), self.widths, strict=True):
+            if width == 1:
+                within = torch.rand(len(code), generator=draws, dtype=torch.float64)
+                parts.append(((code + within) / self.bins)[:, None])
+            else:
+                parts.append(torch.nn.functional.one_hot(code, width).double())
+        return torch.cat(parts, dim=1)
+
+    def unit(self, features: Tensor) -> Tensor:
+        """Records of norm at most 1, float64 [n, d + 1]: numbers in [-1, 1], one-hots, a constant, over the root of
+        columns + 1. The bound holds by construction, whatever a record says."""
+        parts = features.split(list(self.widths), dim=1)
+        scaled = [2 * part - 1 if part.shape[1] == 1 else _one_hot(part) for part in parts]
+        constant = torch.ones(len(features), 1, dtype=features.dtype)
+        return torch.cat([*scaled, constant], dim=1) / (len(self) + 1) ** 0.5
+
+
+def _one_hot(part: Tensor) -> Tensor:
+    """One category, also where a record has several or none: norm 1."""
+    return torch.nn.functional.one_hot(part.argmax(1), part.shape[1]).to(part.dtype)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Records of two classes: features float64 [n, d] in [0, 1], labels int64 [n] (1 is the rare one)."""
+
+    features: Tensor
+    labels: Tensor
+    columns: Columns
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: Tensor) -> Table:
+        """These rows alone."""
+        return replace(self, features=self.features[rows], labels=self.labels[rows])
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a system leaves: log-probabilities float64 [n, 2] of features float64 [n, d], and what it may claim."""
+
+    scores: Callable[[Tensor], Tensor]
+    claim: Claim
+
+
+System = Callable[[Table, float, float, int], Fit]
+"""(training records, epsilon of one record replaced, delta, seed of what no privacy rests on) -> fit. Its noise has no
+seed: it comes from the operating system's entropy."""
+
+
+def read(file: Path, described: Mapping[str, object]) -> Table:
+    """Reads a set and checks it against its description: see `studies/suite.yaml`.
+
+    Raises:
+        MechanismError: names the file and the column, and what was expected.
+    """
+    if not file.is_file():
+        raise MechanismError(f"{file} is not there. --data is a folder with one CSV per set, the label (0 or 1) last")
+    frame = pd.read_csv(file, dtype=float)
+    numeric, values = described.get("numeric", {}), described.get("values", {})
+    hot = {base: [c for c in frame if str(c).partition("=")[0] == base] for base in described.get("one_hot", ())}
+    if lacking := [base for base, own in hot.items() if len(own) < 2]:
+        raise MechanismError(f"{file.name} has no columns `{lacking[0]}=…`")
+    expected = {*numeric, *values, *(c for own in hot.values() for c in own), "label"}
+    if strange := sorted(expected.symmetric_difference(map(str, frame))):
+        raise MechanismError(f"{file.name}: column `{strange[0]}` is not what the suite says. Use the documented file")
+    counts = (len(frame), int((frame["label"] == 1).sum()))
+    if counts != (described["records"], described["minority"]) or not frame["label"].isin([0, 1]).all():
+        raise MechanismError(
+            f"{file.name} has {counts[0]:,} records, {counts[1]:,} of label 1; the suite expects "
+            f"{described['records']:,} and {described['minority']:,}. Check the version of the set"
+        )
+    features, widths = [], []
+    for name, (low, high) in numeric.items():
+        column = torch.tensor(frame[name].to_numpy())
+        features.append(((column.clamp(low, high) - low) / (high - low))[:, None])
+        widths.append(1)
+    for name, allowed in values.items():
+        if not frame[name].isin(allowed).all():
+            raise MechanismError(f"{file.name}, column `{name}`: values must be {', '.join(map(str, allowed))}")
+        places = torch.tensor(frame[name].map({value: at for at, value in enumerate(allowed)}).to_numpy(dtype=int))
+        features.append(torch.nn.functional.one_hot(places, len(allowed)).double())
+        widths.append(len(allowed))
+    for base, own in hot.items():
+        if not (frame[own].isin([0, 1]).all(axis=None) and (frame[own].sum(axis=1) == 1).all()):
+            raise MechanismError(f"{file.name}: exactly one of the columns `{base}=…` must be 1 in every row")
+        features.append(torch.tensor(frame[own].to_numpy()))
+        widths.append(len(own))
+    matrix = torch.cat(features, dim=1)
+    if not torch.isfinite(matrix).all():
+        raise MechanismError(f"{file.name} has cells that are not numbers")
+    return Table(matrix, torch.tensor(frame["label"].to_numpy(dtype=int)), Columns(tuple(widths)))
+
+
+def projected(noisy: Tensor, total: Tensor) -> Tensor:
+    """The nearest non-negative rows with these totals: rows [..., cells], totals [...]; no total, equal cells.
+
+    Least squares under what is known of a table (Duchi et al. 2008, the projection onto a simplex): cells that are
+    noise alone become 0 instead of piling up, as they do where negative ones are cut off.
+    """
+    cells = noisy.shape[-1]
+    total = total.clamp(min=1e-6)[..., None]
+    ordered = noisy.sort(dim=-1, descending=True).values
+    excess = (ordered.cumsum(-1) - total) / torch.arange(1, cells + 1, dtype=noisy.dtype)
+    count = (ordered > excess).sum(-1, keepdim=True).clamp(min=1)
+    return (noisy - excess.gather(-1, count - 1)).clamp(min=0) / total
+
+
+def smote(features: Tensor, labels: Tensor, *, neighbours: int, draws: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Records and, after them, what raises every class to the largest one's size (Chawla et al. 2002).
+
+    A class of one record is repeated; one of fewer than k + 1 has as many neighbours as it has.
+    """
+    counts = torch.bincount(labels)
+    made, made_labels = [features], [labels]
+    for label in torch.nonzero(counts)[:, 0].tolist():
+        missing = int(counts.max() - counts[label])
+        if missing == 0:
+            continue
+        own = features[labels == label]
+        k = min(neighbours, len(own) - 1)
+        base = torch.randint(len(own), (missing,), generator=draws)
+        start, end = own[base], own[base]
+        if k:
+            end = own[nearest_within(own, k)[base, torch.randint(k, (missing,), generator=draws)]]
+        along = torch.rand(missing, 1, generator=draws, dtype=features.dtype)
+        made.append(start + along * (end - start))
+        made_labels.append(torch.full((missing,), label))
+    return torch.cat(made), torch.cat(made_labels)
+
+
+def nearest_within(own: Tensor, k: int) -> Tensor:
+    """Indices int64 [n, k] of each record's nearest others."""
+    distance = torch.cdist(own, own)
+    distance.fill_diagonal_(torch.inf)
+    return distance.topk(k, largest=False).indices

@@ -1,0 +1,142 @@
+"""A transformer for tables (Gorishniy et al. 2021) by class-weighted DP-SGD (Rosenblatt et al. 2025, algorithm 4).
+
+Numbers and categories are tokens of `rtdl_revisiting_models.FTTransformer`. Each record's gradient is taken alone by
+`torch.func`, clipped, and multiplied by the weight of its class, which is at most 1 and follows from private counts.
+Dropout is off: a mask would hang on a record's place among the others.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from mechanisms.errors import MechanismError
+from mechanisms.model.seeding import seeded
+from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, GaussianReleaseEvent, NoiseSegment
+from mechanisms.privacy.noise import SecretStream, new_key
+from studies import accounting
+from studies.linear import class_weights
+from studies.tables import Columns, Fit, Table
+
+_BLOCK = 128
+"""Records whose gradients are in memory at once."""
+
+
+class Network(nn.Module):
+    """Reads features float [n, d] in [0, 1] by columns; returns logits float32 [n, 2]."""
+
+    def __init__(self, columns: Columns, *, depth: int, width: int, heads: int) -> None:
+        try:
+            from rtdl_revisiting_models import FTTransformer
+        except ImportError:
+            raise MechanismError(
+                "FTTransformer needs rtdl-revisiting-models: install the extra `studies`: pip install '.[studies]'"
+            ) from None
+        super().__init__()
+        self._widths = list(columns.widths)
+        no_dropout: dict[str, Any] = {"attention_dropout": 0.0, "ffn_dropout": 0.0, "residual_dropout": 0.0}
+        self.network = FTTransformer(
+            n_cont_features=sum(width == 1 for width in columns.widths),
+            cat_cardinalities=[width for width in columns.widths if width > 1],
+            d_out=2,
+            n_blocks=depth,
+            d_block=width,
+            attention_n_heads=heads,
+            ffn_d_hidden=None,
+            ffn_d_hidden_multiplier=4 / 3,
+            **no_dropout,
+        )
+        self.eval()
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Numbers in [-1, 1] and codes of categories are tokens."""
+        parts = features.split(self._widths, dim=1)
+        numbers = [2 * part.float() - 1 for part in parts if part.shape[1] == 1]
+        codes = [part.argmax(1)[:, None] for part in parts if part.shape[1] > 1]
+        return self.network(torch.cat(numbers, dim=1) if numbers else None, torch.cat(codes, dim=1) if codes else None)
+
+
+@dataclass(frozen=True)
+class FtTransformer:
+    """Width, depth, heads and epochs are the paper's. Counts have `counts_factor` times a step's noise."""
+
+    width: int = 32
+    depth: int = 6
+    heads: int = 8
+    epochs: int = 20
+    batch_size: int = 256
+    learning_rate: float = 1e-3
+    clip: float = 1.0
+    counts_factor: float = 5.0
+
+    def event(self, noise: float, records: int) -> ComposedEvent:
+        """Counts and steps, whose noise multiplier this is."""
+        counts = GaussianReleaseEvent(
+            what="class counts", noise_multiplier=self.counts_factor * noise, l2_sensitivity=1.0
+        )
+        prob = min(1.0, self.batch_size / records)
+        steps = max(1, math.ceil(self.epochs / prob))
+        segment = NoiseSegment(steps=steps, noise_multiplier=noise, l2_clip_norm=self.clip)
+        return ComposedEvent(events=(counts, DpSgdEvent(sampling_prob=prob, segments=(segment,))))
+
+    def __call__(self, train: Table, epsilon: float, delta: float, seed: int) -> Fit:
+        records = len(train)
+        event = self.event(accounting.noise_for(lambda noise: self.event(noise, records), epsilon, delta), records)
+        counts, descent = event.events
+        assert isinstance(counts, GaussianReleaseEvent)
+        assert isinstance(descent, DpSgdEvent)
+        (segment,), stream = descent.segments, SecretStream(new_key())
+        with seeded(seed, "ft-transformer"):
+            network = Network(train.columns, depth=self.depth, width=self.width, heads=self.heads)
+        weights = class_weights(counts, train.labels, stream)[0][train.labels]
+        features, parameters = train.features.float(), dict(network.named_parameters())
+        optimiser = torch.optim.Adam(network.parameters(), lr=self.learning_rate)
+        for step in range(segment.steps):
+            index = stream.poisson_sample(records, prob=descent.sampling_prob, purpose="sample", step=step)
+            total = clipped_sum(network, features, train.labels, index, weights, clip=segment.l2_clip_norm)
+            std = segment.noise_multiplier * segment.l2_clip_norm
+            stream.add_normal_(total, std=std, purpose="gradient noise", step=step)
+            total /= descent.sampling_prob * records
+            for parameter, part in zip(
+                parameters.values(), total.split([p.numel() for p in parameters.values()]), strict=True
+            ):
+                parameter.grad = part.view_as(parameter).float()
+            optimiser.step()
+
+        def scores(table: Tensor) -> Tensor:
+            with torch.no_grad():
+                logits = [network(part) for part in table.clamp(0, 1).split(4096)]
+            return torch.cat(logits).double().log_softmax(-1)
+
+        return Fit(scores, accounting.of_event(event, delta))
+
+
+def clipped_sum(
+    network: Network, features: Tensor, labels: Tensor, index: Tensor, weights: Tensor, *, clip: float
+) -> Tensor:
+    """Sum float64 [P] of weight x clipped gradient of the records at `index`, a block at a time.
+
+    A record whose gradient is not finite adds nothing: an infinite norm has no clip.
+    """
+    parameters = {name: p.detach() for name, p in network.named_parameters()}
+
+    def loss(given: dict[str, Tensor], record: Tensor, label: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(functional_call(network, given, (record[None],)), label[None])
+
+    total = torch.zeros(sum(p.numel() for p in parameters.values()), dtype=torch.float64)
+    for block in index.split(_BLOCK):
+        if not len(block):
+            continue
+        with sdpa_kernel(SDPBackend.MATH):
+            each = vmap(grad(loss), (None, 0, 0))(parameters, features[block], labels[block])
+        flat = torch.cat([part.flatten(1) for part in each.values()], dim=1).double()
+        norms = flat.norm(dim=1)
+        factors = torch.where(norms.isfinite(), weights[block] * clip / norms.clamp(min=clip), 0.0)
+        total += factors @ flat.nan_to_num(0.0, 0.0, 0.0)
+    return total

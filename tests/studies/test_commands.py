@@ -1,0 +1,62 @@
+"""`python -m studies`: help, refusals, and the short run of a study."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from studies import __main__ as commands
+from studies import rare_codes, results
+
+
+@pytest.mark.parametrize("study", ["imbalance", "oversampling", "mixture", "images", "rare-codes"])
+def test_help_has_an_example(study: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        commands.main([study, "--help"])
+    assert ended.value.code == 0
+    assert f"python -m studies {study} " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["imbalance", "--data", "nowhere"], "nowhere/ecoli.csv is not there"),
+        (["imbalance", "--data", "x", "--systems", "gam"], "--systems: `gam` is unknown. Choose from plain-logistic"),
+        (["oversampling", "--data", "nowhere", "--sets", "ecoli"], "is not there. --data is a folder"),
+        (["images", "--models", "ham"], "needs --data"),
+        (["rare-codes"], "give --records and --codelist"),
+        (["rare-codes", "--records", "nowhere.csv"], "nowhere.csv is not there"),
+    ],
+)
+def test_mistakes_are_told(given: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With what to do, and without a result."""
+    assert commands.main([*given, "--out", str(tmp_path / "out")]) == 1
+    assert said in capsys.readouterr().err
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
+    """Whole numbers, fractions, words, and what is missing."""
+    rows = [{"a": 1, "b": 0.25, "c": "x, y", "d": None}, {"a": 2, "b": 1e-9, "c": "z", "d": 3}]
+    results.save(tmp_path / "r.csv", rows)
+    assert results.load(tmp_path / "r.csv") == rows
+
+
+def test_f1_by_bins_of_training_records() -> None:
+    """Two codes of the test half: one with 60 training records, always right; one with two, never."""
+    train = np.array(["a"] * 60 + ["b"] * 2)
+    figures = rare_codes.by_bin(np.array(["a", "a", "b"]), np.array(["a", "a", "a"]), train)
+    assert figures["f1_50_up"] == pytest.approx(0.8)
+    assert figures["f1_1_4"] == 0
+    assert figures["macro_f1"] == pytest.approx(0.4)
+    assert np.isnan(figures["f1_5_9"])
+
+
+@pytest.mark.long
+def test_a_whole_study_of_mixtures(tmp_path: Path) -> None:
+    """Every file that the page names."""
+    assert commands.main(["mixture", "--draws", "2", "--out", str(tmp_path)]) == 0
+    files = {file.name for file in tmp_path.iterdir()}
+    assert files == {"mixture.csv", "mixture.svg", "mixture-formulas.csv", "mixture-thresholds.csv"}
