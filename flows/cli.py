@@ -27,7 +27,6 @@ from flows.commands import (
     drift,
     estimate,
     handover,
-    imbalance,
     keys,
     ledger,
     metrics,
@@ -61,7 +60,7 @@ _TRAINING = {
         "override",
         "compare",
     ),
-    *("imbalance", "deploy", "metrics"),
+    *("deploy", "metrics"),
 }
 """Commands that are refused in the light installation before they import anything; others once an import fails."""
 
@@ -104,7 +103,6 @@ _COMMANDS: dict[str, dict[str, tuple[Callable[..., None] | typer.Typer, str]]] =
     },
     "Research": {
         "compare": (compare.compare, "Compare methods on the same records"),
-        "imbalance": (imbalance.imbalance, "Methods for uneven classes"),
     },
 }
 """Section -> command -> what runs, and what the overview says of it."""

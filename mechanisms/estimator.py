@@ -157,7 +157,6 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             target_epsilon=self.epsilon,
             delta=self.delta,
             features=width,
-            columns=width,
         )
         run = Run(classes=classes, seed=seed, classifier=untrained, key=self.key, folder=self.folder)
         self.plan_ = mechanism.plan(task)
@@ -242,7 +241,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         if self.bounds is not None:
             low, high = (np.asarray(bound, dtype=np.float64) for bound in self.bounds)
             X = (np.clip(X, low, high) - low) / np.where(high > low, high - low, 1.0)
-            X = X if mechanism.tables else 2 * X - 1
+            X = 2 * X - 1
         return torch.from_numpy(X.astype(np.float32)), cast(np.ndarray, y)
 
     def _encoder(self) -> ModelConfig:

@@ -36,7 +36,6 @@ from mechanisms.model.export import save as export
 from mechanisms.model.fields import Fields
 from mechanisms.model.identity import Identity, contents
 from mechanisms.model.inputs import FeatureInputs, Inputs
-from mechanisms.model.schema import FeatureSchema
 from mechanisms.model.training import Progress
 from mechanisms.privacy import gaussian_cost, noise
 from mechanisms.privacy.events import Event, descent_of
@@ -63,8 +62,6 @@ class Task(BaseModel, frozen=True, extra="forbid"):
     """Of formal claims."""
     features: int | None = None
     """Numbers that a record has as features; None where they are an encoder's or tokens."""
-    columns: int | None = None
-    """Columns of a table, each of which is one number or one category."""
     fields: tuple[int, ...] = ()
     """Classes of each of several fields; empty where there is one."""
 
@@ -110,7 +107,7 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
         event = self.event
         # guard: a plan is for records of its shape
         if self._event_for(self._task(records, run)) != event:
-            raise MechanismError("the plan is for other classes, fields, columns or features: plan again")
+            raise MechanismError("the plan is for other classes, fields or features: plan again")
         fitted = self.mechanism.fit(self, records, run if run.folder is None else _held(run.folder, self, records, run))
         # guard: a fit is what was planned
         if event is not None and fitted.event != event:
@@ -123,7 +120,6 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
         shape = {
             "classes": run.classes,
             "features": width,
-            "columns": width if run.schema is None else len(run.schema.columns),
             "fields": () if run.fields is None else run.fields.sizes,
         }
         return self.task.model_copy(update=shape)
@@ -152,8 +148,6 @@ class Run:
     classifier: Callable[[], Classifier]
     fields: Fields | None = None
     """Whose classes these are, where they are of several fields."""
-    schema: FeatureSchema | None = None
-    """What the features of a table are; None: every feature is a number in [0, 1]."""
     folder: Path | None = None
     """For checkpoints: survives a kill, and holds noise keys until the fit ends. None keeps none."""
     progress: Progress | None = None
@@ -224,8 +218,6 @@ class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
     """Forms of input (`form_of`) that it fits on."""
     several: ClassVar[bool] = False
     """Whether it fits a joint head of several fields, with one claim."""
-    tables: ClassVar[bool] = False
-    """Whether it reads the columns of a table, features in [0, 1], and cuts others to that."""
 
     kind: str
 
@@ -405,14 +397,14 @@ class ClassifierModel:
 
 def _held(folder: Path, plan: Plan, records: Records, run: Run) -> Run:
     """Returns the run, once its folder is made this fit's before anything is drawn; refuses one that is another's."""
-    coins, schema = run.canaries, "" if run.schema is None else run.schema.model_dump_json()
+    coins = run.canaries
     identity = Identity.of(
         folder,
         {
             "plan": [plan.model_dump_json()],
             "records": chain([records.labels], contents(records.inputs)),
             "seed": [str(run.seed)],
-            "classes": [str(run.classes), str(run.fields), schema],
+            "classes": [str(run.classes), str(run.fields)],
             "canaries": [] if coins is None else [coins.axes, coins.included],
         },
     )
@@ -441,11 +433,10 @@ _CALLERS = ("comparison", "estimator", "own_models")
 
 @cache
 def _import_all() -> None:
-    """Every module beside this one and of tables, and what packages name: importing a mechanism registers it."""
-    for package in (mechanisms, importlib.import_module("mechanisms.tabular")):
-        for module in pkgutil.iter_modules(package.__path__):
-            if not module.ispkg and module.name not in _CALLERS:
-                importlib.import_module(f"{package.__name__}.{module.name}")
+    """Every module beside this one, and what packages name: importing a mechanism registers it."""
+    for module in pkgutil.iter_modules(mechanisms.__path__):
+        if not module.ispkg and module.name not in _CALLERS:
+            importlib.import_module(f"mechanisms.{module.name}")
     for entry in entry_points(group=ENTRY_POINTS):
         entry.load()
 

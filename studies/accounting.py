@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 from dp_accounting import dp_event
 from dp_accounting.privacy_accountant import NeighboringRelation
@@ -62,6 +62,11 @@ def of_event(event: Event, delta: float) -> Claim:
     return claim_of(event, delta=delta, privacy_unit="record", max_records_per_unit=1, unprotected_inputs=())
 
 
+def root(excess: Callable[[float], float], low: float, high: float, *, xtol: float) -> float:
+    """Where a function changes its sign, within `xtol`."""
+    return float(cast(float, brentq(excess, low, high, xtol=xtol)))
+
+
 def noise_for(make_event: Callable[[float], Event], epsilon: float, delta: float) -> float:
     """Solves for the noise at which one record replaced costs epsilon at most, and at least 0.99 of it.
 
@@ -80,7 +85,7 @@ def noise_for(make_event: Callable[[float], Event], epsilon: float, delta: float
             raise MechanismError(f"no noise costs epsilon {epsilon:g} for one record replaced; raise epsilon")
     while excess(low) < 0:
         low -= 1
-    noise = float(brentq(excess, low, high, xtol=1e-3)) if low < high else low
+    noise = root(excess, low, high, xtol=1e-3) if low < high else low
     while excess(noise) > 0:
         noise += 1e-3
     return math.exp(noise)
@@ -94,8 +99,11 @@ def epsilon_of_rho(rho: float, delta: float) -> float:
 
 def rho_for(epsilon: float, delta: float) -> float:
     """Solves for the largest zero-concentrated cost that converts to epsilon at most."""
-    excess: Callable[[float], float] = lambda log_rho: epsilon_of_rho(math.exp(log_rho), delta) - epsilon  # noqa: E731
-    return math.exp(float(brentq(excess, math.log(1e-9), math.log(max(epsilon, 1e-6)), xtol=1e-4)) - 2e-4)
+
+    def excess(log_rho: float) -> float:
+        return epsilon_of_rho(math.exp(log_rho), delta) - epsilon
+
+    return math.exp(root(excess, math.log(1e-9), math.log(max(epsilon, 1e-6)), xtol=1e-4) - 2e-4)
 
 
 def composed(epsilon: float, times: int, *, delta: float) -> float:

@@ -270,8 +270,11 @@ def _title(system: str) -> str:
 def _over_epsilon(cells: Cells, metric: str) -> str:
     rows = []
     for system in cells.systems:
-        means = [[cells.mean(system, name, e, metric) for name in cells.sets] for e in cells.epsilons]
-        rows.append([_title(system), *("–" if None in own else f"{np.mean(own):.3f}" for own in means)])
+        row = [_title(system)]
+        for epsilon in cells.epsilons:
+            means = [m for name in cells.sets if (m := cells.mean(system, name, epsilon, metric)) is not None]
+            row.append(f"{np.mean(means):.3f}" if len(means) == len(cells.sets) else "–")
+        rows.append(row)
     return results.show(["system", *(f"ε {e:g}" for e in cells.epsilons)], rows)
 
 

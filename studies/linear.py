@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from scipy.optimize import brentq
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
@@ -171,7 +170,7 @@ class Bagging:
         def excess(each: float) -> float:
             return self.cost(each, delta) - epsilon
 
-        return float(brentq(excess, epsilon / self.bags * (1 - 1e-6), epsilon, xtol=1e-12)) * (1 - 1e-6)
+        return accounting.root(excess, epsilon / self.bags * (1 - 1e-6), epsilon, xtol=1e-12) * (1 - 1e-6)
 
     def __call__(self, train: Table, epsilon: float, delta: float, seed: int) -> Fit:
         x, each = train.columns.unit(train.features), self.of_each(epsilon, delta)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
@@ -97,7 +98,7 @@ System = Callable[[Table, float, float, int], Fit]
 seed: it comes from the operating system's entropy."""
 
 
-def read(file: Path, described: Mapping[str, object]) -> Table:
+def read(file: Path, described: Mapping[str, Any]) -> Table:
     """Reads a set and checks it against its description: see `studies/suite.yaml`.
 
     Raises:
@@ -110,7 +111,7 @@ def read(file: Path, described: Mapping[str, object]) -> Table:
     hot = {base: [c for c in frame if str(c).partition("=")[0] == base] for base in described.get("one_hot", ())}
     if lacking := [base for base, own in hot.items() if len(own) < 2]:
         raise MechanismError(f"{file.name} has no columns `{lacking[0]}=…`")
-    expected = {*numeric, *values, *(c for own in hot.values() for c in own), "label"}
+    expected: set[str] = {*numeric, *values, *(c for own in hot.values() for c in map(str, own)), "label"}
     if strange := sorted(expected.symmetric_difference(map(str, frame))):
         raise MechanismError(f"{file.name}: column `{strange[0]}` is not what the suite says. Use the documented file")
     counts = (len(frame), int((frame["label"] == 1).sum()))

@@ -14,7 +14,6 @@ CATALOGUE = Path(str(files("deployments")))  # the wheel is unpacked when instal
 PROFILES = CATALOGUE / "profiles"
 BRANCHES = CATALOGUE / "branches.yaml"
 PUBLISHED = CATALOGUE / "published"
-SUITES = CATALOGUE / "suites"
 
 
 @cache

@@ -29,7 +29,7 @@ _OTHER = {
     "plan": "another event or config",
     "records": "other records",
     "seed": "another seed",
-    "classes": "other classes, fields or columns",
+    "classes": "other classes or fields",
     "canaries": "other canaries of an audit",
     _START: "another untrained model",
 }

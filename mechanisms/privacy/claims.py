@@ -10,20 +10,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from mechanisms.errors import MechanismError
-from mechanisms.privacy import gaussian_cost, replaced
+from mechanisms.privacy import gaussian_cost
 from mechanisms.privacy.events import (
-    BaggedEvent,
     Claim,
     ComposedEvent,
     DpSgdEvent,
     Event,
-    ExponentialChoiceEvent,
     GaussianReleaseEvent,
-    LaplaceReleaseEvent,
     NonPrivateEvent,
-    ObjectivePerturbationEvent,
-    ReplacedComposedEvent,
-    ReplacedGaussianEvent,
     SwagPpmEvent,
 )
 from mechanisms.privacy.numerics import failure_probability
@@ -299,76 +293,3 @@ def _descents(event: Event) -> Iterator[DpSgdEvent]:
 
 for _event_type in (DpSgdEvent, GaussianReleaseEvent, ComposedEvent):
     claims(_event_type, formal=True)(gaussian)
-
-
-def replace_one(event: Event, *, delta: float | None, unit: dict[str, Any]) -> Claim:
-    """Claims an epsilon with one record replaced; delta is 0 where no part is Gaussian and no bags overlap."""
-    m = int(unit["max_records_per_unit"])
-    one = replaced.pure_epsilon(event)
-    if one is None:
-        if not delta:
-            raise MechanismError(f"event `{event.mechanism}` makes a formal claim, which needs a delta")
-        epsilon, stated = replaced.epsilon_of_rho(m * m * replaced.rho(event), delta=delta), delta
-        accountant = f"zero-concentrated; {gaussian_cost.ACCOUNTANT.removesuffix(' PLD')} Renyi"
-    else:
-        epsilon, stated, accountant = m * one, 0.0, "sum of the parts, each epsilon-differentially private"
-        # for a group of m, delta' becomes m e^{(m-1) epsilon} delta'
-        advanced = replaced.pure_epsilon(event, delta=(delta or 0.0) / (m * math.exp(min(700.0, (m - 1) * one)))) or one
-        if advanced < one:
-            assert delta is not None
-            epsilon, stated, accountant = m * advanced, delta, "advanced composition (Dwork and Roth 2014, thm. 3.20)"
-    group = "" if m == 1 else f", of one unit of at most {m} records"
-    return Claim(
-        guarantee_kind="formal",
-        epsilon=epsilon,
-        delta=stated,
-        neighbouring_relation="replace-one",
-        accountant=accountant,
-        assumptions=(
-            f"neighbours have the same number of records and differ in the values of one{group}",
-            *(line for part in _parts(event) for line in _conditions(part)),
-            TUNED,
-            "noise is sampled in floating point (float64, from 53-bit uniforms of a secret AES-256 stream): "
-            + _UNCOVERED,
-        ),
-        **unit,
-    )
-
-
-def _parts(event: Event) -> Iterator[Event]:
-    yield event
-    for part in event.events if isinstance(event, ReplacedComposedEvent) else ():
-        yield from _parts(part)
-    if isinstance(event, BaggedEvent):
-        yield from _parts(event.event)
-
-
-def _conditions(event: Event) -> Iterator[str]:
-    """Returns what the cost of one part rests on."""
-    if isinstance(event, ObjectivePerturbationEvent):
-        yield (
-            "objective perturbation is private at the exact minimiser; what is taken for it has a gradient of norm at "
-            f"most {event.gradient_tolerance:g}, which was checked, and the remaining error is not accounted for"
-        )
-        yield (
-            f"constants: {event.constants}; every record has norm at most 1, and the number of records, "
-            f"{event.records:,}, is public"
-        )
-    if isinstance(event, BaggedEvent):
-        if event.by_class:
-            yield (
-                "bags are filled class by class: neighbours keep the label, and the number of records of each class is "
-                "public; a record whose label changes is not covered"
-            )
-        yield "a record is in a bag at most once, and bags are drawn without looking at the features"
-
-
-for _event_type in (
-    BaggedEvent,
-    ExponentialChoiceEvent,
-    LaplaceReleaseEvent,
-    ObjectivePerturbationEvent,
-    ReplacedComposedEvent,
-    ReplacedGaussianEvent,
-):
-    claims(_event_type, formal=True)(replace_one)

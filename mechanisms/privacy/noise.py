@@ -68,17 +68,6 @@ class SecretStream:
         """Uniforms on [0, 1), float64 [count]."""
         return uniforms(self._source(purpose, step)(8 * count), device=torch.device("cpu"))
 
-    def laplace(self, count: int, *, scale: float, purpose: str, step: int) -> Tensor:
-        """Independent Laplace variates of this scale, float64 [count]: differences of two exponentials."""
-        uniform = 1 - self.uniform(2 * count, purpose=purpose, step=step)
-        return scale * (uniform[count:].log() - uniform[:count].log())
-
-    def gumbel(self, count: int, *, purpose: str, step: int) -> Tensor:
-        """Independent standard Gumbel variates, float64 [count]: added to scores, the largest is the exponential
-        mechanism's choice."""
-        uniform = 1 - self.uniform(count, purpose=purpose, step=step)
-        return -(-uniform.log()).clamp(min=2.0**-60).log()
-
     def poisson_sample(self, records: int, *, prob: float, purpose: str, step: int) -> Tensor:
         """Indices int64 [b], ascending, each record in it independently with probability `prob`."""
         uniform = uniforms(self._source(purpose, step)(8 * records), device=torch.device("cpu"))

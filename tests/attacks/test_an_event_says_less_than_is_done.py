@@ -13,10 +13,9 @@ from torch import nn
 
 from mechanisms import mechanism as registry
 from mechanisms.errors import MechanismError
-from mechanisms.mechanism import Aimed, Fitted, Plan, Records, Run, Task, kinds, registered
+from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, Run, Task, kinds, registered
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.privacy.events import GaussianReleaseEvent
-from mechanisms.tabular.plain_logistic import PlainLogistic
 
 DECLARES = (
     (
@@ -28,10 +27,8 @@ DECLARES = (
 """Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
 
 N, WIDTH = 60, 4
-TASK = Task(records=N, classes=2, target_epsilon=1.0, delta=1e-5, features=WIDTH, columns=WIDTH)
+TASK = Task(records=N, classes=2, target_epsilon=1.0, delta=1e-5, features=WIDTH)
 SETTINGS: dict[str, list[dict[str, Any]]] = {
-    "bagging": [{"split": split} for split in ("subsamples", "disjoint", "stratified")],
-    "objective-perturbation": [{}, {"weights": "frequencies"}, {"regularisation": 1e-6}],
     "dp-sgd": [{"batch_size": 20, "epochs": 2}],
 }
 RIVALS = [
@@ -61,7 +58,7 @@ def test_an_event_edited_by_hand(settings: dict[str, Any]) -> None:
     said = plan.model_dump(mode="json")
     with pytest.raises(ValidationError, match="event"):
         Plan.model_validate(said | {"event": plan.event.model_dump(mode="json")})
-    shapes = ({"fields": (1, 1)}, {"features": 1, "columns": 1}, {"classes": 3})
+    shapes = ({"fields": (1, 1)}, {"features": 1}, {"classes": 3})
     for part in ({"records": N - 1}, *shapes):
         tampered = Plan.model_validate(said | {"task": said["task"] | part})
         if tampered.event == plan.event and part in shapes:
@@ -84,7 +81,7 @@ class Foreign(Aimed, frozen=True):
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         assert plan.event is not None
-        return Fitted(PlainLogistic().fit(plan, records, run).model, plan.event)
+        return Fitted(ClassifierModel(run.classifier()), plan.event)
 
 
 class Quieter(Foreign, frozen=True):

@@ -20,9 +20,7 @@ from mechanisms.model.ghost import GhostClipping
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.linear_head import cut
 from mechanisms.model.own import OwnModel, maker_of
-from mechanisms.privacy import class_counts
 from mechanisms.privacy.noise import SecretStream
-from mechanisms.tabular.ft_transformer import FtTransformer
 
 DECLARES = (
     (
@@ -97,30 +95,6 @@ def test_micro_batches_in_the_next_binade(quiet: None, name: str) -> None:
         return (made.flat.double() - start.double()) * n
 
     assert (total(x, y) - total(x[1:], y[1:])).norm() <= 1 + 1e-2  # rounded to float32 in the parameters
-
-
-def test_sums_of_a_table_transformer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of one class, so that the sum grows with the records: with the first left out it moves by its gradient."""
-    pytest.importorskip("rtdl_revisiting_models")
-    sums: list[Tensor] = []
-
-    def summed(self: SecretStream, out: Tensor, *, purpose: str, **_: object) -> Tensor:
-        if purpose == "gradient noise":
-            sums.append(out.clone())
-        return out
-
-    monkeypatch.setattr(SecretStream, "add_normal_", summed)
-    monkeypatch.setattr(class_counts, "class_weights", lambda noisy, _: torch.ones_like(noisy))
-    n = 1200
-    mechanism = FtTransformer(target_epsilon=5.0, width=8, depth=1, heads=2, epochs=1, batch_size=n)
-    plan = mechanism.plan(Task(records=n, classes=2))
-    x, y = torch.rand(n, 3, generator=torch.Generator().manual_seed(1)), torch.zeros(n, dtype=torch.int64)
-    x[0] = x[1]
-    for some in (slice(None), slice(1, None), slice(0, 1)):
-        run = Run(classes=2, seed=0, classifier=lambda: None, resampled=True)  # pyrefly: ignore[bad-argument-type]
-        plan.fit(Records(FeatureInputs(x[some]), y[some]), run)
-    whole, without, alone = (total.double() for total in sums)
-    assert float((whole - without - alone).norm()) <= 1e-5
 
 
 def test_masks_of_a_standard_head(quiet: None, tiny_roberta: str) -> None:

@@ -31,7 +31,7 @@ MIXED: list[tuple[Weights, Constants]] = [("none", "paper"), ("none", "tight"), 
 
 class TestCosts:
     def test_rho_converts_below_the_textbook_and_above_itself(self) -> None:
-        """Between rho and rho + 2 sqrt(rho ln(1/delta)); what is solved for a target costs it, and 2 % more does not."""
+        """Between rho and rho + 2 sqrt(rho ln(1/delta)); what is solved for a target costs it, 2 % more does not."""
         for rho in (0.001, 0.05, 1.0):
             assert rho < accounting.epsilon_of_rho(rho, 1e-6) < rho + 2 * math.sqrt(rho * math.log(1e6))
         for epsilon in (0.05, 1.0, 5.0):
@@ -278,7 +278,7 @@ def replacements() -> list[tuple[Tensor, Tensor]]:
 
 class TestTables:
     def test_choices_are_the_exponential_mechanisms(self) -> None:
-        """Of three candidates over 4,000 choices: a chi-square at level 1e-6 passes at the stated epsilon, not at half."""
+        """Of three candidates over 4,000 choices: a chi-square at level 1e-6 passes at the epsilon, not at half."""
         utility, counts = torch.tensor([0.0, 1.0, 2.0]).double(), np.zeros(3)
         for step in range(4000):
             counts[synthetic.choose(utility, epsilon=2.0, sensitivity=1.0, stream=STREAM, step=step)] += 1

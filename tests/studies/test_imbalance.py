@@ -1,4 +1,4 @@
-"""The imbalance study on a small set: checked first, resumed, ranked; and the papers' sets as the suite describes them."""
+"""The imbalance study on a small set: checked first, resumed, ranked; and the suite that it describes."""
 
 from __future__ import annotations
 

@@ -17,15 +17,14 @@ from mechanisms.model import metrics
 from storage.demo_data import write_demo_data
 from storage.errors import InputError
 from storage.ledger.content import anticipated
-from tasks.auditing.settings import choose_branches
-from tasks.branches.branch import Terms, choose, standard_branches
+from tasks.branches.branch import Terms, choose
 from tasks.bundle import fill
 from tasks.comparing import assessment, protocols, report, summary, tables
 from tasks.comparing import run as comparison
 from tasks.fitting import fits
 from tasks.fitting.ingest import ingest_records
 from tasks.fitting.model_inputs import fields_of, load_inputs
-from tasks.parameters import BundleParameters, FormalParameters, RetrainParameters
+from tasks.parameters import BundleParameters, RetrainParameters
 from tasks.releasing.claims import method_digest
 from tasks.releasing.plan import PlannedRelease
 from tasks.retraining import run as retraining
@@ -191,18 +190,8 @@ def test_a_formal_fit_of_several_fields_is_planned(tiny_bert: Path, tmp_path: Pa
 
 
 def test_what_is_not_there_yet_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
-    """Mechanisms that fit one field, and the paper's sampling, which is by the code of one."""
-    wanted, context = parameters(tmp_path, tiny_bert), tiny_jobs.workspace(tmp_path / "home")
-    with pytest.raises(InputError, match=r"weighted-descent codes one field\. For several fields use .*swag-ppm"):
-        choose("weighted-descent", model=wanted.model, data=wanted.data)
-    assert all(branch.mechanism.several for branch in choose("all", model=wanted.model, data=wanted.data))
-    with pytest.raises(InputError, match="weighted-descent codes one field"):
-        comparison.refuse_early(context, wanted, SETTINGS, choose("weighted-descent", model=wanted.model))
-    formal = wanted.model_copy(update={"formal": FormalParameters(branch="weighted-descent", target_epsilon=4.0)})
-    with pytest.raises(InputError, match="weighted-descent codes one field"):
-        retraining.refuse_early(context, formal)
-    with pytest.raises(InputError, match="weighted-descent codes one field"):
-        choose_branches("weighted-descent", wanted, standard_branches())
+    """The paper's sampling, which is by the code of one field."""
+    wanted = parameters(tmp_path, tiny_bert)
     with pytest.raises(InputError, match="--protocols: `paper`"):
         protocols.apply_protocol(wanted, "paper")
     assert protocols.apply_protocol(wanted, "all-records").data.ingest == wanted.data.ingest

@@ -1,1 +1,0 @@
-"""Mechanisms for tables of uneven classes, from the papers on class imbalance, and the files that they share."""
