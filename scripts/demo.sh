@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The main job on made-up reports, without a server and without a network: data, a formal release, three reports coded.
+# The main job on synthetic reports, without a server and without a network: data, a formal release, three reports coded.
 set -euo pipefail
 BIN=$1
 HOME_FOLDER=$2
@@ -11,10 +11,10 @@ result=$HOME_FOLDER/release.json
 step() { printf '[%s/3] %s\n' "$1" "$2"; }
 fail() { echo "demo: step $1 failed. The log is $log; its end:" >&2; tail -n 5 "$log" >&2; exit 1; }
 
-step 1 "1,800 made-up injury reports with their codes, in $HOME_FOLDER/data"
+step 1 "1,800 synthetic injury reports with their codes, in $HOME_FOLDER/data"
 "$BIN/autocoder" demo-data --out "$HOME_FOLDER/data" >"$log" 2>&1 || fail 1
 step 2 "A classifier trained with a formal guarantee (epsilon 5), and its release (log: $log)"
-"$BIN/autocoder" retrain --profile demo-formal --data "$HOME_FOLDER/data/injuries.csv" \
+"$BIN/autocoder" train --profile demo-formal --data "$HOME_FOLDER/data/injuries.csv" \
   --codelist "$HOME_FOLDER/data/codelist.csv" --home "$HOME_FOLDER" --release --json >"$result" 2>>"$log" || fail 2
 step 3 "Three new reports, coded with the release"
 "$BIN/autocoder" code --home "$HOME_FOLDER" --top-k 1 \
@@ -31,10 +31,10 @@ file, program, home, seconds = sys.argv[1:]
 with open(file, encoding="utf-8") as opened:
     result = json.load(opened)
 release = result["release"]
-print(f"""Done in {seconds} s. You made one release from made-up reports:
-  {release["release_id"]}  {release["guarantee_kind"]}, epsilon {float(release["epsilon"]):.4g}, in {release["bundle"]}
+print(f"""Done in {seconds} s. You made one release from synthetic reports:
+  {release["release_id"]}  {release["guarantee_kind"]}, ε {float(release["epsilon"]):.4g}, in {release["bundle"]}
 Look:  {program} plan show {result["plan"]}
        {program} ledger list --home {home}
 Try:   {program} code --home {home} "Worker slipped on ice and sprained her ankle."
-Next:  README.md""")
+Next:  docs/tutorials/own-data.md""")
 PY

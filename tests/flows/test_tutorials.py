@@ -68,7 +68,7 @@ def small(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 def test_a_first_release_ends_as_the_page_shows(small: str) -> None:
-    """From made-up reports to a coded narrative, with plan, budget and score."""
+    """From synthetic reports to a coded narrative, with plan, budget and score."""
     ran = walk(TUTORIALS / "first-release.md", {}, small)
     assert [line.split()[1] for line in ran] == ["demo-data", "train", "plan", "release", "ledger", "code"]
     assert len(list(Path("demo-workspace/bundles").glob("*/model.sig"))) == 1
@@ -98,7 +98,7 @@ def test_the_readme_shows_what_the_tutorial_prints() -> None:
     lines = shown.splitlines()
     assert form(lines[1]) == "# #% TITLE"
     script = (ROOT / "scripts" / "demo.sh").read_text()
-    for part in (lines[0], "You made one release from made-up reports:", ", in {release["):
+    for part in (lines[0], "You made one release from synthetic reports:", ", in {release["):
         assert part in script
 
 
