@@ -25,6 +25,7 @@ from flows.commands import (
     deploy,
     doctor,
     drift,
+    engine,
     estimate,
     handover,
     keys,
@@ -60,7 +61,7 @@ _TRAINING = {
         "override",
         "compare",
     ),
-    *("deploy", "metrics"),
+    *("deploy", "metrics", "engine", "worker"),
 }
 """Commands that are refused in the light installation before they import anything; others once an import fails."""
 
@@ -100,6 +101,8 @@ _COMMANDS: dict[str, dict[str, tuple[Callable[..., None] | typer.Typer, str]]] =
         "codelist": (codelist.app, "Write a code list from SKOS"),
         "deploy": (deploy.deploy, "Register flows on a Prefect server"),
         "metrics": (metrics.metrics, "Figures for Prometheus"),
+        "engine": (engine.app, "Certificates and scheduler of a cluster"),
+        "worker": (engine.worker, "Compute parts for a cluster"),
     },
     "Research": {
         "compare": (compare.compare, "Compare methods on the same records"),

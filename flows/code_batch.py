@@ -12,13 +12,15 @@ from pydantic import BaseModel, Field
 from flows.server.form import Workspace, with_title
 from flows.server.prefect_run import NOTHING_STORED
 from flows.server.settings import home_of
+from storage.tables.narratives import Narratives
 from storage.tables.reader import survey
-from tasks.coding import shards
 from tasks.coding.coder import newest_bundle, require_not_revoked
-from tasks.coding.job import run
+from tasks.coding.columns import answer_columns
+from tasks.coding.job import CodingJob, run
 from tasks.coding.joint import open_bundle
-from tasks.parameters import ShardSettings
+from tasks.coding.spread import spread
 from tasks.running import progress
+from tasks.running.engine import check, of_environment
 from tasks.running.failures import private_errors
 
 
@@ -44,7 +46,6 @@ def code_batch(
     top_k: Annotated[int, Field(ge=1, le=50), with_title("Codes per narrative")] = 1,
     threshold: Annotated[Annotated[float, Field(ge=0, le=1)] | None, with_title("Threshold")] = None,
     home: Workspace = None,
-    fan_out: Annotated[ShardSettings | None, with_title("Shards")] = None,
     allow_revoked: Annotated[bool, with_title("Use a revoked bundle")] = False,
 ) -> CodingReport:
     """Write a file with the input's columns and the codes. After a crash a rerun resumes.
@@ -57,24 +58,20 @@ def code_batch(
         top_k: codes per narrative, 1 to 50.
         threshold: score, 0 to 1, below which a person must look; empty: nothing is marked.
         home: workspace folder; empty: that of the worker (AUTOCODER_HOME).
-        fan_out: whether other workers code some of the pieces; it does not change what comes out. They must see the
-            narratives, the output's folder and the bundle at the same paths.
         allow_revoked: code with a bundle that was revoked in this workspace.
     """
-    settings = fan_out or ShardSettings()
+    engine = of_environment()
     with private_errors("code-batch"):
-        if settings.shards > 1:
-            shards.preflight()
+        check(engine)
         folder = Path(bundle).expanduser() if bundle else newest_bundle(home_of(home))
         table = survey(Path(data).expanduser(), text_columns=(column,))
         coder = open_bundle(folder)
         if not allow_revoked:
             otherwise = "name a newer one (Bundle), or set allow_revoked (Use a revoked bundle)"
             require_not_revoked(coder, home_of(home), otherwise=otherwise)
-        job = shards.job_of(coder, table, out=out, column=column, top_k=top_k, threshold=threshold)
-        spread = None
-        if settings.shards > 1:
-            pieces, report = shards.pieces_of(coder, job, bundle=folder), progress.reporter("code, by shards")
-            spread = partial(shards.finish, coder, job, pieces, settings, report)
-        coded = run(coder, job, spread=spread)
+        answers = answer_columns(coder, top_k=top_k, threshold=threshold)
+        job = CodingJob(table, Path(out).expanduser(), Narratives((column,)), answers)
+        report = progress.reporter("code, by workers")
+        by_workers = partial(spread, coder, job, engine=engine, report=report, bundle=folder) if engine else None
+        coded = run(coder, job, spread=by_workers)
         return CodingReport(rows=coded.rows, needs_review=coded.review, out=out, release=coder.release)

@@ -12,9 +12,9 @@ from functools import partial
 from pydantic import BaseModel
 
 from flows.server.form import RecordsForm, parameters_of_run
-from flows.server.settings import home_of
+from storage.errors import InputError
 from tasks.branches.branch import CompareParameters, choose
-from tasks.comparing import protocols, shards, summary
+from tasks.comparing import protocols, spread, summary
 from tasks.comparing import report as comparison_report
 from tasks.comparing import run as comparison
 from tasks.comparing.assessment import assess
@@ -60,20 +60,19 @@ class CompareResult(BaseModel, frozen=True):
 
 def compare_form(form: RecordsForm, settings: CompareParameters, branches: str, run: Run) -> CompareResult:
     """Runs a comparison with a form of Prefect's page."""
-    worker = form.run()
-    context = Context(home=str(home_of(worker.home)), device=worker.device, fan_out=worker.fan_out, run=run)
-    return _run(lambda: parameters_of_run(form, run), settings, branches, context=context, spread=False)
+    context = form.run().context(run)
+    return _run(lambda: parameters_of_run(form, run), settings, branches, context=context)
 
 
 def compare(
-    parameters: RetrainParameters, settings: CompareParameters, branches: str, context: Context, *, spread: bool
+    parameters: RetrainParameters, settings: CompareParameters, branches: str, context: Context
 ) -> CompareResult:
     """Runs every branch at every seed, writes the report, and records each claim as internal.
 
     Args:
         branches: names by comma, or `all`.
     """
-    return _run(lambda: parameters, settings, branches, context=context, spread=spread)
+    return _run(lambda: parameters, settings, branches, context=context)
 
 
 def _run(
@@ -82,7 +81,6 @@ def _run(
     branches: str,
     *,
     context: Context,
-    spread: bool,
 ) -> CompareResult:
     """Runs a comparison whose parameters are read inside, so that an error of theirs is the run's.
 
@@ -94,8 +92,8 @@ def _run(
         context.workspace.create()
         run_parameters = parameters()
         chosen = choose(branches, model=run_parameters.model, data=run_parameters.data, branches=rivals.all_branches)
-        if spread:
-            shards.preflight(context, slots=rivals.slots)
+        if context.engine and rivals.slots > 1:
+            raise InputError("--slots: an engine's workers take a branch each. Leave it at 1 with --engine.")
         every = under_each(run_parameters, rivals)
         estimates = [comparison.refuse_early(context, one, rivals, chosen, slots=rivals.slots) for one in every]
     with private_errors("compare"), progress.listening(metrics):
@@ -113,9 +111,7 @@ def _run(
                     do=partial(submit, context),
                     epsilons=rivals.epsilons,
                     run_in_parallel=partial(submit_all, context, slots=rivals.slots) if rivals.slots > 1 else None,
-                    run_on_workers=partial(shards.finish, context.fan_out, progress.reporter("branches"))
-                    if spread
-                    else None,
+                    run_on_workers=spread.finish if context.engine else None,
                 )
             summary.record_claims(compared.study, compared.outcomes, prefect_run_id=run)
             for epsilon, outcomes in compared.further.items():

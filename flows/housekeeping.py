@@ -25,10 +25,7 @@ from tasks.running.failures import private_errors
 from tasks.running.stage import Context
 
 RESUMED = ("retrain", "compare", "audit", "release", "code-batch")
-"""Flows whose runs resume. A shard is requested again by the run that needs it."""
-
-AT_WORK = (*RESUMED, "shard")
-"""Flows whose runs send heartbeats while they are at work: those of the rule `zombies`, and `release`."""
+"""Flows whose runs resume. They send heartbeats while they are at work."""
 
 
 class HousekeepingReport(BaseModel, frozen=True):
@@ -64,7 +61,7 @@ def housekeeping(
     context = Context(home=str(home_of(home)))
     with private_errors("housekeeping"):
         age = timedelta(days=days)
-        dead = declare_dead(AT_WORK, silent=timedelta(minutes=silent_minutes), age=age)
+        dead = declare_dead(RESUMED, silent=timedelta(minutes=silent_minutes), age=age)
         resumed, given_up = resume(RESUMED, attempts=attempts, age=age, pending=timedelta(minutes=pending_minutes))
         low = _low_budgets(context, ledger or LedgerParameters(), low_share)
     return HousekeepingReport(dead=dead, resumed=resumed, given_up=given_up, low_budgets=low)

@@ -17,7 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from flows.release import request
 from flows.server.form import RecordsForm, parameters_of_run
-from flows.server.settings import home_of
 from storage.ledger.overlapping_releases import other_population_names, overlapping_releases, population_name_warning
 from tasks.branches.plan import Origin
 from tasks.coding import succession
@@ -53,8 +52,7 @@ def retrain(parameters: RetrainParameters, context: Context) -> RetrainResult:
 
 def retrain_form(form: RecordsForm, run: Run) -> RetrainResult:
     """Runs the whole method with a form of Prefect's page."""
-    worker = form.run()
-    context = Context(home=str(home_of(worker.home)), device=worker.device, fan_out=worker.fan_out, run=run)
+    context = form.run().context(run)
     return _retrain(lambda: parameters_of_run(form, run), context)
 
 

@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ROLES = ("prefect", "ledger_owner", "autocoder")
 PREFECT = (sys.executable, "-m", "prefect")
 WORKERS = {
-    "worker-cpu": ("cpu", "cpu-1", ("default", "coding", "shards")),
+    "worker-cpu": ("cpu", "cpu-1", ("default", "coding")),
     # neither an approved release nor upkeep waits for a training
     "worker-release": ("cpu", "cpu-2", ("release", "upkeep")),
     "worker-gpu": ("gpu", "gpu-1", ()),

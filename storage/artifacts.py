@@ -239,6 +239,14 @@ class Store:
                 shutil.rmtree(work, ignore_errors=True)  # left by a run killed right after its last rename
             yield stage
 
+    def discard(self, ref: ArtifactRef) -> None:
+        """Removes a stage that another one has taken in, here and from the store that machines share."""
+        name, key = ref.kind, ref.path.name
+        with self.lock(f"{name}-{key}"):
+            shutil.rmtree(self._final(name, key), ignore_errors=True)
+            if self.shared is not None:
+                self.shared.discard(name, key)
+
     def check(self) -> None:
         """Refuses a shared store that does not answer or rejects the credentials, before any work."""
         if self.shared is not None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
@@ -74,6 +74,12 @@ class SharedStore:
         if counts is None:
             raise StorageError(f"{VARIABLE}: {self.url} accepts files and does not return them. Check its settings")
         return counts
+
+    def discard(self, name: str, key: str) -> None:
+        """Removes a stage; one that is not there is no error."""
+        with self._safe_errors(), suppress(FileNotFoundError):
+            self._fs.rm_file(self._place(name, key, _MANIFEST))  # first: without it the stage does not exist
+            self._fs.rm(self._place(name, key), recursive=True)
 
     def fetch(self, name: str, key: str, manifest: bytes, into: Path) -> None:
         """Copies a finished stage into an empty folder and checks every file against the manifest."""

@@ -132,42 +132,6 @@ class FitParameters(BaseModel, frozen=True, extra="forbid", title="Fit"):
         return self
 
 
-class ShardSettings(BaseModel, frozen=True, extra="forbid", title="Shards"):
-    """Sets how one computation is spread over workers. The result does not depend on it."""
-
-    shards: int = Field(
-        default=1,
-        ge=1,
-        le=10_000,
-        title="Shards",
-        description="In how many parts the work (draws of each pass, reruns, pieces of a table) goes to workers; 1: "
-        "this run does it itself. Two to four per worker work well.",
-    )
-    patience_seconds: float = Field(
-        default=120,
-        ge=0,
-        le=86_400,
-        allow_inf_nan=False,
-        title="Patience",
-        description="Seconds without any worker at the shards before this run computes one itself; 0: it computes "
-        "shards from the start.",
-    )
-    attempts: int = Field(
-        default=3, ge=1, le=100, title="Attempts", description="How often a shard is requested before the run fails."
-    )
-
-
-class FanOut(ShardSettings, frozen=True, extra="forbid", title="Shards"):
-    """Sets how passes over draws, and the reruns of an audit, are spread over workers."""
-
-    deployment: str = Field(
-        default="shard/gpu",
-        title="Deployment",
-        description="Whose runs compute the shards of a pass.",
-        pattern=r"^[^/]+/[^/]+$",
-    )
-
-
 RELEASE_BRANCH = "release"
 """Names what a retrain releases, next to the names of a comparison's branches."""
 DEMO_POPULATION = "demo"

@@ -121,7 +121,7 @@ def audit(
     effort: EffortOptions,
     variation: VariationOptions,
     output: options.OutputOptions,
-    shards: options.Shards = 1,
+    engine: options.Engine = "",
     results: options.Results = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 when a claim is contradicted.")] = False,
 ) -> None:
@@ -145,7 +145,7 @@ def audit(
     """
     if plan is not None:
         options.refuse_with_plan(run, chosen, variation, results=results)
-        result = _of_plan(plan, run, effort, output, shards)
+        result = _of_plan(plan, run, effort, output, engine)
         say(
             result.model_dump_json(indent=2)
             if output.as_json
@@ -157,9 +157,7 @@ def audit(
         options.require_writable("--results", results)
     cases = _cases(run, chosen, effort, variation)
 
-    from tasks.parameters import FanOut
-
-    context = run.context(fan_out=FanOut(shards=shards))
+    context = run.context(engine=engine)
 
     import flows.audit as job
 
@@ -205,14 +203,12 @@ def _of_plan(
     run: options.RunOptions,
     effort: EffortOptions,
     output: options.OutputOptions,
-    shards: int,
+    engine: str,
 ) -> AuditResult:
     """Audits what a plan releases."""
     workspace = options.home_of_plan(plan, run.home)
     require_same_workspace(plan, workspace)
-    from tasks.parameters import FanOut
-
-    context = replace(run, home=workspace).context(fan_out=FanOut(shards=shards))
+    context = replace(run, home=workspace).context(engine=engine)
     from flows.commands.profiles import validate
     from tasks.auditing.settings import AuditParameters, check
     from tasks.branches.plan import Origin

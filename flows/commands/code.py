@@ -12,7 +12,6 @@ import typer
 
 from flows.commands import bundle_options, options
 from flows.commands.terminal import say
-from flows.server.settings import configure_prefect
 from storage.errors import InputError
 from tasks.running.failures import private_errors
 
@@ -114,14 +113,7 @@ def code(
     narratives: Annotated[list[str] | None, typer.Argument(help="Narratives, each in quotes.")] = None,
     top_k: Annotated[int, typer.Option(min=1, max=50, help="Codes per narrative.")] = 1,
     precision: bundle_options.Precision = "auto",
-    shards: Annotated[
-        int,
-        _file(
-            min=1,
-            max=10_000,
-            help="Parts of --data that workers code, at the same paths; needs PREFECT_API_URL and `autocoder deploy`.",
-        ),
-    ] = 1,
+    engine: options.Engine = "",
 ) -> None:
     r"""Code narratives with a released model.
 
@@ -143,15 +135,13 @@ def code(
           --thresholds thresholds.json --coverage 0.9
 
       autocoder code --data /narratives/2026q3.csv \
-          --out /narratives/coded.csv --shards 8
+          --out /narratives/coded.csv --engine 8
     """
-    _require_consistent(narratives, files, review, shards, precision)
+    _require_consistent(narratives, files, review, precision)
     paths: dict[str, Any] = {name: path.expanduser() for name, path in vars(files).items() if isinstance(path, Path)}
     files = replace(files, **paths)
     columns, template = released.columns(files.column, files.template)
     review = review.as_adopted(released.adopted())
-    if shards > 1:
-        configure_prefect()
     with private_errors("code"):
         from storage.tables.narratives import Narratives
         from tasks.coding.coded_summary import write_summary
@@ -159,17 +149,17 @@ def code(
         from tasks.coding.job import run
         from tasks.coding.joint import open_bundle
 
-        if shards > 1:
-            from tasks.coding.shards import preflight
+        if engine and files.data is not None:
+            from tasks.running.engine import check
 
-            preflight()
+            check(engine)
         by_digits = {"auto": None, "digits": True, "none": False}[review.groups]
         with released.opened() as folder:
             records = Narratives(tuple(columns), template)
             table = None if files.data is None else _survey(files.data, files, records, output)
-            # a trial of bfloat16 on the golden texts takes longer than a few narratives; workers may differ
+            # a trial of bfloat16 on the golden texts takes longer than a few narratives
             # calibrate finds the limits of sets in float32
-            exact = table is None or shards > 1 or review.coverage is not None
+            exact = table is None or review.coverage is not None
             chosen = "float32" if precision == "auto" and exact else precision
             coder = open_bundle(
                 folder,
@@ -194,7 +184,7 @@ def code(
         job = _job(coder, table, files.out, files, records, top_k, threshold)
         with output.progress() as console:
             console.started("code")
-            spread = _spread(coder, job, folder, review, by_digits, shards) if shards > 1 else None
+            spread = _spread(coder, job, folder, review, by_digits, engine) if engine else None
             coded = run(coder, job, spread=spread)
             try:
                 page = str(write_summary(files.out, columns=columns))
@@ -212,7 +202,7 @@ def code(
 
 
 def _require_consistent(
-    narratives: list[str] | None, files: FileOptions, review: ReviewOptions, shards: int, precision: str
+    narratives: list[str] | None, files: FileOptions, review: ReviewOptions, precision: str
 ) -> None:
     """Refuse options that contradict each other or are incomplete."""
     if bool(narratives) == (files.data is not None):
@@ -227,8 +217,6 @@ def _require_consistent(
         raise InputError("--coverage: sets were fitted in float32. Leave out --precision bfloat16.")
     if files.data is None and any(vars(files).values()):
         raise InputError("--out, --text and other file options require --data")
-    if files.data is None and shards > 1:
-        raise InputError("--shards: requires --data, since workers code parts of a file")
 
 
 def _survey(data: Path, files: FileOptions, records: Narratives, output: options.OutputOptions) -> Table:
@@ -294,23 +282,22 @@ def _spread(
     bundle: Path,
     review: ReviewOptions,
     by_digits: bool | None,
-    number: int,
+    engine: str,
 ) -> Callable[[], object]:
     """Returns the call that has workers code the job's pieces."""
-    from tasks.coding import shards
-    from tasks.parameters import ShardSettings
+    from tasks.coding.spread import spread
     from tasks.running import progress
 
-    request = shards.pieces_of(
+    return partial(
+        spread,
         coder,
         job,
+        engine=engine,
+        report=progress.reporter("code, by workers"),
         bundle=bundle,
         thresholds=review.thresholds or (),
         by_digits=by_digits,
         rules=review.rules,
-    )
-    return partial(
-        shards.finish, coder, job, request, ShardSettings(shards=number), progress.reporter("code, by shards")
     )
 
 

@@ -59,14 +59,7 @@ def compare(
     shared: SharedOptions,
     output: options.OutputOptions,
     branches: Annotated[str, typer.Option(help="Names by comma, or `all`.")] = "all",
-    shards: options.Shards = 1,
-    spread: Annotated[
-        bool,
-        typer.Option(
-            "--spread",
-            help="Each branch at each seed on whichever worker is free; needs PREFECT_API_URL and `autocoder deploy`.",
-        ),
-    ] = False,
+    engine: options.Engine = "",
     results: options.Results = None,
 ) -> None:
     r"""Compare branches on the same records. Nothing is released; the report is internal.
@@ -99,9 +92,7 @@ def compare(
     settings = validate(CompareParameters, values, at="compare: ")
     chosen = choose(branches, model=parameters.model, data=parameters.data, branches=settings.all_branches)
 
-    from tasks.parameters import FanOut
-
-    context = run.context(fan_out=FanOut(shards=shards))
+    context = run.context(engine=engine)
 
     import flows.compare as job
     from tasks.comparing.run import estimate_seconds, refuse_early
@@ -114,7 +105,7 @@ def compare(
         measured = all(estimate.measured for estimate in estimates)
         console.expect(f"{len(chosen)} branches, {settings.seeds} seeds", seconds, measured=measured)
         result = run_command(
-            partial(job.compare, parameters, settings, branches, spread=spread),
+            partial(job.compare, parameters, settings, branches),
             context,
             name="compare",
             label=parameters.data.population,

@@ -46,13 +46,14 @@ Requester = Annotated[str, typer.Option(help="Name for the ledger.")]
 Results = Annotated[
     Path | None, typer.Option(help="Also write aggregates and figures as Markdown to this file. For public data only.")
 ]
-Shards = Annotated[
-    int,
+Engine = Annotated[
+    str,
     typer.Option(
-        min=1,
-        max=10_000,
-        help="Parts of each pass over draws, and of an audit's reruns, that workers compute; needs PREFECT_API_URL and "
-        "`autocoder deploy`.",
+        envvar="AUTOCODER_ENGINE",
+        show_envvar=False,
+        help="Who computes the parts of large stages: a number of processes here, or a cluster at an address such as "
+        "tls://host:8786.",
+        show_default="$AUTOCODER_ENGINE, or this process",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]

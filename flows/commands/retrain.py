@@ -51,7 +51,7 @@ def retrain(
             show_default="the profile's, or the least of 1e-5, a tenth over their number and the policy's cap",
         ),
     ] = None,
-    shards: options.Shards = 1,
+    engine: options.Engine = "",
     storage: Annotated[
         str | None,
         typer.Option(
@@ -127,9 +127,7 @@ def retrain(
     if storage is not None:
         os.environ["AUTOCODER_STORAGE"] = storage
 
-    from tasks.parameters import FanOut
-
-    context = run.context(fan_out=FanOut(shards=shards))
+    context = run.context(engine=engine)
 
     import flows.retrain as job
     from tasks.releasing import code_lists
@@ -200,7 +198,7 @@ def _deploy(
         parameters = schedules.with_absolute_paths(parameters)
         retraining.refuse_early(context, parameters)
         home = {} if run.home is None else {"home": context.home}
-        worker = WorkerSettings(device=run.device, fan_out=context.fan_out, **home)
+        worker = WorkerSettings(device=run.device, engine=context.engine, **home)
         pool = "gpu" if run.device == "cuda" else "cpu"
         registered = schedules.register_retrain(name, parameters, worker, schedule=schedule, pool=pool)
     output.note_estimate("formal" if parameters.formal is not None else "asymptotic-local")

@@ -14,11 +14,13 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from flows.commands import profiles
+from flows.server.settings import home_of
 from storage import strict_yaml
 from storage.errors import InputError
-from tasks.parameters import FanOut, RetrainParameters
+from tasks.parameters import RetrainParameters
+from tasks.running.engine import of_environment
 from tasks.running.run import Run
-from tasks.running.stage import Device
+from tasks.running.stage import Context, Device
 
 NO_LIST = "none"
 """What stands in place of a code list where nobody published one."""
@@ -56,7 +58,12 @@ class WorkerSettings(BaseModel, frozen=True, extra="forbid"):
     home: str | None = None
     """Workspace folder; None: that of the worker (AUTOCODER_HOME)."""
     device: Device = "auto"
-    fan_out: FanOut = FanOut()
+    engine: str = Field(default_factory=of_environment)
+    """What computes the parts of large stages."""
+
+    def context(self, run: Run) -> Context:
+        """Returns the context of a run there."""
+        return Context(home=str(home_of(self.home)), device=self.device, engine=self.engine, run=run)
 
 
 class RecordsForm(BaseModel):

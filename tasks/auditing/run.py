@@ -27,8 +27,6 @@ from tasks.releasing.claims import privacy_unit
 from tasks.releasing.evidence import Evidence
 from tasks.releasing.ledger_access import open_ledger
 from tasks.releasing.preflight import Estimate
-from tasks.running.shard_runs import ShardRuns
-from tasks.running.shards import DEPLOYMENT, place_of
 from tasks.running.stage import Context
 
 _FEW_CANARIES = 2
@@ -97,9 +95,6 @@ def estimate_stages(
     """Estimates the stages of an audit: those of a comparison, and the reruns of each branch."""
     _refuse_draws(parameters, terms, settings, chosen)
     estimate = comparison.refuse_early(context, parameters, terms, chosen)
-    if context.fan_out.shards > 1 and settings.trials:
-        with ShardRuns.connect(DEPLOYMENT, place_of(context)):
-            pass
     noises = (1.0, 0.5) if settings.power else (1.0,)
     labels = {trials.label_of(branch.name, noise=noise): branch.name for branch in chosen for noise in noises}
     batched = [b.name for b in chosen if b.model(parameters).linear_head and isinstance(b.mechanism, Batched)]

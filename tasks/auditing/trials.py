@@ -1,16 +1,14 @@
 """Stages: reruns one mechanism on records chosen by coins, and scores all records with its draws.
 
-Each chunk of trials is written as it ends: a killed audit resumes from it. If workers share the run, consecutive
-chunks are a shard, a stage of its own and a run of the deployment `shard`; a trial's coins and seeds
-depend on its number alone, so that shards in their order equal the trials of one process.
+A few trials are a part, a stage of its own: a killed audit goes on after the parts that are finished, and workers can
+share them. A trial's coins and seeds depend on its number alone, and trials of a part run side by side everywhere.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from mechanisms.audit.trials import Records as PoolRecords
-from mechanisms.mechanism import Batched, Mechanism, Records, Reruns, Run
+from mechanisms.mechanism import Batched, Mechanism, Plan, Records, Reruns, Run
 from mechanisms.model import checkpoint
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
@@ -29,20 +27,18 @@ from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.linear_head import from_flat
 from mechanisms.model.seeding import derive_seed
 from mechanisms.model.threads import using
-from mechanisms.model.training import Progress
 from mechanisms.privacy.claims import claim_of, formal, of_one_record
 from mechanisms.privacy.events import Event
 from storage.artifacts import ArtifactRef, Store
 from tasks.auditing.pool import Pool
 from tasks.fitting.fits import plan_of
 from tasks.fitting.model_inputs import build, fields_of, label_count
-from tasks.running.shard_runs import Part
-from tasks.running.shards import DEPLOYMENT, run_parts
+from tasks.running.parts import Part, compute_part, run_parts_of
 from tasks.running.stage import Step, Work
 
 _claim_of = lru_cache(maxsize=64)(claim_of)
-_CHUNK = 8
-"""Trials per chunk of a linear head: their parameters and optimiser states stay in the cache of a core."""
+_TOGETHER = 8
+"""Trials of a linear head in a part: their parameters and optimiser states stay in the cache of a core."""
 _FILE = "trials.safetensors"
 
 
@@ -56,14 +52,9 @@ class TrialRange(Part, frozen=True, title="Trials"):
     noise: float = Field(default=1.0, gt=0, le=1, title="Noise", description="Factor on the plan's noise.")
 
     @property
-    def chunk(self) -> int:
-        """Returns how many trials are written together; one alone if more than a head is trained."""
-        return _CHUNK if self.model.linear_head else 1
-
-    @property
-    def chunks(self) -> list[range]:
-        """Returns the trials that are written together."""
-        return [range(start, min(start + self.chunk, self.end)) for start in range(self.first, self.end, self.chunk)]
+    def trials(self) -> range:
+        """Returns the trials by number."""
+        return range(self.first, self.end)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,16 +116,39 @@ def reruns(
     )
 
 
-def shard(store: Store, selection: TrialRange, inputs: Mapping[str, ArtifactRef]) -> Step:
-    """Declares some of the trials as a separate stage."""
+def _reruns(work: Work, *, selection: TrialRange) -> Mapping[str, Any]:
+    """Runs all trials by parts, then writes one file per mechanism."""
+    head = selection.model.linear_head
+    mechanism = plan_of(work.inputs["plan"]).mechanism
+    at_once = torch.get_num_threads() if head and isinstance(mechanism, Batched) else 1
+    parts = selection.cut(_TOGETHER if head else 1)
+    # a head's small products gain nothing from threads, an encoder's do; parts at once must not set them each
+    with using(1 if head else torch.get_num_threads()):
+        folders = run_parts_of(work, compute, parts, part_step, at_once=at_once)
+    done = _concatenate([checkpoint.load(folder / _FILE)[0] for folder in folders])
+    included = done.pop("included")
+    for name in sorted({key.rpartition(".")[0] for key in done}):
+        tensors = {field: done[f"{name}.{field}"] for field in ("ell", "right", "epsilon")}
+        checkpoint.save(work.out / f"{name}.safetensors", tensors | {"included": included}, {})
+    return {"trials": selection.end, "records_mean": round(float(included.float().sum(1).mean()), 1)}
+
+
+def compute(request: str) -> str:
+    """Computes a part of the trials."""
+    return compute_part(request, TrialRange, part_step)
+
+
+def part_step(store: Store, selection: TrialRange, inputs: Mapping[str, ArtifactRef]) -> Step:
+    """Declares some of the trials as a stage."""
     mechanism = plan_of(store.open(inputs["plan"])).mechanism
 
     def body(work: Work) -> Mapping[str, Any]:
-        checkpoint.save(work.out / _FILE, _run(work, selection), {})
+        with using(1 if selection.model.linear_head else torch.get_num_threads()):
+            checkpoint.save(work.out / _FILE, _run(work, selection), {})
         return {"trials": selection.size}
 
     return Step(
-        name="trials-shard",
+        name="trials-part",
         label=f"audit trials {selection.first + 1} to {selection.end}",
         config=selection.model_dump(mode="json"),
         inputs=dict(inputs),
@@ -143,63 +157,28 @@ def shard(store: Store, selection: TrialRange, inputs: Mapping[str, ArtifactRef]
     )
 
 
-def _reruns(work: Work, *, selection: TrialRange) -> Mapping[str, Any]:
-    """Runs all trials, in this process or in shards, then writes one file per mechanism."""
-    parts = selection.split(work.context.fan_out.shards, chunk=selection.chunk)
-    if len(parts) == 1:
-        done = _run(work, selection)
-    else:
-        folders = run_parts(work, parts, partial(shard, work.context.store), deployment=DEPLOYMENT)
-        done = _concatenate([checkpoint.load(folder / _FILE)[0] for folder in folders])
-    included = done.pop("included")
-    for name in sorted({key.rpartition(".")[0] for key in done}):
-        tensors = {field: done[f"{name}.{field}"] for field in ("ell", "right", "epsilon")}
-        checkpoint.save(work.out / f"{name}.safetensors", tensors | {"included": included}, {})
-    return {"trials": selection.end, "records_mean": round(float(included.float().sum(1).mean()), 1)}
-
-
 def _concatenate(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Concatenates consecutive trials."""
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def _run(work: Work, selection: TrialRange) -> dict[str, Tensor]:
-    """Runs trials in this process; returns `included`, and per mechanism `ell`, `right`, `epsilon` [trials, ...]."""
-    model, seed, delta, unit = selection.model, selection.seed, selection.delta, selection.unit
+    """Runs trials side by side; returns `included`, and per mechanism `ell`, `right`, `epsilon` [trials, ...]."""
+    model, delta, unit = selection.model, selection.delta, selection.unit
     plan = plan_of(work.inputs["plan"])
     plan = plan.model_copy(update={"noise_factor": selection.noise})
-    head = build(work.context, model, work.inputs["dataset"], seed=seed)
-    start, classes = head.flat.clone(), label_count(work.inputs["dataset"])
-    fields = fields_of(work.inputs["dataset"])
-    layout = fields or Fields((classes,))
-
-    def untrained() -> Classifier:
-        head.flat.copy_(start)
-        return head
-
-    def one_by_one(pool: Pool, chunk: _Chunk, progress: Progress) -> Mapping[str, Reruns]:
-        ell, right, events = [], [], []
-        for trial, included, trial_seed in zip(chunk.trials, chunk.included, chunk.seeds, strict=True):
-            # long trials resume from the last epoch; the folder is private, and removed when the trial has been scored
-            folder = None if isinstance(pool.inputs, FeatureInputs) else work.scratch / f"trial_{trial:05d}"
-            run = Run(classes, trial_seed, untrained, fields=fields, folder=folder, resampled=True)
-            fitted = plan.fit(Records(pool.inputs.take(included), pool.labels[included]), run)
-            scores = fitted.model.log_probabilities(pool.inputs)
-            if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-            ell.append(layout.log_likelihood(scores, pool.labels).float())
-            right_codes = layout.predicted(scores) == pool.labels
-            right.append(right_codes if fields is None else (right_codes | (pool.labels < 0)).all(1))
-            events.append(fitted.event)
-            progress(len(events), len(chunk.seeds))
-        return {plan.mechanism.kind: Reruns(torch.stack(ell), torch.stack(right), tuple(events))}
-
-    def batched(pool: Pool, chunk: _Chunk, progress: Progress) -> Mapping[str, Reruns]:
-        assert isinstance(plan.mechanism, Batched)
+    pool = Pool.load(work.inputs["pool"])
+    included = torch.stack([pool.coins(seed=selection.seed, trial=t) for t in selection.trials])
+    seeds = tuple(derive_seed(selection.seed, "audit", "trial", t) >> 10 for t in selection.trials)
+    head = build(work.context, model, work.inputs["dataset"], seed=selection.seed)
+    classes, fields = label_count(work.inputs["dataset"]), fields_of(work.inputs["dataset"])
+    if isinstance(plan.mechanism, Batched) and model.linear_head:
         assert isinstance(pool.inputs, FeatureInputs)
-        initial = from_flat(start.cpu(), classes=classes)
-        records = PoolRecords(pool.inputs.features, pool.labels, chunk.included, seeds=chunk.seeds, fields=fields)
-        return plan.mechanism.fit_many(plan, records, initial, progress=progress)
+        initial = from_flat(head.flat.cpu(), classes=classes)
+        records = PoolRecords(pool.inputs.features, pool.labels, included, seeds=seeds, fields=fields)
+        scored = plan.mechanism.fit_many(plan, records, initial, progress=work.progress)
+    else:
+        scored = _one_by_one(work, selection, plan, pool, included, seeds, head)
 
     def claimed(event: Event) -> float:
         claim = _claim_of(
@@ -212,53 +191,43 @@ def _run(work: Work, selection: TrialRange) -> dict[str, Tensor]:
         epsilon = of_one_record(claim)
         return float("nan") if epsilon is None else epsilon
 
-    if isinstance(plan.mechanism, Batched) and model.linear_head:
-        return _in_chunks(work, selection, batched, claimed, workers=torch.get_num_threads(), threads=1)
-    # a head's small products gain nothing from threads, an encoder's do
-    return _in_chunks(work, selection, one_by_one, claimed, threads=1 if model.linear_head else torch.get_num_threads())
+    tensors: dict[str, Tensor] = {"included": included.to(torch.uint8)}
+    for name, these in scored.items():
+        epsilon = torch.tensor([claimed(event) for event in these.events], dtype=torch.float64)
+        tensors |= {f"{name}.ell": these.ell, f"{name}.right": these.right.to(torch.uint8)}
+        tensors[f"{name}.epsilon"] = epsilon
+    return tensors
 
 
-@dataclasses.dataclass(frozen=True)
-class _Chunk:
-    """Holds trials by number, with their members, bool [trials, n], and their seeds."""
-
-    trials: range
-    included: Tensor
-    seeds: tuple[int, ...]
-
-
-def _in_chunks(
+def _one_by_one(
     work: Work,
     selection: TrialRange,
-    run: Callable[[Pool, _Chunk, Progress], Mapping[str, Reruns]],
-    claimed: Callable[[Event], float],
-    *,
-    workers: int = 1,
-    threads: int,
-) -> dict[str, Tensor]:
-    """Runs chunks of trials on this many workers and threads each, and concatenates them."""
-    pool, seed = Pool.load(work.inputs["pool"]), selection.seed
-    chunks = selection.chunks
-    shares = [0.0] * len(chunks)
+    plan: Plan,
+    pool: Pool,
+    included: Tensor,
+    seeds: Sequence[int],
+    head: Classifier,
+) -> Mapping[str, Reruns]:
+    start = head.flat.clone()
+    classes, fields = label_count(work.inputs["dataset"]), fields_of(work.inputs["dataset"])
+    layout = fields or Fields((classes,))
 
-    def one(number: int) -> Path:
-        file, chunk = work.scratch / f"chunk_{number:04d}.safetensors", chunks[number]
-        if not file.exists():
+    def untrained() -> Classifier:
+        head.flat.copy_(start)
+        return head
 
-            def progress(done: int, total: int) -> None:
-                shares[number] = done / total
-                work.progress(round(100 * sum(shares)), 100 * len(chunks))
-
-            included = torch.stack([pool.coins(seed=seed, trial=t) for t in chunk])
-            seeds = tuple(derive_seed(seed, "audit", "trial", t) >> 10 for t in chunk)
-            tensors: dict[str, Tensor] = {"included": included.to(torch.uint8)}
-            for name, these in run(pool, _Chunk(chunk, included, seeds), progress).items():
-                epsilon = torch.tensor([claimed(event) for event in these.events], dtype=torch.float64)
-                tensors |= {f"{name}.ell": these.ell, f"{name}.right": these.right.to(torch.uint8)}
-                tensors[f"{name}.epsilon"] = epsilon
-            checkpoint.save(file, tensors, {})
-        shares[number] = 1.0
-        return file
-
-    with using(threads), ThreadPoolExecutor(workers, thread_name_prefix="trials") as several:
-        return _concatenate([checkpoint.load(file)[0] for file in several.map(one, range(len(chunks)))])
+    ell, right, events = [], [], []
+    for trial, members, seed in zip(selection.trials, included, seeds, strict=True):
+        # long trials resume from the last epoch; the folder is private, and removed when the trial has been scored
+        folder = None if isinstance(pool.inputs, FeatureInputs) else work.scratch / f"trial_{trial:05d}"
+        run = Run(classes, seed, untrained, fields=fields, folder=folder, resampled=True)
+        fitted = plan.fit(Records(pool.inputs.take(members), pool.labels[members]), run)
+        scores = fitted.model.log_probabilities(pool.inputs)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        ell.append(layout.log_likelihood(scores, pool.labels).float())
+        right_codes = layout.predicted(scores) == pool.labels
+        right.append(right_codes if fields is None else (right_codes | (pool.labels < 0)).all(1))
+        events.append(fitted.event)
+        work.progress(len(events), len(seeds))
+    return {plan.mechanism.kind: Reruns(torch.stack(ell), torch.stack(right), tuple(events))}

@@ -34,7 +34,7 @@ def prepare(parameters: RetrainParameters, models: Iterable[ModelConfig], do: Ca
     for model in dict.fromkeys(models):
         for step in prior.stages(model, parameters.data.complete_codelists, parameters.data.ingest.codelist_columns):
             do(step)
-    return dataset, do(data.prepare(parameters.model, dataset, seed=parameters.fit.seed))
+    return dataset, do(data.prepare(parameters.model, dataset))
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def run_chain(
     if ingested is None:
         dataset, prepared = prepare(parameters, [model], do)
     else:
-        dataset, prepared = ingested, do(data.prepare(model, ingested, seed=fit.seed))
+        dataset, prepared = ingested, do(data.prepare(model, ingested))
     posteriors: dict[str, Ref] = {}
 
     def fit_round(name: RoundName, weights: Ref | None) -> Ref:

@@ -5,7 +5,7 @@ complete, one pass over the input merges both. After a crash the same command co
 output is put in place, a mark next to it names its job. The mark is removed last, so that a job that died during
 cleanup counts as finished.
 
-Workers (tasks/coding/shards.py) write their answers to a folder of this job inside the hidden one: late output from a
+Workers (tasks/coding/spread.py) write their answers to a folder of this job inside the hidden one: late output from a
 worker of an earlier job is never taken for an answer of this one.
 """
 
@@ -38,7 +38,7 @@ from tasks.running import progress
 _FORMAT = 2
 _STAGE = "code"
 _JOB, _LOCK = "job.json", "lock"
-_HANDED_IN = "shards-"
+_HANDED_IN = "workers-"
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class CodingJob:
         """Returns the file that marks the output as this job's until cleanup is complete."""
         return self.out.with_name(f".{self.out.name}.coded")
 
-    def shard_folder(self, coder: Coder | JointCoder) -> Path:
+    def spread_folder(self, coder: Coder | JointCoder) -> Path:
         """Returns the folder for answers from workers of this job."""
         return self.folder / f"{_HANDED_IN}{self.key(coder)[:16]}"
 
@@ -161,7 +161,7 @@ def code_piece(coder: Coder | JointCoder, job: CodingJob, piece: list[Row], part
 
 def _collect(coder: Coder | JointCoder, job: CodingJob) -> None:
     """Moves the workers' answers to those of the job."""
-    for part in sorted(job.shard_folder(coder).glob("*.parquet")):
+    for part in sorted(job.spread_folder(coder).glob("*.parquet")):
         part.replace(job.folder / part.name)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,28 @@ from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import TokenInputs, save_features
 from mechanisms.model.lexicon import Lexicon
-from storage.artifacts import ArtifactRef, files_digest
+from storage.artifacts import ArtifactRef, Store, files_digest
 from storage.datasets import load_labels, load_table
+from storage.errors import StorageError
 from tasks.fitting.model_inputs import SPLITS
 from tasks.fitting.prior import lexicon_of
+from tasks.running.parts import Part, compute_part, run_parts
 from tasks.running.stage import Step, Work
 
 PART = 4096
 """Texts that are encoded, saved and joined at a time; what is in memory grows with it and not with the records."""
+_FEATURES = "features.safetensors"
 
 
-def prepare(model: ModelConfig, dataset: ArtifactRef | None, *, seed: int) -> Step:
+class Texts(Part, frozen=True):
+    """Selects distinct texts of a split for a frozen encoder; the data set is the stage's input."""
+
+    model: ModelConfig
+    encoder_digest: str
+    split: str
+
+
+def prepare(model: ModelConfig, dataset: ArtifactRef | None) -> Step:
     """Prepares both splits: tokens, or the frozen encoder's features."""
     head = model.trainable == "head"
     config: dict[str, Any] = model.model_dump(include={"encoder", "max_length"})
@@ -38,50 +49,47 @@ def prepare(model: ModelConfig, dataset: ArtifactRef | None, *, seed: int) -> St
             config["precision"] = model.precision
     if model.lexical != "none":
         config |= model.model_dump(include={"lexical", "lexical_language", "prior_sentence", "prior_sentences"})
-    files = encoder_files.digest_parts(model.encoder)
     if model.lora_layers is not None:
         config |= model.model_dump(include={"lora_layers", "precision"})
-    config["encoder_digest"] = files_digest(files) if files else encoder_files.revision(model.encoder)
+    config["encoder_digest"] = _digest_of(model)
     return Step(
         name="features" if head else "tokens",
         label="features" if head else "tokens",
         config=config,
         inputs={"dataset": dataset},
-        body=partial(_prepare, model=model, seed=seed),
+        body=partial(_prepare, model=model, encoder_digest=str(config["encoder_digest"])),
         modules=("tasks.fitting.data",),
     )
 
 
-def _prepare(work: Work, *, model: ModelConfig, seed: int) -> Mapping[str, Any]:
+def _digest_of(model: ModelConfig) -> str:
+    files = encoder_files.digest_parts(model.encoder)
+    return files_digest(files) if files else str(encoder_files.revision(model.encoder))
+
+
+def _prepare(work: Work, *, model: ModelConfig, encoder_digest: str) -> Mapping[str, Any]:
     dataset = work.inputs["dataset"]
     tables = {name: load_table(dataset, name) for name in SPLITS}
     total = sum(table.num_rows for table in tables.values())
     lexicon = lexicon_of(work.context, model, dataset)
-    tokenizer = classifier.tokenizer(model)
-    encoder = None
-    if model.trainable == "head":
-        encoder = classifier.build(
-            model.frozen(), num_labels=2, seed=seed, device=classifier.device_of(work.context.device)
-        )
     work.sized(total)
     tokens_seen, done = 0, 0
     for name, table in tables.items():
         texts = table.column("text").to_pylist()
         file = work.out / f"{name}.safetensors"
-        if encoder is None:
-            tokens = tokenizer(texts)
+        if model.trainable != "head":
+            tokens = classifier.tokenizer(model)(texts)
             tokens_seen += int(tokens.offsets[-1])
             words = None if lexicon is None else lexicon.words(texts)
             states = _states(work, tokens, model=model, before=done, total=total)
             replace(tokens, words=words, states=states).save(file)
         else:
-            places, parts = encode_texts(
-                work.scratch / f"features_{name}",
-                texts,
-                encoder=encoder,
-                tokenizer=tokenizer,
-                progress=lambda count, before=done: work.progress(before + count, total),
-            )
+            distinct, places = _distinct(dataset, name)
+            whole = Texts(end=max(len(distinct), 1), model=model.frozen(), encoder_digest=encoder_digest, split=name)
+            report = partial(_report, work, before=done, total=total)
+            refs = run_parts(work.context, encode, whole.cut(PART), work.refs, part_step, report=report)
+            work.parts.extend(refs)
+            parts = [checkpoint.load(work.context.store.open(ref) / _FEATURES)[0] for ref in refs]
             tokens_seen += int(torch.cat([part["lengths"] for part in parts])[places].sum())
             blocks = blocks_of(texts, places, [part["features"] for part in parts], lexicon)
             width = parts[0]["features"].shape[1] + (0 if lexicon is None else lexicon.columns)
@@ -89,45 +97,68 @@ def _prepare(work: Work, *, model: ModelConfig, seed: int) -> Mapping[str, Any]:
         done += len(texts)
         work.progress(done, total)
         save_labels(work.out, name, load_labels(dataset, name))
-    figures: dict[str, Any] = {"precision": model.precision} if encoder is not None else {}
+    _encoder.cache_clear()
+    _distinct.cache_clear()
+    figures: dict[str, Any] = {"precision": model.precision} if model.trainable == "head" else {}
     if lexicon is not None:
         figures["words"] = lexicon.columns
     figures |= {"tokens_per_record": round(tokens_seen / total, 1), "encoder": Path(model.encoder).name}
     return {"records": total} | figures
 
 
-def encode_texts(
-    folder: Path,
-    texts: Sequence[str],
-    *,
-    encoder: Classifier,
-    tokenizer: Callable[[Sequence[str]], TokenInputs],
-    progress: Callable[[int], None],
-) -> tuple[torch.Tensor, list[dict[str, torch.Tensor]]]:
-    """Encodes each distinct text once and saves every `PART` of them, so that a killed run continues from there.
+def _report(work: Work, done: int, of: int, *, before: int, total: int) -> None:
+    work.progress(before + done, total)
 
-    Returns: the place of each record's text among the distinct ones, int64 [n]; features and lengths in tokens of
-        these, in parts that are memory-mapped.
-    """
-    place = {text: at for at, text in enumerate(dict.fromkeys(texts))}
-    distinct, places = list(place), torch.tensor([place[text] for text in texts], dtype=torch.int64)
-    folder.mkdir(exist_ok=True)
-    parts: list[dict[str, torch.Tensor]] = []
-    for start in range(0, max(len(distinct), 1), PART):
-        file = folder / f"{start:09d}.safetensors"
-        if not file.is_file():
-            tokens = tokenizer(distinct[start : start + PART])
-            count = start
 
-            def on_batch(records: int) -> None:
-                nonlocal count
-                count += records
-                progress(count)
+def encode(request: str) -> str:
+    """Encodes a part of the distinct texts of a split."""
+    return compute_part(request, Texts, part_step)
 
-            features = encoder.encode(tokens, on_batch=on_batch).features
-            checkpoint.save(file, {"features": features, "lengths": tokens.lengths}, {})
-        parts.append(checkpoint.load(file)[0])
-    return places, parts
+
+def part_step(store: Store, texts: Texts, inputs: Mapping[str, ArtifactRef]) -> Step:
+    """Returns the stage that encodes texts: features float32 [m, width], and lengths in tokens, int64 [m]."""
+
+    def body(work: Work) -> Mapping[str, Any]:
+        if _digest_of(texts.model) != texts.encoder_digest:
+            raise StorageError(f"encoder {Path(texts.model.encoder).name}: its files differ from those of the run")
+        distinct, _ = _distinct(work.inputs["dataset"], texts.split)
+        tokenizer, encoder = _encoder(texts.model, work.context.device)
+        tokens = tokenizer(distinct[texts.first : texts.end])
+        encoded = 0
+
+        def on_batch(number: int) -> None:
+            nonlocal encoded
+            encoded += number
+            work.progress(encoded, texts.size)
+
+        features = encoder.encode(tokens, on_batch=on_batch).features
+        checkpoint.save(work.out / _FEATURES, {"features": features, "lengths": tokens.lengths}, {})
+        return {}
+
+    return Step(
+        name="features-part",
+        label=f"features of {texts.split} texts {texts.first + 1} to {texts.end}",
+        config=texts.model_dump(mode="json"),
+        inputs=dict(inputs),
+        body=body,
+        modules=(__name__,),
+    )
+
+
+@lru_cache(maxsize=1)
+def _encoder(model: ModelConfig, device: str) -> tuple[Callable[[Sequence[str]], TokenInputs], Classifier]:
+    """Returns a frozen encoder, which a process loads once for all parts; it does not depend on the seed."""
+    return classifier.tokenizer(model), classifier.build(
+        model, num_labels=2, seed=0, device=classifier.device_of(device)
+    )
+
+
+@lru_cache(maxsize=2)
+def _distinct(dataset: Path, split: str) -> tuple[list[str], torch.Tensor]:
+    """Returns the distinct texts of a split, and the place of each record's among them, int64 [n]."""
+    texts: list[str] = load_table(dataset, split).column("text").to_pylist()
+    place = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    return list(place), torch.tensor([place[text] for text in texts], dtype=torch.int64)
 
 
 def blocks_of(

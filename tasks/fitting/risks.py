@@ -1,8 +1,8 @@
 """Defines the stages over posterior draws: risks, sensitivity, and the weights that follow from them.
 
 They measure nats per record. The accountant derives the claim for a unit of several records. Draw number s depends on
-(seed, purpose, s) alone, so that a shard of draws is the same wherever it is run, and maxima over shards are the maxima
-over all draws.
+(seed, purpose, s) alone, so that a part of the draws is the same wherever it is run, and maxima over parts are the
+maxima over all draws. In bfloat16 each part evaluates again in float32 what could be its maximum.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from mechanisms.posterior.config import PseudoPosteriorConfig
 from mechanisms.posterior.risks import RiskPass
 from mechanisms.posterior.rounds import TABLE, Purpose, RoundName
 from mechanisms.privacy.numerics import failure_probability
-from storage.artifacts import ArtifactRef
+from storage.artifacts import ArtifactRef, Store
 from tasks.fitting.model_inputs import build, load_inputs
 from tasks.fitting.train import Round, load_weights
-from tasks.running.shard_runs import Part
-from tasks.running.shards import run_parts
+from tasks.running.parts import Part, compute_part, run_parts_of
 from tasks.running.stage import Step, Work
 
 _FILE = "weights.safetensors"
 """Of the stages: `alpha` float32 [n], and from a pass `risk` [n] and `draw_maxima` [S]."""
 _PASS = "pass.safetensors"
-"""Of a shard, and of a checkpoint."""
-_SAVE_EVERY = 64
-"""Draws between two checkpoints of a pass, at most."""
+"""Of a part."""
+_PARTS, _MOST = 16, 64
+"""A pass has this many parts; each has this many draws at most, since a killed one begins again."""
 
 
 class Draws(Part, frozen=True, title="Draws"):
@@ -95,56 +94,43 @@ def weigh(config: PseudoPosteriorConfig, name: RoundName, *, measured: ArtifactR
 
 
 def run_risk_pass(work: Work, whole: Draws) -> RiskPass:
-    """Runs the pass in this process or in shards, as the context says. On like devices both agree bit for bit."""
-    settings = work.context.fan_out
-    parts = whole.split(settings.shards)
-    if len(parts) == 1:
-        return _run(work, whole)
-    return risks.merge([_load(folder) for folder in run_parts(work, parts, shard, deployment=settings.deployment)])
+    """Runs the pass by parts."""
+    labels = load_inputs(work.inputs["prepared"], "train")[1]
+    work.sized(len(labels) * whole.size)
+    parts = whole.cut(min(_MOST, -(-whole.size // _PARTS)))
+    return risks.merge([_load(folder) for folder in run_parts_of(work, compute, parts, part_step)])
 
 
-def shard(draws: Draws, inputs: Mapping[str, ArtifactRef]) -> Step:
-    """Returns the stage of one shard of a pass."""
+def compute(request: str) -> str:
+    """Computes a part of a pass."""
+    return compute_part(request, Draws, part_step)
+
+
+def part_step(store: Store, draws: Draws, inputs: Mapping[str, ArtifactRef]) -> Step:
+    """Returns the stage of one part of a pass."""
 
     def body(work: Work) -> Mapping[str, Any]:
-        _save(work.out, _run(work, draws))
+        records, labels = load_inputs(work.inputs["prepared"], "train")
+        done = risks.risk_pass(
+            build(work.context, draws.model, work.inputs["dataset"], seed=draws.seed),
+            records,
+            labels,
+            swag.load(work.inputs["posterior"], std_scale=draws.std_scale),
+            draws=range(draws.first, draws.end),
+            seed=draws.seed,
+            purpose=draws.purpose,
+            weights=load_weights(work.inputs["weights"]) if "weights" in work.inputs else None,
+            precision=draws.precision,
+            progress=work.progress,
+        )
+        checkpoint.save(work.out / _PASS, {"risk": done.risk, "draw_maxima": done.draw_maxima}, {})
         return {"draws": draws.size}
 
-    return Step("risk-shard", draws.label, draws.model_dump(mode="json"), dict(inputs), body)
-
-
-def _run(work: Work, draws: Draws) -> RiskPass:
-    """Runs the pass in this process. It saves its state at intervals, and continues from it after a kill."""
-    records, labels = load_inputs(work.inputs["prepared"], "train")
-    work.sized(len(labels) * draws.size)
-    every = max(1, min(_SAVE_EVERY, draws.size // 20))
-
-    def save(done: int, state: RiskPass) -> None:
-        if done % every == 0:
-            _save(work.scratch, state)
-
-    return risks.risk_pass(
-        build(work.context, draws.model, work.inputs["dataset"], seed=draws.seed),
-        records,
-        labels,
-        swag.load(work.inputs["posterior"], std_scale=draws.std_scale),
-        draws=range(draws.first, draws.end),
-        seed=draws.seed,
-        purpose=draws.purpose,
-        weights=load_weights(work.inputs["weights"]) if "weights" in work.inputs else None,
-        precision=draws.precision,
-        so_far=_load(work.scratch) if (work.scratch / _PASS).exists() else None,
-        on_draw=save,
-        progress=work.progress,
-    )
+    return Step("risk-part", draws.label, draws.model_dump(mode="json"), dict(inputs), body)
 
 
 def _load(folder: Path) -> RiskPass:
     return RiskPass(**checkpoint.load(folder / _PASS)[0])
-
-
-def _save(folder: Path, done: RiskPass) -> None:
-    checkpoint.save(folder / _PASS, {"risk": done.risk, "draw_maxima": done.draw_maxima}, {})
 
 
 def running_maximum(folder: Path) -> list[float]:

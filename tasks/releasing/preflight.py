@@ -15,14 +15,11 @@ from storage.errors import InputError, StorageError
 from storage.ingest import SPLITS, check_source
 from storage.ledger import Ledger, Policy
 from tasks.fitting.ingest import ingest_records
-from tasks.fitting.risks import precision
 from tasks.parameters import DEMO_POPULATION, RetrainParameters
 from tasks.releasing import publish
 from tasks.releasing.ledger_access import ledger_url
-from tasks.running import timings
+from tasks.running import engine, timings
 from tasks.running.provenance import provenance
-from tasks.running.shard_runs import ShardRuns
-from tasks.running.shards import place_of
 from tasks.running.stage import Context
 
 DEVICES = ("cpu", "cuda")
@@ -175,7 +172,7 @@ def check(context: Context, parameters: RetrainParameters, *, to_release: bool =
             raise InputError(f"model.lexical: `titles` need a code list. Give {option}, or set model.lexical=hashed")
     device = check_device(context)
     context.store.check()
-    _check_shards(context, parameters)
+    engine.check(context.engine)
     estimate = estimate_retrain(context, parameters, device=device)
     _check_demo(parameters)
     _check_ledger(context, parameters, to_release=to_release)
@@ -235,19 +232,6 @@ def _check_demo(parameters: RetrainParameters) -> None:
             f"demo-data` writes. The population {DEMO_POPULATION} is for that file only. "
             "Name the population: --population NAME"
         )
-
-
-def _check_shards(context: Context, parameters: RetrainParameters) -> None:
-    """Checks that shards are available and would give the result of one process."""
-    if context.fan_out.shards == 1:
-        return
-    if precision(parameters.model, parameters.pseudo_posterior) != "float32":
-        raise InputError(
-            "fan_out.shards: a risk pass in bfloat16 (pseudo_posterior.precision, model.precision) rechecks the values "
-            "near the maximum over all draws, and no shard has all draws. Use float32 with shards"
-        )
-    with ShardRuns.connect(context.fan_out.deployment, place_of(context)):
-        pass
 
 
 def _check_ledger(context: Context, parameters: RetrainParameters, *, to_release: bool) -> None:

@@ -6,7 +6,19 @@ from importlib.util import find_spec
 
 EXTRA = "pip install '.[train]'"
 TRAINING = frozenset(
-    {"absl", "alembic", "datasets", "docket", "dp_accounting", "matplotlib", "opacus", "pandas", "peft", "prefect"}
+    {
+        "absl",
+        "alembic",
+        "datasets",
+        "distributed",
+        "docket",
+        "dp_accounting",
+        "matplotlib",
+        "opacus",
+        "pandas",
+        "peft",
+        "prefect",
+    }
     | {"prometheus_client", "sentence_transformers"}
 )
 """Modules that the extra brings: one for each of its packages; absl and docket come with them."""

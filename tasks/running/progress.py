@@ -46,6 +46,16 @@ def listening(*listeners: Listener) -> Iterator[None]:
         _listeners.reset(token)
 
 
+@contextmanager
+def only(*listeners: Listener) -> Iterator[None]:
+    """Replaces all listeners inside the block."""
+    token = _listeners.set(listeners)
+    try:
+        yield
+    finally:
+        _listeners.reset(token)
+
+
 def started(label: str) -> None:
     """Notifies all listeners that a stage starts."""
     for listener in _listeners.get():

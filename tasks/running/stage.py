@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from storage.artifacts import ArtifactRef, Stage, Store
 from storage.code_version import code_version
 from storage.paths import Workspace
 from storage.shared_store import VARIABLE, SharedStore
-from tasks.parameters import FanOut
-from tasks.running import progress
+from tasks.running import engine, progress
 from tasks.running.failures import private_errors
 from tasks.running.run import PLAIN, Run
 
@@ -37,7 +36,8 @@ class Context(BaseModel, frozen=True, extra="forbid", arbitrary_types_allowed=Tr
 
     home: str
     device: str = "auto"
-    fan_out: FanOut = FanOut()
+    engine: str = Field(default_factory=engine.of_environment)
+    """What computes the parts of large stages, as `tasks.running.engine` says."""
     run: Run = PLAIN
 
     @property
@@ -62,6 +62,8 @@ class Work:
     refs: Mapping[str, ArtifactRef]
     progress: Progress
     label: str = ""
+    parts: list[ArtifactRef] = field(default_factory=list)
+    """Stages that this one was put together from; they are removed when it is finished."""
 
     def sized(self, records: int) -> None:
         """Reports how many records pass through the model in the whole stage, which turns progress into a rate."""
@@ -144,6 +146,8 @@ def run_step(context: Context, step: Step) -> ArtifactRef:
                     label=step.label,
                 )
                 stage.finish(step.body(work))
+                for part in work.parts:
+                    store.discard(part)
             ref = stage.ref
         assert ref is not None
         progress.finished(step.label, store.figures(ref), reused=reused, seconds=time.monotonic() - started)

@@ -29,8 +29,7 @@ from tasks.releasing import approval, ledger_access, plan_page
 from tasks.releasing.checked_plan import check
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.plan_page import PlanContext
-from tasks.running.shard_runs import Part
-from tasks.running.shards import StageShard
+from tasks.running.parts import Part, PartRequest
 from tasks.running.stage import Context, Step, run_step
 
 DECLARES = (
@@ -77,7 +76,9 @@ def outputs(home: Path, records: dict[str, Any]) -> dict[str, str]:
     committed = ledger.commit(release_id, bundle_digest=digest(files), plan_digest=planned.digest)
     claimed = statement(anticipated(planned.plan, audit=None))
     step = Step("risks", "risks", {}, {"dataset": dataset, "prepared": dataset}, lambda work: {})
-    payload = StageShard(context, step, Part(end=1)).request
+    inputs = {name: ref for name, ref in step.inputs.items() if ref is not None}
+    part = {"settings": Part(end=1), "inputs": inputs, "key": step.key(context.store), "home": None, "device": "cpu"}
+    payload = PartRequest[Part].model_validate(part)
     return {
         "certificate": certificate(ledger, release_id),
         "plan page": plan_page.markdown(page) + plan_page.html(page),

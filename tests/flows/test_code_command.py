@@ -134,8 +134,7 @@ def test_options_that_do_not_go_together_are_refused(told: CommandRunner) -> Non
         (("--data", "a.csv"), "--out"),
         (("x", "--out", "a.csv"), "require --data"),
         (("x", "--threshold", "0.5", "--accuracy", "0.9"), "give one"),
-        (("x", "--shards", "2"), "--shards: requires --data"),
-        (("--data", "a.csv", "--out", "b.csv", "--shards", "2"), "Set PREFECT_API_URL"),
+        (("--data", "a.csv", "--out", "b.csv", "--engine", "many"), "--engine many: give a number of processes"),
     ):
         status, error = told("code", *arguments)
         assert status == 2

@@ -31,11 +31,7 @@ from flows.server import automations
 from flows.server.form import FormalForm, RecordsForm, WorkerSettings, form_of, parameters_of_run
 from flows.server.prefect_run import PrefectRun
 from storage.errors import InputError
-from tasks.auditing.trials import TrialRange
-from tasks.coding.shards import Pieces
-from tasks.comparing.shards import SeedAndTarget
-from tasks.fitting.risks import Draws
-from tasks.parameters import FanOut, RetrainParameters
+from tasks.parameters import RetrainParameters
 
 FOLDER = Path(__file__).resolve().parents[2] / "deployments"
 CONTENT = yaml.safe_load((FOLDER / "prefect.yaml").read_text())
@@ -52,25 +48,6 @@ GIVEN: dict[str, dict[str, Any]] = {
     },
 }
 """What a form asks for beyond its defaults."""
-INPUTS = {"dataset": {"kind": "ingest", "uri": "file:///w/stages/ingest/k", "sha256": "0" * 64}}
-SHARDS: dict[str, dict[str, Any]] = {
-    "pieces": {
-        **{"data": "/n/in.csv", "out": "/n/out.csv", "columns": ["Text"], "template": None, "bundle": "/b/1"},
-        **{"thresholds": [], "rules": None, "by_digits": None, "top_k": 1, "threshold": None},
-        **{"append": False, "first": 0, "end": 2, "job": "0" * 64},
-    },
-    "trials": {"model": {}, "seed": 1, "delta": 1e-5, "unit": ["record", 1], "first": 0, "end": 8},
-    "branch": {"seed": 1, "target": 4.0},
-    "draws": {"model": {}, "seed": 1, "std_scale": 1.0, "purpose": "risk", "first": 0, "end": 10},
-}
-"""Settings of each kind of shard."""
-
-
-def shard_of(kind: str, **changed: Any) -> dict[str, Any]:
-    return {"shard": {"settings": SHARDS[kind] | changed, "inputs": copy.deepcopy(INPUTS), "key": "0" * 32}}
-
-
-GIVEN |= {"shard": shard_of("branch"), "gpu": shard_of("draws")}
 
 
 def flow_of(name: str) -> Flow[Any, Any]:
@@ -117,34 +94,6 @@ def test_entrypoints_load_and_the_values_fit(name: str) -> None:
     assert flow.validate_parameters(filled(name))
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [("draws", Draws), ("trials", TrialRange), ("branch", SeedAndTarget), ("pieces", Pieces)],
-)
-def test_the_settings_of_a_shard_say_what_it_computes(kind: str, settings: type) -> None:
-    """Each kind is one of the four, and is no other; a field of another kind is refused."""
-    flow = flow_of("shard")
-    assert type(flow.validate_parameters(shard_of(kind))["shard"].settings) is settings
-    schema = flow.parameters.model_dump()
-    assert validate(shard_of(kind), schema) == []
-    for other in SHARDS.keys() - {kind}:
-        assert validate({"shard": {**shard_of(kind)["shard"], "settings": SHARDS[kind] | SHARDS[other]}}, schema) != []
-
-
-@pytest.mark.parametrize(
-    ("kind", "changed"),
-    [
-        ("draws", {"purpose": "release"}),
-        ("pieces", {"end": 0}),
-        ("trials", {"end": 0}),
-        ("branch", {"seed": -1}),
-    ],
-)
-def test_wrong_settings_of_a_shard_are_refused(kind: str, changed: dict[str, Any]) -> None:
-    """By the schema that the server checks when a run is requested."""
-    assert validate(shard_of(kind, **changed), flow_of("shard").parameters.model_dump()) != []
-
-
 @pytest.mark.parametrize("name", sorted(DEPLOYMENTS))
 def test_every_field_of_a_form_says_what_it_is_for(name: str) -> None:
     """A title that is no raw name and a help text, or a section that has them; a number has a lower limit."""
@@ -175,9 +124,6 @@ def test_every_field_of_a_form_says_what_it_is_for(name: str) -> None:
         ("formal", "parameters.text_columns", []),
         ("audit", "settings.trials", -1),
         ("release", "plan", None),
-        ("gpu", "shard.key", "../elsewhere"),
-        ("shard", "shard.key", "../elsewhere"),
-        ("code-batch", "fan_out", {"shards": 0}),
         ("release", "wait_days", -1),
         ("release", "device", "gpu"),
         ("compare", "settings.target_epsilon", -1),
@@ -226,7 +172,7 @@ def test_the_form_becomes_the_parameters_that_the_command_has(profile: str) -> N
         codelist=Path("c.csv"),
     )
     assert form_with(profile, **aim).parameters() == named
-    worker = WorkerSettings(home="/w", device="cuda", fan_out=FanOut(shards=3))
+    worker = WorkerSettings(home="/w", device="cuda", engine="3")
     again = form_of(named, worker)
     assert (again.parameters(), again.run()) == (named, worker)
 
@@ -246,7 +192,7 @@ def test_only_the_paper_asks_for_a_graphics_card() -> None:
         ("{profile: demo, model: {trainable: everything}}", "model.trainable"),
         ("{profile: demo, release: {deployment: release}}", "release.deployment"),
         ("{profile: demo, run: {device: tpu9}}", "run: device"),
-        ("{profile: demo, run: {fan_out: {shards: 0}}}", "run: fan_out.shards"),
+        ("{profile: demo, run: {engine: 3}}", "run: engine"),
         ("profile: dmeo", "profile 'dmeo' is unknown"),
         ("profile: /etc/passwd.yaml", "is unknown"),
         ("data: {population: others}", "data.population has a field of its own"),
@@ -364,9 +310,7 @@ def test_the_flow_of_a_form_reads_it_within_its_run(server: str, tmp_path: Path)
     assert "demo, SWAG-PPM" in names
     named = {name: flow_of(name).flow_run_name for name in DEPLOYMENTS}
     assert str(named["formal"]).format(parameters=form_with("osha-formal")) == "osha-severe-injuries, formal ε 3.0"
-    assert {name for name, flow in named.items() if flow is None} == {
-        *("code-batch", "shard", "gpu", "ledger-verify", "housekeeping")
-    }
+    assert {name for name, flow in named.items() if flow is None} == {*("code-batch", "ledger-verify", "housekeeping")}
 
 
 def test_dead_runs_of_every_flow_are_found() -> None:

@@ -1,4 +1,4 @@
-"""What is asked of the server and told by it: dead runs taken up, answers kept, shards taken back, runs counted.
+"""What is asked of the server and told by it: dead runs taken up, answers kept, runs counted.
 
 And the nightly check of the ledger, called as its deployment calls it.
 """
@@ -30,7 +30,7 @@ from prefect.states import Cancelling, Crashed, Late, Running, Suspended
 from real_workers import deployed, has_beaten, kill_with_worker, workers
 
 from flows.deployed import release
-from flows.housekeeping import AT_WORK, housekeeping
+from flows.housekeeping import RESUMED, housekeeping
 from flows.ledger_verify import ledger_verify
 from flows.server import waiting_runs
 from flows.server.automations import apply_pools, apply_rules
@@ -39,8 +39,6 @@ from flows.server.waiting_runs import answer, overview, waiting_releases
 from storage.errors import StorageError
 from storage.ledger import Ledger, Policy
 from storage.paths import Workspace
-from tasks.running import shard_runs
-from tasks.running.shard_runs import ShardRuns
 
 pytestmark = pytest.mark.servers
 
@@ -100,7 +98,7 @@ def test_releases_at_work_are_taken_up_after_their_time_and_waiting_ones_never(
     client: SyncPrefectClient, tmp_path: Path
 ) -> None:
     """Of what is at work housekeeping declares dead what sends no heartbeat, whether it ever sent one or not, and takes
-    it up, unless it is a shard. What waits, is cancelled, was started by hand or sends heartbeats is left alone, and so
+    it up. What waits, is cancelled, was started by hand or sends heartbeats is left alone, and so
     is what the rule declared dead after somebody had stopped it.
     """
     home = str(tmp_path / "home")
@@ -116,7 +114,6 @@ def test_releases_at_work_are_taken_up_after_their_time_and_waiting_ones_never(
     runs = {
         "fell silent": made("release", Running()),
         "never a word": made("retrain", Running()),
-        "shard": made("shard", Running()),
         "crashed": made("retrain", Crashed()),
         "waits": made("release", Suspended(timeout_seconds=3600)),
         "is cancelled": made("retrain", Running(), Cancelling()),
@@ -144,10 +141,10 @@ def test_releases_at_work_are_taken_up_after_their_time_and_waiting_ones_never(
         silent = 4 * (now - noise)
         if last < now - silent:
             break
-    dead = declare_dead(AT_WORK, silent=silent, age=WEEK, now=now)
-    assert {names[name] for name in dead if name in names} == {"fell silent", "never a word", "shard"}
+    dead = declare_dead(RESUMED, silent=silent, age=WEEK, now=now)
+    assert {names[name] for name in dead if name in names} == {"fell silent", "never a word"}
     assert {names.get(name) for name in housekeeping.fn(home=home).resumed} >= {"fell silent", "never a word"}
-    taken_up = {"fell silent": "AwaitingRetry", "never a word": "AwaitingRetry", "shard": "Crashed"}
+    taken_up = {"fell silent": "AwaitingRetry", "never a word": "AwaitingRetry"}
     assert states() == before | taken_up
     for run in runs.values():
         client.delete_flow_run(run)  # what the server does about them later is not for others to count
@@ -204,8 +201,8 @@ def test_a_run_that_dies_with_its_worker_before_its_first_heartbeat_is_taken_up(
             heard = happened(client, "autocoder.noise")
             silent = heard - state.timestamp
             for now in (heard, heard + 10 * silent):  # its time is to come; nothing else was heard in such a time
-                assert run.name not in declare_dead(AT_WORK, silent=silent, age=WEEK, now=now)
-            assert run.name in declare_dead(AT_WORK, silent=silent, age=WEEK, now=heard + silent / 4)
+                assert run.name not in declare_dead(RESUMED, silent=silent, age=WEEK, now=now)
+            assert run.name in declare_dead(RESUMED, silent=silent, age=WEEK, now=heard + silent / 4)
         assert run.name in housekeeping.fn(home=home).resumed
         (tmp_path / "go").touch()
         until(client, run.id, StateType.COMPLETED)
@@ -223,7 +220,7 @@ def test_no_worker_sends_heartbeats_too_rarely_to_be_alive() -> None:
     assert rule["within"] > 2 * every
     form = housekeeping.parameters.model_dump()["properties"]["silent_minutes"]
     assert form["default"] >= form["minimum"] >= 5 * 2 * every / 60
-    assert set(AT_WORK) - set(rule["match_related"]["prefect.resource.name"]) == {"release"}
+    assert set(RESUMED) - set(rule["match_related"]["prefect.resource.name"]) == {"release"}
     assert [action["message"] for action in entry["actions"]] == [HEARTBEAT_STOPPED]
 
 
@@ -311,24 +308,6 @@ def test_crashes_between_question_and_answer_lose_neither(
     (row,) = [row for row in Ledger.open(Workspace(job.home).ledger_url).current() if row.kind == "release"]
     assert row.state == "committed"
     assert len(row.approvals) == 2
-
-
-def test_what_is_taken_back_is_cancelled_by_the_server(
-    client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At once what has not begun, by its worker what runs; a run that nobody took back goes on; in several requests."""
-    monkeypatch.setattr(shard_runs, "_BATCH", 5)
-    deployment = client.create_deployment(client.create_flow_from_name("shard"), "shard")
-    states = [Running(), *[None] * 12]
-    made = [client.create_flow_run_from_deployment(deployment, state=state) for state in states]
-    ids = [str(run.id) for run in made]
-    runs = ShardRuns(client, deployment, {})
-    runs.cancel(ids[:-1])
-    seen = runs.states(ids)
-    expected = [StateType.CANCELLING, *[StateType.CANCELLED] * 11, StateType.SCHEDULED]
-    assert [seen[run][0] for run in ids] == expected
-    for run in (made[0], made[-1]):
-        client.delete_flow_run(run.id)  # what the server does about them later is not for others to count
 
 
 def test_every_run_is_counted_and_the_oldest_waits_first(

@@ -33,7 +33,7 @@ def _fit(bundle: Sealed, home: Path, *, noise: float) -> tuple[Context, Candidat
         return {}
 
     fitted = run_step(context, Step("fit", "fit", {"noise": noise}, {}, body, modules=("tasks.fitting.candidate",)))
-    prepared = run_step(context, data.prepare(made.model, made.dataset, seed=made.seed))
+    prepared = run_step(context, data.prepare(made.model, made.dataset))
     return context, made.model_copy(update={"fitted": fitted, "prepared": prepared})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import tiny_jobs
 import torch
@@ -58,7 +59,7 @@ def ingested(context: Context, tmp_path: Path, *, codelist: bool = True, several
 
 
 def features_of(context: Context, config: ModelConfig, dataset: ArtifactRef) -> torch.Tensor:
-    inputs, _ = load_inputs(run_step(context, data.prepare(config, dataset, seed=1)).path, "train")
+    inputs, _ = load_inputs(run_step(context, data.prepare(config, dataset)).path, "train")
     assert isinstance(inputs, FeatureInputs)
     return inputs.features
 
@@ -117,9 +118,9 @@ def test_another_vocabulary_is_another_stage(context: Context, tiny_bert: Path, 
     """Kind, language and sentence change the features; a model without words keeps its stage whatever they are."""
     dataset = ingested(context, tmp_path)
     changes = ({}, {"lexical": "hashed"}, {"lexical_language": "german"}, {"prior_sentence": "It was {}."})
-    keys = {data.prepare(model(tiny_bert, **one), dataset, seed=1).key(context.store) for one in changes}
+    keys = {data.prepare(model(tiny_bert, **one), dataset).key(context.store) for one in changes}
     assert len(keys) == 4
-    plain = {data.prepare(model(tiny_bert, **one).frozen(), dataset, seed=1).key(context.store) for one in changes}
+    plain = {data.prepare(model(tiny_bert, **one).frozen(), dataset).key(context.store) for one in changes}
     assert len(plain) == 1
     assert not plain & keys
 
@@ -154,7 +155,9 @@ def test_equal_texts_are_encoded_once(
 ) -> None:
     """Each record has the features of its text, in parts of any size; no text passes the encoder twice."""
     texts = ["fell from a ladder", "burns", "fell from a ladder", "", "burns", "cut by a saw", "burns"]
-    config = model(tiny_bert).frozen()
+    config, dataset = model(tiny_bert).frozen(), ingested(context, tmp_path)
+    monkeypatch.setattr(data, "load_table", lambda *_: pa.table({"text": texts}))
+    monkeypatch.setattr(data, "load_labels", lambda *_: [0] * len(texts))
     whole = classifier.build(config, num_labels=2, seed=1).encode(classifier.tokenize(config, texts)).features
     encode, encoded = Classifier.encode, list[int]()
 
@@ -164,22 +167,14 @@ def test_equal_texts_are_encoded_once(
 
     monkeypatch.setattr(Classifier, "encode", counted)
     monkeypatch.setattr(data, "PART", 2)
-    places, parts = data.encode_texts(
-        tmp_path,
-        texts,
-        encoder=classifier.build(config, num_labels=2, seed=1),
-        tokenizer=classifier.tokenizer(config),
-        progress=lambda done: None,
-    )
-    blocks = data.blocks_of(texts, places, [part["features"] for part in parts], None)
-    torch.testing.assert_close(torch.cat(list(blocks)), whole)
-    assert encoded == [2, 2]
+    torch.testing.assert_close(features_of(context, config, dataset), whole)
+    assert encoded == [2, 2] * 2, "the distinct texts of either half"
 
 
 def test_canaries_are_read_as_records_are(context: Context, tiny_bert: Path, tmp_path: Path) -> None:
     """With their words, so that an audit's inputs have one width."""
     dataset, config = ingested(context, tmp_path), model(tiny_bert)
-    prepared = run_step(context, data.prepare(config, dataset, seed=1))
+    prepared = run_step(context, data.prepare(config, dataset))
     step = pool.pool(config, canaries=4, seed=0, dataset=dataset, prepared=prepared)
     inputs = pool.Pool.load(run_step(context, step).path).inputs
     assert isinstance(inputs, FeatureInputs)

@@ -9,9 +9,14 @@ import pytest
 import tiny_jobs
 
 from mechanisms.model.config import ModelConfig
+from storage.errors import InputError
 from tasks.branches.branch import CompareParameters, choose
 from tasks.comparing.run import estimate_seconds
+from tasks.parameters import RetrainParameters
+from tasks.releasing import preflight
 from tasks.releasing.preflight import Estimate
+from tasks.running.run import Run
+from tasks.running.stage import Context
 
 
 def estimate(tiny_roberta: Path, tmp_path: Path, *, rows: int, sampled: Mapping[str, int] | None = None) -> Estimate:
@@ -58,3 +63,52 @@ def test_a_comparison_of_single_fits_encodes_too(tiny_roberta: Path, tmp_path: P
     assert estimate_seconds(told, settings, chosen) == pytest.approx(
         told.stages["features"] + 4 * told.stages["dp-sgd"]
     )
+
+
+@pytest.fixture(scope="module")
+def parameters(tmp_path_factory: pytest.TempPathFactory, tiny_roberta: Path) -> RetrainParameters:
+    """A job of seconds on the tiny encoder."""
+    return tiny_jobs.retrain(tiny_jobs.demo(tmp_path_factory.mktemp("data"), records=160), tiny_roberta)
+
+
+def test_a_deployment_releases_by_itself_the_demo_alone(parameters: RetrainParameters, tmp_path: Path) -> None:
+    """Whoever empties `Release deployment` in the form gets round neither the approvals nor the worker with the key."""
+    by_hand, deployed = Context(home=str(tmp_path)), Run()
+    deployed.deployment = "of-a-deployment"
+    context = by_hand.model_copy(update={"run": deployed})
+    at_once = parameters.release.model_copy(update={"enabled": True})
+    parameters = parameters.model_copy(update={"release": at_once})
+    preflight.check(by_hand, parameters, to_release=True)
+    real = parameters.model_copy(update={"data": parameters.data.model_copy(update={"population": "injuries"})})
+    demo = parameters.model_copy(update={"data": parameters.data.model_copy(update={"population": "demo"})})
+    preflight.check(context, demo, to_release=True)
+    with pytest.raises(InputError, match=r"release\.deployment: .* of the population demo only"):
+        preflight.check(context, real, to_release=True)
+    for release in ({"deployment": "release/release"}, {"enabled": False}):
+        changed = real.model_copy(update={"release": real.release.model_copy(update=release)})
+        preflight.check(context, changed, to_release=True)
+
+
+@pytest.mark.parametrize(
+    ("release", "said"),
+    [
+        ({"licence": "/gone"}, "release.licence"),
+        ({"signing_key": "/gone"}, "/gone"),
+        ({"supersedes": "x"}, "supersedes"),
+    ],
+)
+def test_what_could_not_release_is_refused_before_it_trains(
+    parameters: RetrainParameters, tmp_path: Path, release: dict[str, str], said: str
+) -> None:
+    """Files that are not there, and a release that this ledger does not have."""
+    asked = parameters.model_copy(update={"release": parameters.release.model_copy(update=release)})
+    with pytest.raises(InputError, match=said):
+        preflight.check(Context(home=str(tmp_path)), asked, to_release=True)
+
+
+def test_an_engine_that_cannot_compute_is_refused_in_the_first_second(
+    parameters: RetrainParameters, tmp_path: Path
+) -> None:
+    """In any precision an engine gives what one process gives, so that nothing else is refused."""
+    with pytest.raises(InputError, match="--engine 0"):
+        preflight.check(Context(home=str(tmp_path), engine="0"), parameters)

@@ -1,0 +1,123 @@
+"""Spreads a comparison's branches at each seed over the workers of an engine.
+
+A worker runs every stage of its branch; afterwards the comparison takes all branches in order, as without workers, and
+their stages are finished. A request holds digests, a branch's name, the seed and the target: the settings are an
+artifact, as records are. A worker needs neither the records' file nor the ledger.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from storage.artifacts import ArtifactRef, Store
+from tasks.branches.branch import Branch, Terms
+from tasks.branches.experiment import Experiment, Study
+from tasks.parameters import ReleaseParameters, RetrainParameters
+from tasks.running import progress
+from tasks.running.parts import compute_part, run_parts
+from tasks.running.stage import Step, Work, run_step
+
+_SETTINGS, _STAGES = "settings.json", "stages.json"
+
+
+class Fit(BaseModel, frozen=True, extra="forbid"):
+    """Names a branch at a seed."""
+
+    branch: str
+    seed: int = Field(ge=0, lt=2**53)
+    target: float | None
+    """Epsilon of a branch that aims at one."""
+
+
+class _Settings(BaseModel, frozen=True, extra="forbid"):
+    """Holds what all branches have in common, and each by its name."""
+
+    branches: dict[str, Branch]
+    parameters: RetrainParameters
+    terms: Terms
+
+
+def finish(experiments: Sequence[Experiment]) -> None:
+    """Runs these experiments of one study on workers, until all their stages are finished."""
+    study = experiments[0].study
+    settings = run_step(study.context, _settings_step(study, [one.branch for one in experiments]))
+    fits = [
+        Fit(branch=one.branch.name, seed=one.seed, target=study.target if one.mechanism.has_target else None)
+        for one in experiments
+    ]
+    inputs = {**study.records, "settings": settings}
+    run_parts(study.context, compute, fits, inputs, part_step, report=progress.reporter("branches"))
+
+
+def _settings_step(study: Study, branches: Sequence[Branch]) -> Step:
+    """Returns the stage that holds the settings, with the delta filled in and without the ledger's address."""
+    terms = Terms.model_validate(study.terms.model_dump(include=set(Terms.model_fields)))
+    content = _Settings(
+        branches={branch.name: branch for branch in branches},
+        parameters=study.parameters.model_copy(update={"release": ReleaseParameters()}),
+        terms=terms.model_copy(update={"delta": study.default_delta}),
+    ).model_dump(mode="json")
+
+    def body(work: Work) -> Mapping[str, Any]:
+        (work.out / _SETTINGS).write_text(json.dumps(content))
+        return {}
+
+    return Step(
+        name="branch-settings",
+        label="settings of the branches",
+        config=content,
+        inputs={},
+        body=body,
+        modules=(__name__,),
+    )
+
+
+def _read(store: Store, settings: ArtifactRef) -> _Settings:
+    return _Settings.model_validate_json((store.open(settings) / _SETTINGS).read_text())
+
+
+def compute(request: str) -> str:
+    """Computes a branch at a seed."""
+    return compute_part(request, Fit, part_step)
+
+
+def part_step(store: Store, fit: Fit, inputs: Mapping[str, ArtifactRef]) -> Step:
+    """Returns a branch at a seed as one stage, whose output names the stages that it ran."""
+    branch = _read(store, inputs["settings"]).branches[fit.branch]
+    return Step(
+        name="branch-part",
+        label=f"{branch.name}, seed {fit.seed}",
+        config=fit.model_dump(mode="json"),
+        inputs=dict(inputs),
+        body=partial(_run, fit=fit),
+        modules=(__name__, type(branch.mechanism).__module__),
+    )
+
+
+def _run(work: Work, *, fit: Fit) -> Mapping[str, Any]:
+    context, settings = work.context, _read(work.context.store, work.refs["settings"])
+    digests: dict[str, str] = {}
+
+    def do(step: Step) -> ArtifactRef:
+        ref = run_step(context, step)
+        digests[f"{ref.kind}/{ref.path.name}"] = ref.sha256
+        return ref
+
+    study = Study(
+        context,
+        settings.parameters,
+        settings.terms,
+        work.refs["dataset"],
+        work.refs["prepared"],
+        context.store.figures(work.refs["dataset"]),
+        do,
+        target=fit.target,
+    )
+    study.at(settings.branches[fit.branch], fit.seed).run()
+    (work.out / _STAGES).write_text(json.dumps(digests, sort_keys=True))
+    return {"stages": len(digests)}

@@ -1,0 +1,293 @@
+"""Maps a function over parts of a computation: in this process, in processes of this machine, or on a Dask cluster.
+
+    ""                     this process, part by part
+    "4"                    four processes of this machine, which end with it
+    "tls://host:8786"      the workers of a cluster; certificates from the folder $AUTOCODER_ENGINE_CERTIFICATES
+
+A part and its answer are short texts: paths, digests and numbers, never a record. Dask sends functions by pickle among
+holders of the cluster's certificates, so that whoever holds them can run code there, as on any worker; nothing that is
+stored is read that way. A worker that dies loses the parts that it was at, and others take them up. A scheduler that
+restarts is asked again for what is missing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import copy_context
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from storage.errors import InputError, StorageError
+from tasks.running.failures import SAFE, StageError, private_errors
+
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.security import Security
+
+VARIABLE, CERTIFICATES = "AUTOCODER_ENGINE", "AUTOCODER_ENGINE_CERTIFICATES"
+CERTIFICATE, KEY = "engine.pem", "engine-key.pem"
+"""Files of the folder: one certificate, which is its own authority, and its key. All machines hold both."""
+
+_OUTAGE_SECONDS = 600.0
+"""Longest time without a scheduler that a computation survives."""
+_PAUSE_SECONDS = 2.0
+_LOOK_SECONDS, _WORKERS_SECONDS = 0.01, 20.0
+"""Between two looks at finished parts, and at whether any worker is left."""
+_LOCAL = re.compile(r"tcp://(127\.\d+\.\d+\.\d+|localhost|\[::1\]):\d+")
+_ADDRESS = re.compile(r"(tcp|tls)://[^/\s]+:\d+")
+SILENT = {"distributed.scheduler.http.routes": [], "distributed.worker.http.routes": []}
+"""Dask's own pages show tasks, logs and stacks to whoever finds their port: none is served."""
+
+
+def of_environment() -> str:
+    """Returns the engine that the environment names."""
+    return os.environ.get(VARIABLE, "")
+
+
+def is_cluster(engine: str) -> bool:
+    """Checks for a cluster at an address."""
+    return "://" in engine
+
+
+def check(engine: str) -> None:
+    """Refuses, before any work, an engine that could not compute.
+
+    Raises:
+        InputError: it is no number and no address, nobody answers there, or it has no worker.
+    """
+    if not engine:
+        return
+    if not is_cluster(engine):
+        if not re.fullmatch(r"[1-9]\d{0,2}", engine):
+            raise InputError(
+                f"--engine {engine}: give a number of processes (1 to 999), or an address such as tls://host:8786."
+            )
+        return
+    try:
+        workers = connect(engine).scheduler_info(n_workers=-1)["workers"]
+    except (OSError, TimeoutError) as error:
+        raise InputError(
+            f"--engine {engine}: no scheduler answers ({type(error).__name__}). Start one with `autocoder engine "
+            f"scheduler`, and give all machines the certificates of one folder ({CERTIFICATES})."
+        ) from None
+    if not workers:
+        raise InputError(f"--engine {engine}: it has no worker. Start one with `autocoder worker --engine {engine}`.")
+
+
+def map_parts(
+    body: Callable[[str], str],
+    parts: Sequence[str],
+    *,
+    engine: str,
+    done: Callable[[int], None] = lambda number: None,
+    at_once: int = 1,
+) -> list[str]:
+    """Returns the answers of `body` to the parts, in their order.
+
+    Args:
+        body: a function of a module. It stores what it computes and finds again what is stored, since a part may be
+            given to a second worker.
+        done: is called with the number of each part that is finished, as soon as it is.
+        at_once: parts at once in this process; a cluster has one per worker.
+
+    Raises:
+        InputError, StorageError, StageError: of the first part that failed; or workers died at one part several times.
+    """
+    if engine:
+        return _on_workers(body, parts, engine, done)
+
+    def compute(number: int) -> str:
+        answer = body(parts[number])
+        done(number)
+        return answer
+
+    with ThreadPoolExecutor(max(1, at_once), thread_name_prefix="parts") as pool:
+        waiting = [pool.submit(copy_context().run, compute, number) for number in range(len(parts))]
+        try:
+            return [future.result() for future in waiting]
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _on_workers(
+    body: Callable[[str], str], parts: Sequence[str], engine: str, done: Callable[[int], None]
+) -> list[str]:
+    from distributed import CancelledError, KilledWorker
+    from distributed.comm import CommClosedError
+
+    answers: dict[int, str] = {}
+    heard = time.monotonic()
+    while len(answers) < len(parts):
+        missing = [number for number in range(len(parts)) if number not in answers]
+        try:
+            for number, answer in _answers(connect(engine), body, parts, missing):
+                answers[number], heard = answer, time.monotonic()
+                done(number)
+        except KilledWorker:
+            raise StorageError(
+                f"engine {engine}: workers died at one part several times. Give them more memory, and run again."
+            ) from None
+        except (CancelledError, CommClosedError, TimeoutError, OSError) as error:
+            disconnect(engine)
+            if time.monotonic() - heard > _OUTAGE_SECONDS:
+                raise StorageError(
+                    f"engine {engine}: no answer ({type(error).__name__}). Run again to resume."
+                ) from None
+            time.sleep(_PAUSE_SECONDS)
+    return [answers[number] for number in range(len(parts))]
+
+
+def _answers(
+    client: Client, body: Callable[[str], str], parts: Sequence[str], missing: Sequence[int]
+) -> Iterator[tuple[int, str]]:
+    from distributed import as_completed
+
+    futures = {client.submit(_guarded, body, parts[number], pure=False): number for number in missing}
+    try:
+        finished, looked = as_completed(list(futures), loop=client.loop), time.monotonic()
+        while not finished.is_empty():
+            for future in finished.next_batch(block=False):
+                kind, text = future.result()
+                if kind:
+                    raise _ERRORS[kind](text)
+                yield futures[future], text
+            if not finished.has_ready():
+                time.sleep(_LOOK_SECONDS)
+            if time.monotonic() - looked > _WORKERS_SECONDS:
+                looked = time.monotonic()
+                if not client.scheduler_info(n_workers=-1)["workers"]:
+                    raise ConnectionError("no worker is left")
+    except BaseException:
+        client.cancel(list(futures))
+        raise
+
+
+_ERRORS: dict[str, type[Exception]] = {"input": InputError, "storage": StorageError, "stage": StageError}
+
+
+def _guarded(body: Callable[[str], str], part: str) -> tuple[str, str]:
+    """Returns the kind of an error, or "", and its text or the answer: no exception of a library leaves a worker."""
+    try:
+        with private_errors("part"):
+            return "", body(part)
+    except InputError as error:
+        return "input", str(error)
+    except StageError as error:
+        return "stage", str(error)
+    except SAFE as error:
+        return "storage", str(error)
+
+
+@lru_cache(maxsize=1)
+def connect(engine: str) -> Client:
+    """Returns this process's connection to the engine; processes of this machine are started by the first call."""
+    import dask
+    from distributed import Client, LocalCluster
+    from distributed.security import Security
+
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    dask.config.set(SILENT)
+    if is_cluster(engine):
+        client = Client(engine, security=security_of(engine), timeout=5, set_as_default=False)
+        atexit.register(client.close)
+        return client
+    processes = int(engine)
+    threads = str(max(1, (os.cpu_count() or 1) // processes))
+    dask.config.set(
+        {f"distributed.nanny.pre-spawn-environ.{name}_NUM_THREADS": threads for name in ("OMP", "MKL", "OPENBLAS")}
+    )
+    cluster = LocalCluster(
+        n_workers=processes,
+        threads_per_worker=1,
+        memory_limit=None,  # Dask's is a share of the machine by cores, less than a model takes
+        processes=True,
+        host="127.0.0.1",
+        protocol="tls://",
+        security=Security.temporary(),  # another user of this machine could run code by an open port
+        dashboard_address=None,
+        silence_logs=logging.CRITICAL,
+    )
+    client = Client(cluster, set_as_default=False)
+    atexit.register(cluster.close)
+    atexit.register(client.close)
+    return client
+
+
+def disconnect(engine: str) -> None:
+    """Closes this process's connection, and ends processes that it started; the next call makes new ones."""
+    if connect.cache_info().currsize:
+        client = connect(engine)
+        connect.cache_clear()
+        with suppress(OSError, TimeoutError):
+            client.close(timeout=5)
+            if client.cluster is not None:
+                client.cluster.close(timeout=30)
+
+
+def security_of(engine: str) -> Security | None:
+    """Returns the certificates for an address; None for one of this machine without them.
+
+    Raises:
+        InputError: the address is malformed, would be read by a network, or has no certificates.
+    """
+    from distributed.security import Security
+
+    if not _ADDRESS.fullmatch(engine):
+        raise InputError(f"--engine {engine}: it is no address. Give one such as tls://host:8786.")
+    if engine.startswith("tcp://"):
+        if not _LOCAL.fullmatch(engine):
+            raise InputError(
+                f"--engine {engine}: whoever is on the network could run code there. Use tls://, with certificates "
+                "from `autocoder engine certificates`."
+            )
+        return None
+    certificate, key = certificates()
+    files = {
+        f"tls_{role}_{what}": str(file)
+        for role in ("client", "scheduler", "worker")
+        for what, file in (("cert", certificate), ("key", key))
+    }
+    return Security(require_encryption=True, tls_ca_file=str(certificate), **files)
+
+
+def certificates() -> tuple[Path, Path]:
+    """Returns certificate and key of the folder that the environment names.
+
+    Raises:
+        InputError: there is none, or it lacks a file.
+    """
+    folder = os.environ.get(CERTIFICATES)
+    files = None if folder is None else (Path(folder) / CERTIFICATE, Path(folder) / KEY)
+    if files is None or not all(file.is_file() for file in files):
+        raise InputError(
+            f"{CERTIFICATES}: {folder or 'it is not set'}. Make the files once with `autocoder engine certificates "
+            "FOLDER`, copy the folder to each machine, and name it there."
+        )
+    return files
+
+
+def make_certificates(folder: Path) -> None:
+    """Writes a new certificate and its key for one cluster, closed to others. Valid for a year.
+
+    Raises:
+        InputError: the folder has one already.
+    """
+    from distributed.security import Security
+
+    if (folder / KEY).exists():
+        raise InputError(f"{folder}: it has a key already. Name another folder.")
+    made = Security.temporary().get_tls_config_for_role("client")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name, content in ((CERTIFICATE, made["ca_file"]), (KEY, made["key"])):
+        file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(file, "w") as stream:
+            stream.write(str(content))

@@ -1,0 +1,166 @@
+"""Computes a stage by parts, each a stage of its own: a part that exists is not computed again, here or on a worker.
+
+The parts of a computation are the same in every engine, and so are dtype, batches and the order of sums: on equal
+hardware the bytes are equal. A part is asked for by its settings and the digests of its inputs, which a worker takes
+from the workspace or from the store that machines share; its output goes there too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from pydantic import BaseModel, Field, model_validator
+
+from storage.artifacts import ArtifactRef, Store
+from storage.errors import StorageError
+from tasks.running import engine, progress
+from tasks.running.stage import Context, Step, Work, run_step
+
+
+class Part(BaseModel, frozen=True, extra="forbid"):
+    """Selects consecutive units of one computation: draws of a pass, reruns of an audit, texts to encode."""
+
+    first: int = Field(default=0, ge=0)
+    end: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _check_range(self) -> Self:
+        if self.end <= self.first:
+            raise ValueError("end must be above first")
+        return self
+
+    @property
+    def size(self) -> int:
+        """Returns the number of units."""
+        return self.end - self.first
+
+    def cut(self, size: int) -> list[Self]:
+        """Cuts into consecutive parts of this size; the last may be smaller."""
+        return [
+            self.model_copy(update={"first": first, "end": min(first + size, self.end)})
+            for first in range(self.first, self.end, size)
+        ]
+
+
+class Sized(Protocol):
+    """Has a share of the whole, in units of progress."""
+
+    @property
+    def size(self) -> int: ...
+
+
+S = TypeVar("S", bound=BaseModel)
+StepOf = Callable[[Store, Any, Mapping[str, ArtifactRef]], Step]
+"""Declares the stage of a part from its settings and inputs."""
+
+
+class PartRequest(BaseModel, Generic[S], frozen=True, extra="forbid"):
+    """Asks for a part. It holds nothing of a record."""
+
+    settings: S
+    inputs: dict[str, ArtifactRef]
+    key: str
+    """Of the output. A worker whose code is another version computes another key and refuses."""
+    home: str | None
+    """Workspace; None: the worker's own ($AUTOCODER_HOME), beside the store that machines share."""
+    device: str
+
+
+def run_parts(
+    context: Context,
+    body: Callable[[str], str],
+    parts: Sequence[S],
+    inputs: Mapping[str, ArtifactRef],
+    step_of: StepOf,
+    *,
+    report: Callable[[int, int], None],
+    at_once: int = 1,
+) -> list[ArtifactRef]:
+    """Computes the parts that do not exist; returns the outputs of all, in order.
+
+    Args:
+        body: `compute_part` for these settings, as a function of a module.
+        report: is called with units done and in all; the units are the parts' `size`, or one each.
+        at_once: parts at once in this process.
+    """
+    store = context.store
+    steps = [step_of(store, part, inputs) for part in parts]
+    sizes = [int(getattr(part, "size", 1)) for part in parts]
+    missing = [number for number, step in enumerate(steps) if step.find(store) is None]
+    own = engine.is_cluster(context.engine) and store.shared is not None
+    requests = [
+        PartRequest[Any](
+            settings=parts[number],
+            inputs=dict(inputs),
+            key=steps[number].key(store),
+            home=None if own else context.home,
+            device=context.device,
+        ).model_dump_json()
+        for number in missing
+    ]
+    tally = _Tally(report, {step.label: size for step, size in zip(steps, sizes, strict=True)})
+    for number in set(range(len(steps))) - set(missing):
+        tally.end(steps[number].label)
+    with progress.only(tally):
+        engine.map_parts(
+            body,
+            requests,
+            engine=context.engine,
+            done=lambda position: tally.end(steps[missing[position]].label),
+            at_once=at_once,
+        )
+    found = [(step.label, step.find(store)) for step in steps]
+    for label, ref in found:
+        if ref is None:  # a maximum over fewer draws would understate Delta
+            place = "AUTOCODER_STORAGE" if own else "this workspace"
+            raise StorageError(f"{label}: its output is not in {place}. Give all workers the same one, and run again")
+    return [ref for _, ref in found if ref is not None]
+
+
+def run_parts_of(
+    work: Work, body: Callable[[str], str], parts: Sequence[S], step_of: StepOf, *, at_once: int = 1
+) -> list[Path]:
+    """Computes the parts of a stage, which read its inputs; they are removed when the stage is finished."""
+    refs = run_parts(work.context, body, parts, work.refs, step_of, report=work.progress, at_once=at_once)
+    work.parts.extend(refs)
+    return [work.context.store.open(ref) for ref in refs]
+
+
+def compute_part(text: str, settings: type[BaseModel], step_of: StepOf) -> str:
+    """Computes a part that was asked for, or finds it; returns the digest of its output.
+
+    Raises:
+        StorageError: an input is missing, or this worker's code is another version.
+    """
+    request = PartRequest[settings].model_validate_json(text)
+    home = request.home or str(Path(os.environ.get("AUTOCODER_HOME", "workspace")).expanduser().resolve())
+    context = Context(home=home, device=request.device, engine="")
+    store = context.store
+    step = step_of(store, request.settings, {name: store.adopt(ref) for name, ref in request.inputs.items()})
+    if step.key(store) != request.key:
+        raise StorageError("engine: a worker's code or libraries differ from this machine's. Upgrade the worker.")
+    return run_step(context, step).sha256
+
+
+class _Tally(progress.Listener):
+    """Adds up finished parts, and in this process the shares of those at work."""
+
+    def __init__(self, report: Callable[[int, int], None], sizes: Mapping[str, int]) -> None:
+        self._report, self._sizes = report, sizes
+        self._shares: dict[str, float] = {}
+
+    def end(self, label: str) -> None:
+        self._move(label, 1.0)
+
+    def report(self, label: str, done: int, total: int | None) -> None:
+        """Takes the share of a part that is at work in this process."""
+        if label in self._sizes and total:
+            self._move(label, done / total)
+
+    def _move(self, label: str, share: float) -> None:
+        self._shares[label] = share
+        done = sum(self._sizes[name] * part for name, part in list(self._shares.items()))
+        self._report(int(done), sum(self._sizes.values()))

@@ -1,0 +1,177 @@
+"""A table that several workers code is the one that a single process writes; no piece is lost, none coded twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kills import killed_at
+
+from storage.errors import InputError, StorageError
+from storage.tables import reader
+from storage.tables.narratives import Narratives
+from tasks.bundle.thresholds import SCHEMA
+from tasks.coding import job as coding_job
+from tasks.coding import spread as spreading
+from tasks.coding.coder import Coder
+from tasks.coding.columns import AnswerColumns
+from tasks.coding.job import CodingJob, CodingReport, run
+from tasks.coding.joint import open_bundle
+from tasks.coding.spread import spread
+from tasks.running import engine
+
+ROWS, PIECES = 25, 7
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _close() -> Iterator[None]:
+    yield
+    engine.disconnect("2")
+
+
+@pytest.fixture
+def table(tmp_path: Path, narratives: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """25 rows, one of them blank, in pieces of four."""
+    monkeypatch.setattr(reader, "_PIECE_ROWS", 4)
+    spreading._opened.cache_clear()
+    texts = narratives(ROWS)
+    texts[3] = ""
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps({"id": n, "Text": text}) + "\n" for n, text in enumerate(texts)))
+    return path
+
+
+def job(coder: Coder, source: Path, out: Path) -> CodingJob:
+    table = reader.survey(source, text_columns=("Text",))
+    return CodingJob(table, out, Narratives(("Text",)), AnswerColumns(2, 0.6, coder.groups is not None))
+
+
+def by_workers(coder: Coder, one: CodingJob, bundle: Path, chosen: str = "", **files: Any) -> CodingReport:
+    told: list[tuple[int, int]] = []
+
+    def ask() -> None:
+        spread(coder, one, engine=chosen, report=lambda done, total: told.append((done, total)), bundle=bundle, **files)
+
+    done = run(coder, one, spread=ask)
+    assert told == sorted(told)
+    return done
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What workers are told."""
+    requests: list[str] = []
+    real = engine.map_parts
+
+    def noted(body: Any, parts: list[str], **options: Any) -> list[str]:
+        requests.extend(parts)
+        return real(body, parts, **options)
+
+    monkeypatch.setattr(spreading, "map_parts", noted)
+    return requests
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_processes_write_what_one_process_writes(
+    tiny_bundle: Path, tmp_path: Path, narratives: Callable[..., list[str]], precision: Any
+) -> None:
+    """The same bytes and the same counts in both precisions, in pieces of the program's own size."""
+    source = tmp_path / "in.jsonl"
+    texts = narratives(300)
+    rows = (json.dumps({"id": number, "Text": texts[number % 300]}) for number in range(4500))
+    source.write_text("\n".join(rows) + "\n")
+    coder = open_bundle(tiny_bundle, precision=precision)
+    assert isinstance(coder, Coder)
+    expected = run(coder, job(coder, source, tmp_path / "whole.csv"))
+    done = by_workers(coder, job(coder, source, tmp_path / "out.csv"), tiny_bundle, "2")
+    assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    assert (done.rows, done.blank, done.review, done.resumed) == (*vars(expected).values(),)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.csv", "whole.csv"]
+
+
+def test_nothing_of_a_narrative_is_told(
+    coder: Coder, tiny_bundle: Path, table: Path, tmp_path: Path, asked: list[str]
+) -> None:
+    """Paths, a keyed digest and a number for each piece."""
+    by_workers(coder, job(coder, table, tmp_path / "out.csv"), tiny_bundle)
+    assert [json.loads(request)[1] for request in asked] == list(range(PIECES))
+    words = {w for line in table.read_text().splitlines() for w in json.loads(line)["Text"].split() if len(w) > 4}
+    assert words
+    assert not [word for request in asked for word in words if word in request]
+    assert job(coder, table, tmp_path / "out.csv").key(coder) not in asked[0]
+
+
+@pytest.mark.parametrize("after", [0, 1, 4])
+def test_what_was_coded_before_a_death_is_kept(
+    coder: Coder,
+    tiny_bundle: Path,
+    table: Path,
+    tmp_path: Path,
+    asked: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    after: int,
+) -> None:
+    """A worker dies after so many pieces, and the asking run with it: the next run asks for the others alone."""
+    run(coder, job(coder, table, tmp_path / "whole.csv"))
+    with killed_at(monkeypatch, coding_job, "_write_part", after=after):
+        by_workers(coder, job(coder, table, tmp_path / "out.csv"), tiny_bundle)
+    asked.clear()
+    done = by_workers(coder, job(coder, table, tmp_path / "out.csv"), tiny_bundle)
+    assert len(asked) == PIECES - after
+    assert done.resumed == 4 * after
+    assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
+def test_a_late_worker_of_another_job_changes_nothing(
+    coder: Coder, tiny_bundle: Path, table: Path, tmp_path: Path, asked: list[str]
+) -> None:
+    """Its job has ended, and another one writes to the same file: it finds no place to write to, and says so."""
+    by_workers(coder, job(coder, table, tmp_path / "out.csv"), tiny_bundle)
+    before = (tmp_path / "out.csv").read_bytes()
+    spreading._opened.cache_clear()
+    with pytest.raises(StorageError, match="that run has ended"):
+        spreading.compute(asked[0])
+    assert (tmp_path / "out.csv").read_bytes() == before
+
+
+def test_other_versions_and_other_folders_are_refused(
+    coder: Coder, tiny_bundle: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker whose code is another; answers that never arrive; a bundle that only this process has unpacked."""
+    one = job(coder, table, tmp_path / "out.csv")
+    with monkeypatch.context() as patched, pytest.raises(StorageError, match="Give all workers the folder"):
+        patched.setattr(spreading, "map_parts", lambda *_, **__: [])
+        by_workers(coder, one, tiny_bundle)
+    codes = iter(["asked", "another"])
+    with monkeypatch.context() as patched, pytest.raises(StorageError, match="code or libraries differ"):
+        patched.setattr(spreading, "_code", lambda: next(codes))
+        by_workers(coder, one, tiny_bundle)
+    with pytest.raises(InputError, match="--bundle: workers cannot use a packed bundle"):
+        by_workers(coder, one, tmp_path / "unpacked")
+
+
+def test_what_the_command_has_goes_to_the_workers(
+    coder: Coder, tiny_bundle: Path, table: Path, tmp_path: Path, asked: list[str]
+) -> None:
+    """Several columns, a template, thresholds of one's own, groups, an output that is added to."""
+    known = {"fitted_on": "records of one's own", "temperature": 3.0, "thresholds": []}
+    (tmp_path / "thresholds.json").write_text(json.dumps(known | {"schema": SCHEMA}))
+    places: dict[str, Any] = {"thresholds": [tmp_path / "thresholds.json"], "by_digits": False}
+    own = open_bundle(tiny_bundle, **places)
+    assert isinstance(own, Coder)
+    answers = AnswerColumns(2, 0.6, own.groups is not None)
+    whole = job(own, table, tmp_path / "whole.csv")
+    source = reader.survey(table, text_columns=("Text", "id"))
+    whole = replace(whole, table=source, narratives=Narratives(("Text", "id"), "Case {id}: {Text}"), append=True)
+    whole = replace(whole, answers=answers)
+    for _ in range(2):
+        run(own, whole)
+        by_workers(own, replace(whole, out=tmp_path / "out.csv"), tiny_bundle, **places)
+    assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    keys = {json.loads(json.loads(request)[0])["job"] for request in asked}
+    assert len(keys) == 2, "a key of its own for each job, though table and bundle are the same"
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 1 + 2 * ROWS

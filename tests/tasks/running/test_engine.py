@@ -1,0 +1,190 @@
+"""Parts have the same answers in this process, in processes here and on a cluster, whoever dies meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import engine_bodies
+import pytest
+from stack import free_port
+
+from storage.errors import InputError, StorageError
+from tasks.running import engine
+from tasks.running.failures import StageError
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _close() -> Iterator[None]:
+    yield
+    engine.disconnect("2")
+
+
+@pytest.mark.parametrize("chosen", ["", "2"])
+def test_answers_come_in_the_parts_order(chosen: str) -> None:
+    """Each part is told of once as it ends."""
+    ended: list[int] = []
+    parts = [str(number) for number in range(20)]
+    answers = engine.map_parts(engine_bodies.square, parts, engine=chosen, done=ended.append)
+    assert answers == [str(number**2) for number in range(20)]
+    assert sorted(ended) == list(range(20))
+
+
+def test_processes_share_the_parts() -> None:
+    """None is this one."""
+    workers = set(engine.map_parts(engine_bodies.where, ["x"] * 8, engine="2"))
+    assert len(workers) == 2
+    assert str(os.getpid()) not in workers
+
+
+def test_a_killed_worker_loses_nothing(tmp_path: Path) -> None:
+    """The parts that it was at are taken up by others."""
+    parts = [json.dumps([str(tmp_path), number]) for number in range(6)]
+    assert engine.map_parts(engine_bodies.die_once, parts, engine="2") == [str(number) for number in range(6)]
+    assert (tmp_path / "died-1").exists(), "a worker was killed"
+
+
+def test_a_part_that_kills_every_worker_ends_the_run() -> None:
+    """It is not tried for ever."""
+    with pytest.raises(StorageError, match="workers died at one part several times"):
+        engine.map_parts(engine_bodies.die, ["x"], engine="2")
+
+
+@pytest.mark.parametrize("chosen", ["", "2"])
+@pytest.mark.parametrize(
+    ("part", "kind", "said"),
+    [("input", InputError, "name a file"), ("storage", StorageError, "run again"), ("other", None, "")],
+)
+def test_an_error_of_ours_comes_as_it_is(chosen: str, part: str, kind: type[Exception] | None, said: str) -> None:
+    """That of a library quotes a value: from a worker comes its type and place alone."""
+    if kind is not None:
+        with pytest.raises(kind, match=said):
+            engine.map_parts(engine_bodies.fail, [part], engine=chosen)
+    elif chosen:
+        with pytest.raises(StageError, match=r"KeyError at engine_bodies\.py") as raised:
+            engine.map_parts(engine_bodies.fail, [part], engine=chosen)
+        assert "narrative" not in repr(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ("0", "give a number of processes"),
+        ("many", "give a number of processes"),
+        ("tcp://10.1.2.3:8786", r"Use tls://"),
+        ("tls://10.1.2.3:8786", "Make the files once"),
+        ("http://10.1.2.3:8786", "no address"),
+        ("tcp://127.0.0.1:1", "no scheduler answers"),
+    ],
+)
+def test_what_could_not_compute_is_refused(chosen: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any work."""
+    monkeypatch.delenv(engine.CERTIFICATES, raising=False)
+    with pytest.raises(InputError, match=said):
+        engine.check(chosen)
+
+
+def test_certificates_are_closed_and_made_once(tmp_path: Path) -> None:
+    engine.make_certificates(tmp_path / "cluster")
+    files = list((tmp_path / "cluster").iterdir())
+    assert {file.name for file in files} == {engine.CERTIFICATE, engine.KEY}
+    assert all(file.stat().st_mode & 0o077 == 0 for file in [tmp_path / "cluster", *files])
+    with pytest.raises(InputError, match="has a key already"):
+        engine.make_certificates(tmp_path / "cluster")
+
+
+class Cluster:
+    """A scheduler and a worker by the commands."""
+
+    def __init__(self, folder: Path) -> None:
+        engine.make_certificates(folder / "cluster")
+        self.port, self.folder = free_port(), folder
+        self.address = f"tls://127.0.0.1:{self.port}"
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, *arguments: str) -> None:
+        path = os.pathsep.join(sys.path)
+        env = os.environ | {engine.CERTIFICATES: str(self.folder / "cluster"), "PYTHONPATH": path}
+        command = [sys.executable, "-m", "flows.cli", *arguments]
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(command, env=env, stdout=log, stderr=log, cwd=self.folder)
+
+    def start_scheduler(self) -> None:
+        self.start("scheduler", "engine", "scheduler", "--port", str(self.port))
+
+    def start_worker(self) -> None:
+        self.start("worker", "worker", "--engine", self.address, "--home", str(self.folder / "home"))
+
+    def end(self, name: str) -> None:
+        process = self.processes.pop(name)
+        process.send_signal(signal.SIGKILL if name == "scheduler" else signal.SIGTERM)
+        process.wait(60)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    made = Cluster(tmp_path)
+    monkeypatch.setenv(engine.CERTIFICATES, str(tmp_path / "cluster"))
+    engine.disconnect("2")
+    made.start_scheduler()
+    made.start_worker()
+    try:
+        yield made
+    finally:
+        engine.disconnect(made.address)
+        for name in list(made.processes):
+            made.end(name)
+
+
+def _wait_for_a_worker(address: str) -> None:
+    while True:
+        try:
+            engine.check(address)
+            return
+        except InputError:
+            engine.disconnect(address)
+            time.sleep(0.5)
+
+
+@pytest.mark.servers
+def test_a_cluster_by_the_commands_survives_its_scheduler(cluster: Cluster, tmp_path: Path) -> None:
+    """Killed while parts are at work, and started again with a worker; every answer comes, in order."""
+    _wait_for_a_worker(cluster.address)
+    parts = [json.dumps([str(tmp_path), number]) for number in range(8)]
+    answers: list[Any] = []
+    asking = threading.Thread(
+        target=lambda: answers.extend(engine.map_parts(engine_bodies.slow, parts, engine=cluster.address))
+    )
+    asking.start()
+    while not (tmp_path / "done-1").exists():
+        time.sleep(0.05)
+    cluster.end("scheduler")
+    cluster.end("worker")
+    cluster.start_scheduler()
+    cluster.start_worker()
+    asking.join(120)
+    assert answers == [str(number) for number in range(8)]
+
+
+@pytest.mark.servers
+def test_who_has_other_certificates_is_let_in_nowhere(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor who has none, and speaks without encryption."""
+    _wait_for_a_worker(cluster.address)
+    assert engine.map_parts(engine_bodies.square, ["3"], engine=cluster.address) == ["9"]
+    engine.disconnect(cluster.address)
+    engine.make_certificates(tmp_path / "strangers")
+    monkeypatch.setenv(engine.CERTIFICATES, str(tmp_path / "strangers"))
+    with pytest.raises(InputError, match="no scheduler answers"):
+        engine.check(cluster.address)
+    with pytest.raises(InputError, match="no scheduler answers"):
+        engine.check(cluster.address.replace("tls:", "tcp:"))

@@ -1,0 +1,216 @@
+"""A stage by parts has the same bytes in every engine; a part that exists is not computed again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_jobs
+
+from storage.errors import StorageError
+from tasks.auditing import pool as audit_pool
+from tasks.auditing.run import reruns
+from tasks.auditing.settings import AuditParameters
+from tasks.branches.branch import Terms, standard_branches
+from tasks.comparing import run as comparison
+from tasks.comparing import spread
+from tasks.comparing.summary import summarise
+from tasks.fitting import risks
+from tasks.parameters import RetrainParameters
+from tasks.running import engine, parts
+from tasks.running.parts import Part
+from tasks.running.stage import Context, run_step
+
+BY_PARTS = ("features", "risks", "sensitivity")
+OF_PARTS = ("features-part", "risk-part", "trials-part")
+
+
+@pytest.fixture(scope="module")
+def parameters(tmp_path_factory: pytest.TempPathFactory, tiny_roberta: Path) -> RetrainParameters:
+    """A job of seconds on the tiny encoder, whose passes have several parts."""
+    data = tiny_jobs.demo(tmp_path_factory.mktemp("data"), records=160)
+    return tiny_jobs.retrain(data, tiny_roberta, risk_draws=7, reweight=False)
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def precise(request: pytest.FixtureRequest, parameters: RetrainParameters) -> RetrainParameters:
+    """The same in both precisions of the passes."""
+    posterior = parameters.pseudo_posterior.model_copy(update={"precision": request.param})
+    return parameters.model_copy(update={"pseudo_posterior": posterior})
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _close() -> Iterator[None]:
+    yield
+    engine.disconnect("2")
+
+
+def fit(parameters: RetrainParameters, home: Path, chosen: str) -> None:
+    tiny_jobs.fitted(tiny_jobs.workspace(home, engine=chosen), parameters)
+
+
+def manifests(home: Path, *names: str) -> dict[str, bytes]:
+    """Of the finished stages of these names, all without one: they hold the digest of every file."""
+    root = home / "private" / "stages"
+    return {
+        str(p.parent.relative_to(root)): p.read_bytes() for n in names or "*" for p in root.glob(f"{n}/*/manifest.json")
+    }
+
+
+def test_processes_write_what_one_process_writes(precise: RetrainParameters, tmp_path: Path) -> None:
+    """Every stage of a retrain, the later ones under the same keys; no part is left behind."""
+    fit(precise, tmp_path / "one", "")
+    fit(precise, tmp_path / "two", "2")
+    expected = manifests(tmp_path / "one")
+    assert {name.partition("/")[0] for name in expected} >= {*BY_PARTS, "swag", "evaluate"}
+    assert manifests(tmp_path / "two") == expected
+    assert not manifests(tmp_path / "two", *OF_PARTS)
+
+
+def test_a_part_that_is_there_is_not_computed_again(
+    parameters: RetrainParameters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run dies in a pass; the next one computes what is missing, and ends alike."""
+    fit(parameters, tmp_path / "whole", "")
+    passes: list[range] = []
+    real = risks.risks.risk_pass
+
+    def dies(*arguments: Any, **options: Any) -> Any:
+        if dying and len(passes) == 3:
+            raise KeyboardInterrupt  # nothing of ours catches it
+        passes.append(options["draws"])
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(risks.risks, "risk_pass", dies)
+    dying = True
+    with pytest.raises(KeyboardInterrupt):
+        fit(parameters, tmp_path / "broken", "")
+    assert len(manifests(tmp_path / "broken", "risk-part")) == 3
+    dying = False
+    fit(parameters, tmp_path / "broken", "")
+    assert manifests(tmp_path / "broken") == manifests(tmp_path / "whole")
+    assert len(passes) == 7 + 5, "each draw of either pass once"
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A cluster whose worker has a workspace of its own; the requests that it gets."""
+    asked: list[str] = []
+
+    def on_worker(body: Any, requests: list[str], *, done: Any, **_: Any) -> None:
+        for number, request in enumerate(requests):
+            asked.append(request)
+            body(request)
+            done(number)
+
+    monkeypatch.setenv("AUTOCODER_HOME", str(tmp_path / "worker"))
+    monkeypatch.setattr(engine, "map_parts", on_worker)
+    return asked
+
+
+def test_machines_share_a_place_and_are_told_digests(
+    parameters: RetrainParameters, tmp_path: Path, elsewhere: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker fetches what a part reads and the run fetches the part; a request has nothing else in it."""
+    fit(parameters, tmp_path / "one", "")
+    elsewhere.clear()
+    monkeypatch.setenv("AUTOCODER_STORAGE", str(tmp_path / "shared"))
+    fit(parameters, tmp_path / "home", "tls://nobody:1")
+    assert manifests(tmp_path / "home", *BY_PARTS) == manifests(tmp_path / "one", *BY_PARTS)
+    assert manifests(tmp_path / "worker", *OF_PARTS)
+    assert not manifests(tmp_path / "worker", "risks", "sensitivity"), "what is put together is the run's own"
+    assert not list((tmp_path / "shared").rglob("risk-part/*/manifest.json")), "parts do not stay"
+    for text in elsewhere:
+        asked = json.loads(text)
+        assert set(asked) == {"settings", "inputs", "key", "home", "device"}
+        assert asked["home"] is None
+        assert all(set(ref) == {"kind", "uri", "sha256"} for ref in asked["inputs"].values())
+    changed = json.loads(elsewhere[-1]) | {"key": "0" * 32}
+    with pytest.raises(StorageError, match="code or libraries differ"):
+        risks.compute(json.dumps(changed))
+
+
+def test_a_part_that_does_not_arrive_is_no_smaller_maximum(
+    parameters: RetrainParameters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer draws would understate the sensitivity: refused."""
+    real = engine.map_parts
+
+    def lossy(*arguments: Any, **options: Any) -> list[str]:
+        answers = real(*arguments, **options)
+        for part in (tmp_path / "home" / "private" / "stages" / "risk-part").glob("*"):
+            shutil.rmtree(part)
+            break
+        return answers
+
+    monkeypatch.setattr(engine, "map_parts", lossy)
+    with pytest.raises(StorageError, match="its output is not in this workspace"):
+        fit(parameters, tmp_path / "home", "")
+
+
+def rerun(parameters: RetrainParameters, home: Path, chosen: str) -> dict[str, bytes]:
+    """Files of the reruns of SWAG-PPM, whose randomness has seeds."""
+    context = tiny_jobs.workspace(home, engine="")
+    do = partial(run_step, context.model_copy(update={"engine": chosen}))
+    branch = standard_branches()["swag-ppm"]
+    study = comparison.run(context, parameters, Terms(), (branch,), do=do).study
+    pool = do(audit_pool.pool(parameters.model, canaries=4, seed=parameters.fit.seed, **study.records))
+    ref, _ = reruns(study, AuditParameters(trials=20, trial_draws=3), branch, pool)
+    return {file.name: file.read_bytes() for file in context.store.open(ref).iterdir()}
+
+
+def test_processes_rerun_what_one_process_reruns(parameters: RetrainParameters, tmp_path: Path) -> None:
+    """Three parts, the last of them smaller."""
+    one = rerun(parameters, tmp_path / "one", "")
+    assert rerun(parameters, tmp_path / "two", "2") == one
+
+
+def test_workers_run_the_branches_of_a_comparison(parameters: RetrainParameters, tmp_path: Path) -> None:
+    """The same aggregates in the same order; a branch whose noise has no seed is drawn once."""
+    branches = ("non-private", "swag-ppm")
+    told = {}
+    for chosen in ("", "2"):
+        context = tiny_jobs.workspace(tmp_path / f"home{chosen}", engine=chosen)
+        ran: list[str] = []
+
+        def do(step: Any, context: Context = context, ran: list[str] = ran) -> Any:
+            ran.extend([step.name] if step.find(context.store) is None else [])
+            return run_step(context, step)
+
+        compared = comparison.run(
+            context,
+            parameters,
+            Terms(epochs=2),
+            tuple(standard_branches()[name] for name in branches),
+            do=do,
+            seeds=2,
+            run_on_workers=spread.finish if chosen else None,
+        )
+        told[chosen] = summarise(compared.outcomes)
+        if chosen:
+            assert set(ran) <= {"ingest", "titles", "features"}, "what branches run is run on workers alone"
+    assert told[""] == told["2"]
+
+
+@pytest.mark.parametrize(("number", "size"), [(7, 3), (5, 5), (2, 9), (1000, 7), (1, 1)])
+def test_parts_are_all_units_once(number: int, size: int) -> None:
+    """In order, none empty."""
+    cut = Part(end=number).cut(size)
+    assert [unit for part in cut for unit in range(part.first, part.end)] == list(range(number))
+    assert {part.size for part in cut[:-1]} <= {size}
+
+
+def test_a_bar_moves_with_shares_of_parts() -> None:
+    """In this process by those at work, and backwards never."""
+    seen: list[tuple[int, int]] = []
+    tally = parts._Tally(lambda done, total: seen.append((done, total)), {"a": 10, "b": 30})
+    tally.end("a")
+    tally.report("b", 1, 2)
+    tally.report("another stage", 1, 1)
+    tally.end("b")
+    assert seen == [(10, 40), (25, 40), (40, 40)]
