@@ -29,7 +29,7 @@ _TRAIN_PER_SECOND = {"cpu": 13.0, "cuda": 900.0}
 _HEAD_STEPS_PER_SECOND = 3000.0
 _PRODUCTS_PER_SECOND = 2e10
 _SIDE_BY_SIDE = 5.0
-"""Times as many reruns of a linear head a second, where they are one product, as one by one (benchmarks/audit.py)."""
+"""Times as many reruns of a linear head a second, where they are one product, as one by one."""
 _LABELS, _BATCH = 100, 8
 _OF_HEADS = ("fine-tune", "SWAG", "risks", "sensitivity")
 """Kinds whose times tell something of others; encoding, at another rate by threads and load, does not."""
