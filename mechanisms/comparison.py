@@ -120,14 +120,11 @@ def curve(
 
 @dataclass(frozen=True)
 class _Fits:
-    """Holds the predictions of a mechanism's fits, one per seed, and their claims."""
-
     labels: np.ndarray
     predicted: tuple[np.ndarray, ...]
     claims: tuple[Claim, ...]
 
     def scores(self, score: Score) -> np.ndarray:
-        """Returns the score of each seed."""
         return np.array([getattr(classification(self.labels, one), score) for one in self.predicted])
 
     def row(self, score: Score) -> dict[str, Any]:
@@ -136,7 +133,6 @@ class _Fits:
 
     @cached_property
     def resampled(self) -> dict[str, np.ndarray]:
-        """Returns the mean over seeds of each score, on each resample."""
         each = [resampled_f1(self.labels, one) for one in self.predicted]
         return {name: np.mean([one[name] for one in each], axis=0) for name in each[0]}
 
@@ -152,8 +148,6 @@ class _Fits:
 
 @dataclass(frozen=True)
 class _Halves:
-    """Holds the records that are fitted, and those that are scored."""
-
     train: Any
     test: Any
     labels: np.ndarray

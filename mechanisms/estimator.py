@@ -331,7 +331,6 @@ def _normal_of(run: Run) -> Normal:
 
 
 def _defaults(records: int) -> dict[str, Any]:
-    """Returns settings that a mechanism leaves to its caller, by name."""
     return {
         "phase": OptimiserPhase(optimiser="adamw", learning_rate=0.05, epochs=20, batch_size=64, schedule="linear"),
         "fine_tune": OptimiserPhase(optimiser="adamw", learning_rate=0.05, epochs=10, batch_size=64),

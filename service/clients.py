@@ -20,7 +20,6 @@ class Clients:
 
     @classmethod
     def of(cls, keys: Mapping[str, str]) -> Clients:
-        """Makes clients of plain keys."""
         return cls({name: hashlib.sha256(key.encode()).digest() for name, key in keys.items()})
 
     @classmethod

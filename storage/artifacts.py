@@ -55,7 +55,6 @@ def digest(value: Any) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """Returns the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

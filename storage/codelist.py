@@ -113,7 +113,6 @@ _WORDS = (("code", "codes"), ("title", "titles", "label", "labels", "description
 
 
 def _places(header: Sequence[str], columns: Sequence[str], place: str) -> tuple[int, int, int | None, int | None]:
-    """Returns the places of code, title, description and parent."""
     folded = [" ".join(name.split()).casefold() for name in header]
     found: list[int] = []
     for number, wanted in enumerate(columns or ("code", "title")):

@@ -39,8 +39,6 @@ _PRONOUNS = (("he", "him", "his"), ("she", "her", "her"), ("the employee", "the 
 
 @dataclass(frozen=True)
 class DemoData:
-    """Names the files of the demo data."""
-
     csv: Path
     codelist: Path
 
@@ -102,7 +100,6 @@ _SOME, _STRANGE = 2000, 0.1
 
 @cache
 def _allowed_cells() -> dict[str, frozenset[str]]:
-    """Returns the allowed cells by column, except dates, numbers and narratives."""
     words = _words()
     things = {thing for event in words["events"].values() for thing in event["thing"]}
     return {
@@ -116,7 +113,6 @@ def _allowed_cells() -> dict[str, frozenset[str]]:
 
 @cache
 def _vocabulary() -> frozenset[str]:
-    """Returns every word that a narrative may use."""
     texts = [(Path(__file__).with_name("demo_vocabulary.yaml")).read_text(encoding="utf-8"), " ".join(_STATES)]
     texts += [word for pronouns in _PRONOUNS for word in pronouns]
     texts += ["monday tuesday wednesday thursday friday saturday a an am pm m s p"]
@@ -173,7 +169,6 @@ def _mistaken(words: dict[str, Any], code: dict[str, Any], rng: random.Random) -
 def _narrative(
     words: dict[str, Any], code: dict[str, Any], event_name: str, rng: random.Random
 ) -> tuple[str, str, str]:
-    """Returns text, body part and object of one case."""
     event = words["events"][event_name]
     he, him, his = rng.choice(_PRONOUNS)
     part, thing = rng.choice(words["parts"][code["part"]]), rng.choice(event["thing"])

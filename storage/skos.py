@@ -169,7 +169,6 @@ def _spoken(texts: Iterable[tuple[str, str]], tag: str) -> str:
 
 
 def _notations(graph: Graph, concept: Any) -> dict[str, str]:
-    """Returns a concept's notations by the end of their data type and their form."""
     kinds: dict[str, str] = {}
     for value in sorted(graph.objects(concept, _uri(f"{_SKOS}notation")), key=str):
         text = str(value).strip()

@@ -55,7 +55,7 @@ def adopt(
     Without --data the thresholds are the bundle's, which were fitted on generated narratives. A few hundred records
     coded by hand give better ones. The folder then depends on your records: keep it as confidential as they are.
 
-    [bold]Examples[/bold]
+    Examples
 
       autocoder adopt RELEASE.tar.zst --key signing-key.pub.pem \
           --roots roots.json --out coder

@@ -60,7 +60,7 @@ def approve(
     The signature covers everything that the plan releases, and counts for that plan alone. The budget policy names the
     keys that count, and how many are needed. `--print` and `--post` save nothing here.
 
-    [bold]Examples[/bold]
+    Examples
 
       autocoder approve PLAN.json --key officer/signing-key.pem
 
@@ -92,7 +92,7 @@ def refuse(
 ) -> None:
     r"""Refuse a planned release: the ledger records who and why, and the plan cannot be released any more.
 
-    [bold]Example[/bold]
+    Example
 
       autocoder refuse PLAN.json --key officer/signing-key.pem \
           --reason "the code list of 2025 is missing"

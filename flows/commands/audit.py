@@ -131,7 +131,7 @@ def audit(
     epsilon from below by both. The ledger records claim and measurement. A bound above the claim blocks the release.
     With a plan, its release is audited; without one, give the options of the retrain.
 
-    [bold]Examples[/bold]
+    Examples
 
       autocoder audit workspace/private/plans/0123456789abcdef.json
 

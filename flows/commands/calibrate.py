@@ -46,7 +46,7 @@ def calibrate(
     trained on: its scores would look too good. More records give more thresholds: 90 % takes some hundred records,
     95 % often thousands.
 
-    [bold]Examples[/bold]
+    Examples
 
       autocoder calibrate --data coded_by_hand.csv --label Nature \
           --out thresholds.json

@@ -121,7 +121,7 @@ def code(
     names its model, classification and bundle. In CSV, cells that a spreadsheet would take for formulas get an
     apostrophe.
 
-    [bold]Examples[/bold]
+    Examples
 
       autocoder code "Employee fell from a ladder." --top-k 3
 

@@ -40,7 +40,7 @@ def import_(
 
     Titles lose the code that they begin with, notes become descriptions, and deprecated concepts are left out.
 
-    [bold]Example[/bold]
+    Example
 
       autocoder codelist import nace.rdf --language fr --out codes.csv
     """

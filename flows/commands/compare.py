@@ -68,7 +68,7 @@ def compare(
     the records (`--epsilon match`) is for study and gets none. The page `decision.html` next to the report shows
     accuracy and audits of each branch by epsilon, with a recommendation.
 
-    [bold]Examples[/bold]
+    Examples
 
       autocoder compare --profile osha-formal --epsilon 5 \
           --data injuries.zip --codelist oiics201_nature.csv \

@@ -23,7 +23,7 @@ def demo_data(
 
     Over 40 codes with a long tail, spelling noise, ambiguous and mislabelled cases, three years of dates.
 
-    [bold]Example[/bold]
+    Example
 
       autocoder demo-data --out demo --records 5000
     """

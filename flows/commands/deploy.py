@@ -28,7 +28,7 @@ def deploy(
 ) -> None:
     r"""Apply work pools, deployments and automations to the server at PREFECT_API_URL. It is safe to repeat.
 
-    [bold]Example[/bold]
+    Example
 
       PREFECT_API_URL=http://127.0.0.1:4200/api \
           AUTOCODER_DATA=/data/injuries.csv \

@@ -32,7 +32,7 @@ def drift(
 
     Exits with 3 for `drift`, with 0 otherwise.
 
-    [bold]Examples[/bold]
+    Examples
 
       autocoder drift 2026q3.csv --reference 2026q2.csv --plot drift.png
 

@@ -23,7 +23,7 @@ def certificates(out: Annotated[Path, typer.Argument(help="New folder for certif
 
     Whoever holds them can join the cluster and run code on its workers.
 
-    [bold]Example[/bold]
+    Example
 
       autocoder engine certificates cluster
     """
@@ -37,7 +37,7 @@ def certificates(out: Annotated[Path, typer.Argument(help="New folder for certif
 def scheduler(port: Annotated[int, typer.Option(min=1, max=65_535, help="Port of all interfaces.")] = 8786) -> None:
     r"""Run the scheduler of a cluster, with the certificates of $AUTOCODER_ENGINE_CERTIFICATES.
 
-    [bold]Example[/bold]
+    Example
 
       AUTOCODER_ENGINE_CERTIFICATES=cluster autocoder engine scheduler
     """
@@ -57,7 +57,7 @@ def worker(
     Machines share finished stages by AUTOCODER_STORAGE, or have the workspace at the same path. The same code as on the
     machine that asks is required.
 
-    [bold]Example[/bold]
+    Example
 
       AUTOCODER_ENGINE_CERTIFICATES=cluster AUTOCODER_STORAGE=s3://bucket/stages \
           autocoder worker --engine tls://10.0.0.5:8786

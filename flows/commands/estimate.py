@@ -42,7 +42,7 @@ def estimate(
     the model errs alike in all of them. The table holds the counts of one file: keep it as confidential as that file
     until your rules of disclosure are applied.
 
-    [bold]Examples[/bold]
+    Examples
 
       autocoder qa draw coded.csv --out sample.csv --hours 20
 

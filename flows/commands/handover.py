@@ -34,7 +34,7 @@ def handover(
 
     The bundle is checked first, as the partner will check it.
 
-    [bold]Examples[/bold]
+    Examples
 
       autocoder handover 3f2a9c41d07b65e8 \
           --to "Statistics Office of Freedonia" --out outbox
@@ -101,7 +101,7 @@ def revoke(
     `autocoder verify --roots` refuses the releases that it revokes. Where a root needs more signatures, each holder of
     a root key adds one by `autocoder keys sign`.
 
-    [bold]Example[/bold]
+    Example
 
       autocoder revoke 3f2a9c41d07b65e8 --out roots.json \
           --reason "superseded: the code list had an error"

@@ -45,7 +45,7 @@ def root(
     renews the date; partners follow it if enough keys of the root before signed it. Keep root keys apart from release
     keys, each with a different person.
 
-    [bold]Examples[/bold]
+    Examples
 
       autocoder keys root --root-key anna.pub.pem --root-key ben.pub.pem \
           --threshold 2 --key private/keys/signing-key.pem

@@ -140,7 +140,7 @@ def budget(
     Cohorts of the same balance share four lines. Where noise is Gaussian or sampled, epsilon holds at the delta of the
     cap and is less than the sum of the releases' own (docs/ledger.md, "How releases add up").
 
-    [bold]Example[/bold]
+    Example
 
       autocoder ledger budget --plot spent.png
     """
@@ -322,7 +322,7 @@ def recover(
     release is open. A ledger that was rolled back gets its missing rows from this workspace. Where that is impossible,
     it continues only after those who approve releases have signed the request.
 
-    [bold]Examples[/bold]
+    Examples
 
       autocoder ledger recover --apply
 
@@ -445,7 +445,7 @@ def record(
     Curators, region, domain, actors, refreshment, justification and authors come from `registry` in the policy. Where
     the policy had it when the release was reserved, its bundle has both files.
 
-    [bold]Example[/bold]
+    Example
 
       autocoder ledger record 3f9c2a7e --out record.json \
           --answers answers.md

@@ -81,7 +81,6 @@ def release_columns(rows: Sequence[Row]) -> list[Column]:
 
 
 def row_columns(rows: Sequence[Row]) -> list[Column]:
-    """Returns the columns of a list of rows of every kind."""
     return [
         Column("row", [str(row.sequence) for row in rows], right=True),
         Column("at", [when(row) for row in rows]),
@@ -172,7 +171,6 @@ def budget_text(lines: Sequence[BudgetLine], policy: str) -> Iterator[str]:
 
 
 def _balance(line: BudgetLine) -> Iterator[str]:
-    """Yields the kind of an account's guarantee, and what is spent, what is left, what fits, and how it adds up."""
     account, cap = line.account, line.cap
     yield KINDS[account.guarantee_kind]
     if cap is None:

@@ -33,7 +33,7 @@ def metrics(
     Each scrape reads the figures of runs in the workspace, the ledger, and the Prefect server (PREFECT_API_URL). A part
     that does not answer has `autocoder_up` 0. docs/monitoring.md lists alarms.
 
-    [bold]Examples[/bold]
+    Examples
 
       autocoder metrics > /var/lib/node_exporter/autocoder.prom
 

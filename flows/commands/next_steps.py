@@ -19,5 +19,4 @@ def command_line(*words: str | Path, home: str | Path | None = None) -> str:
 
 
 def command_of(flow: str) -> str:
-    """Names the command that a flow belongs to."""
     return "train" if flow == "retrain" else flow

@@ -26,7 +26,7 @@ def override(
     statement names signer, reason and measurement. A candidate without an audit, or without reruns, cannot be
     overridden, and nobody can override for their own request.
 
-    [bold]Example[/bold]
+    Example
 
       autocoder override PLAN.json --key officer/signing-key.pem \
           --reason "partner is bound by the confidentiality act; see memo 12"

@@ -41,7 +41,7 @@ def show(
     Measured leakage comes first, then the claim, the budget before and after, accuracy, cost and loss of a formal
     release, other releases of the same records, and signatures. It only reads.
 
-    [bold]Examples[/bold]
+    Examples
 
       autocoder plan show workspace/private/plans/0123456789abcdef.json
 
@@ -73,7 +73,7 @@ def renew(
     The fit and its claim stay. What the plan says of how the fit was chosen follows the ledger. Approvals of the
     earlier plan do not count.
 
-    [bold]Example[/bold]
+    Example
 
       autocoder plan renew workspace/private/plans/0123456789abcdef.json
     """

@@ -67,7 +67,7 @@ def draw(
     Each row has a weight, one over its chance to be drawn, for `qa agree` and `autocoder estimate`. With --hours, rows
     of low scores have more chance, since they say most about the counts (Neyman's allocation).
 
-    [bold]Examples[/bold]
+    Examples
 
       autocoder qa draw coded.csv --out sample.csv --share 0.05 --sensitive 1311
 
@@ -107,7 +107,7 @@ def agree(
 ) -> None:
     """Compare the human's codes with the model's: share, Cohen's kappa, codes.
 
-    [bold]Examples[/bold]
+    Examples
 
       autocoder qa agree coded.csv --sample sample.csv
     """

@@ -51,7 +51,7 @@ def release(
 
     A plan that was released before returns its bundle and spends nothing more.
 
-    [bold]Example[/bold]
+    Example
 
       autocoder release workspace/private/plans/0123456789abcdef.json
     """

@@ -94,7 +94,7 @@ def retrain(
     Ends with a plan and the next commands: `autocoder audit PLAN`, then `autocoder release PLAN`. After an
     interruption, run the same command to resume. Finished stages are reused.
 
-    [bold]Examples[/bold]
+    Examples
 
       autocoder demo-data --out demo
 

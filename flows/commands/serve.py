@@ -88,7 +88,7 @@ def serve(
     For other machines put a reverse proxy before it, which ends TLS and limits the time of connections, and name it by
     --proxy: deployments/serve.Caddyfile is one.
 
-    [bold]Examples[/bold]
+    Examples
 
       autocoder serve --bundle bundles/3f2a9c41d07b65e8 \
           --verify-key agency.pub.pem --api-key-file key.txt

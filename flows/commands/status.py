@@ -29,7 +29,7 @@ def status(home: options.Home = None, ledger_url: options.LedgerUrl = None, as_j
     Only reads. Exits with 1 when a person must act: on a failed run, a lost worker, a plan without its approvals, or a
     release that a crash left open. Runs and workers are those of the Prefect server (PREFECT_API_URL).
 
-    [bold]Examples[/bold]
+    Examples
 
       autocoder status
 

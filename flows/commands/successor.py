@@ -40,7 +40,7 @@ def successor(
     Differences have 95 % paired bootstrap intervals and McNemar's exact test; tests by code are adjusted for their
     number. The page also shows the work left to people at each accuracy, and the counts that change.
 
-    [bold]Examples[/bold]
+    Examples
 
       autocoder successor bundles/2025 bundles/2026 --labelled coded_by_hand.csv \
           --unlabelled 2026q3.csv --text Narrative --html successor.html

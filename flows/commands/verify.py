@@ -36,7 +36,7 @@ def verify(
 
     Prints what was checked, and on a second line what was not. For a bad bundle it exits with 1 and names the file.
 
-    [bold]Examples[/bold]
+    Examples
 
       autocoder verify 3f2a9c41d07b65e8.tar.zst \
           --key signing-key.pub.pem --roots roots.json

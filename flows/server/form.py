@@ -62,7 +62,6 @@ class WorkerSettings(BaseModel, frozen=True, extra="forbid"):
     """What computes the parts of large stages."""
 
     def context(self, run: Run) -> Context:
-        """Returns the context of a run there."""
         return Context(home=str(home_of(self.home)), device=self.device, engine=self.engine, run=run)
 
 
@@ -115,7 +114,6 @@ class RecordsForm(BaseModel):
         return self
 
     def _content(self) -> dict[str, Any]:
-        """Returns the YAML text as sections."""
         try:
             content = strict_yaml.load(self.advanced) or {}
         except yaml.YAMLError:
@@ -187,7 +185,6 @@ def form_of(parameters: RetrainParameters, worker: WorkerSettings) -> RecordsFor
 
 
 def _settings(content: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields dotted names and values."""
     for name, value in content.items():
         if isinstance(value, dict) and value:
             yield from _settings(value, f"{path}{name}.")

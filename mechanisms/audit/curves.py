@@ -59,7 +59,6 @@ class Gaussian:
         return ndtr(ndtri(np.minimum(high, 1.0)) - self.mu)
 
     def epsilon(self, delta: float) -> float:
-        """Returns the least epsilon at this delta."""
         return gaussian_cost.epsilon_of_rate(self.mu, delta)
 
 

@@ -46,7 +46,6 @@ class KeyedState:
 
     @property
     def stream(self) -> SecretStream:
-        """Returns the noise of the key."""
         assert self._key is not None
         return SecretStream(self._key)
 

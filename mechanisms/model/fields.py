@@ -35,7 +35,6 @@ class Fields:
 
     @property
     def classes(self) -> int:
-        """Counts the classes of all fields together."""
         return sum(self.sizes)
 
     @property

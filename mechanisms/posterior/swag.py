@@ -192,8 +192,6 @@ def noise(post: Posterior, *, normal: Normal, pinned: bool = False) -> tuple[Ten
 
 
 class PosteriorOnCard:
-    """Holds a posterior's vectors on a card."""
-
     def __init__(self, posterior: Posterior, device: torch.device) -> None:
         self.posterior = posterior
         self.mean, self.diag_std = posterior.mean.to(device), posterior.diag_std.to(device)

@@ -175,7 +175,6 @@ def _row(kind: str, release: Row, label: str, requester: str, details: dict[str,
 
 
 def _name(option: str, text: str) -> str:
-    """Returns a name as the ledger accepts it, short enough for the labels that contain it."""
     text = text.strip()
     if not 0 < len(text) <= _LONGEST_NAME or not text.isprintable():
         raise InputError(f"{option}: give a name of 1 to {_LONGEST_NAME} characters without tabs and line breaks.")

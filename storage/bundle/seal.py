@@ -68,7 +68,6 @@ def release_key(workspace: Workspace, named: Path | None = None) -> EllipticCurv
 
 
 def signing_public_key(private: Path) -> EllipticCurvePublicKey:
-    """Returns the public half of the signing key."""
     return heads.load_private_key(signing_key(None, private)).public_key()
 
 

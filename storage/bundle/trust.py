@@ -95,7 +95,6 @@ class Root(BaseModel):
         return digest(self.model_dump(mode="json", exclude={"signatures"}))
 
     def signed_by(self, key: EllipticCurvePrivateKey) -> Root:
-        """Returns the root with a signature by this key."""
         signatures = self.signatures | {key_id(key.public_key()): signature_of(self, key)}
         return self.model_copy(update={"signatures": signatures})
 
@@ -105,12 +104,10 @@ class Root(BaseModel):
         return max(0, *(root.threshold - len(signers & set(root.keys)) for root in (self, before)))
 
     def _signers(self, pems: Iterable[Pem]) -> set[Pem]:
-        """Returns those of the keys whose signatures are valid."""
         keys = {pem: parse_public_key(pem.encode(), name="a root's key") for pem in pems}
         return {pem for pem, key in keys.items() if is_signed(self, self.signatures.get(key_id(key), ""), key)}
 
     def sealing_keys(self, release_id: str) -> list[EllipticCurvePublicKey]:
-        """Returns the keys that may have sealed a release."""
         pems = [*self.release_keys, *(one.key for one in self.earlier if one.release_id == release_id)]
         return [parse_public_key(pem.encode(), name="a root's key") for pem in dict.fromkeys(pems)]
 
@@ -154,7 +151,6 @@ class Trust:
         return newest
 
     def _follow(self, pinned: Root, roots: Sequence[Root]) -> Root:
-        """Returns the newest of roots that continue the pinned one, and remembers it."""
         # guard: the pinned root is continued
         if len(roots) < pinned.version or roots[pinned.version - 1].digest != pinned.digest:
             raise UnsoundBundle(NAME, "does not continue the pinned root. Ask the agency for its newest roots")

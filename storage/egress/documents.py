@@ -63,7 +63,6 @@ def check_schema(name: str, value: Any, schema: str) -> None:
 
 
 def schema(name: str) -> dict[str, Any]:
-    """Returns a committed schema."""
     file = resources.files("storage") / "schemas" / f"{name}.schema.json"
     return json.loads(file.read_text(encoding="utf-8"))
 

@@ -69,7 +69,6 @@ _SHOWN = 8
 
 
 def _nearly(codes: Sequence[Code]) -> tuple[str, list[int]] | None:
-    """Returns the published list that has most of these entries, and the numbers, from 1 on, of the others."""
     digests = [entry_digest(entry) for entry in codes]
     absent = {name: [n for n, one in enumerate(digests, 1) if one not in places] for name, places in _places().items()}
     name = min(absent, key=lambda one: len(absent[one]), default=None)
@@ -78,6 +77,5 @@ def _nearly(codes: Sequence[Code]) -> tuple[str, list[int]] | None:
 
 @cache
 def _places() -> Mapping[str, Mapping[str, int]]:
-    """Returns each list's entries with their places, by the list's name."""
     files = sorted(LISTS.glob("*.txt"))
     return {file.stem: {line: at for at, line in enumerate(file.read_text(encoding="ascii").split())} for file in files}

@@ -103,7 +103,6 @@ def entries(connection: Connection, after: int = 0) -> Iterator[Entry]:
 
 
 def parse(body: str, row_hash: str) -> Row:
-    """Return the row that a body holds."""
     try:
         return Row.model_validate({**json.loads(body), "hash": row_hash})
     except (ValidationError, ValueError, TypeError) as error:

@@ -156,5 +156,4 @@ def _check_age(decision: Decision, rule: ApprovalRule, name: str, at: datetime) 
 
 
 def from_row(details: Mapping[str, Any]) -> tuple[Decision, ...]:
-    """Returns the decisions that a row of the ledger keeps."""
     return tuple(Decision.model_validate(entry) for entry in details.get("decisions", ()))

@@ -90,7 +90,6 @@ def load_private_key(path: Path) -> EllipticCurvePrivateKey:
 
 
 def load_public_key(path: Path) -> EllipticCurvePublicKey:
-    """Read a public P-256 key (PEM)."""
     try:
         return parse_public_key(path.read_bytes(), name=str(path))
     except OSError as error:

@@ -64,8 +64,6 @@ class JournalEntry(NamedTuple):
 
 @dataclass
 class _Reading:
-    """Holds what the lines of a journal say, up to an offset."""
-
     offset: int = 0
     lines: int = 0
     newest: str = GENESIS
@@ -78,7 +76,6 @@ class _Reading:
 
     @property
     def last(self) -> Mark | None:
-        """Returns the newest mark."""
         return self.marks[-1] if self.marks else None
 
     def take(self, line: bytes) -> None:
@@ -255,7 +252,6 @@ class Journal:
             ) from error
 
     def _chained(self, lines: bytes) -> bytes:
-        """Returns the lines that go on from the newest one, each with the digest of the one before."""
         reading, chained = replace(self._read()), b""
         for line in lines.splitlines():
             content = json.loads(line)

@@ -111,7 +111,6 @@ class _Subject(BaseModel):
 
     @property
     def label(self) -> str:
-        """Returns the row's label for people."""
         return self.LABEL.format(**dict(self))
 
 

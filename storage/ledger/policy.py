@@ -197,7 +197,6 @@ class Policy(BaseModel):
         return self.model_dump(mode="json", by_alias=True, exclude=absent)
 
     def release_key_ids(self) -> frozenset[str]:
-        """Returns the ids of the releasing workers' keys."""
         return _key_ids(tuple(sorted(self.release_keys.items())))
 
     @property

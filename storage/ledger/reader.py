@@ -258,7 +258,6 @@ class LedgerReader:
     def _charges(
         self, connection: Connection, state: State, content: dict[str, Any], records: RecordSet | None
     ) -> tuple[tuple[Charge, ...], list[Release], Comparison | None]:
-        """Returns what a release would be charged, the releases that share its records, and the comparison with all."""
         if state.policy is None and self._policy is not None:
             state = State(policy=self._policy)
         row = Row.model_construct(**content, sequence=1, previous_hash=GENESIS, recorded_at="", state="reserved")

@@ -109,7 +109,6 @@ class _Registry:
         self._unmarked: dict[tuple[str, str], list[str]] = {}
 
     def check(self, row: Row) -> list[BadRow]:
-        """Returns what is wrong with the set of records beside the next row."""
         try:
             self._check(row)
         except StorageError as error:

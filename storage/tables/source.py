@@ -501,8 +501,6 @@ def _csv(source: Source, head: bytes, read: ReadOptions, required: Sequence[str]
 
 @dataclass(frozen=True)
 class _Layout:
-    """Holds what the first rows are under one separator and one rule of quotes."""
-
     delimiter: str
     quotes: Quotes
     skip: int
@@ -522,7 +520,6 @@ class _Layout:
 
 
 def _layout(text: str, read: ReadOptions, required: Sequence[str], *, whole: bool) -> _Layout:
-    """Returns how the first rows fit one width best."""
     declared = re.match(r"\"?sep=(.)\"?(?:\r\n|\n|\r)", text)  # as Excel writes and reads it
     own = read.separator or (declared and declared[1])
     separators = [own] if own else [",", ";", "\t", "|"]
@@ -544,7 +541,6 @@ def _layout(text: str, read: ReadOptions, required: Sequence[str], *, whole: boo
 def _first_rows(
     text: str, delimiter: str, quotes: Quotes, skip: int, *, whole: bool
 ) -> tuple[list[tuple[int, list[str]]], bool]:
-    """Returns rows that are not blank, each with the number of lines before it, and whether one could not be read."""
     end = 0 if whole else max(text.rfind("\n"), text.rfind("\r")) + 1  # the last line may be cut
     file = io.StringIO(text[: end or None], newline="")
     for _ in range(skip):

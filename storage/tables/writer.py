@@ -90,7 +90,6 @@ def _json(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """Returns as text what is neither text nor number."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode("ascii")
     if isinstance(value, list | dict):

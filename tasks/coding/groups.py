@@ -63,6 +63,5 @@ def groups_of(codes: Sequence[str], *, classification: str, by_digits: bool | No
 
 
 def _coarsest(codes: Sequence[str]) -> int:
-    """Returns the number of leading digits of the coarsest useful level."""
     longest = max(map(len, codes))
     return next((end for end in range(1, longest) if len({c[:end] for c in codes}) ** 2 >= len(codes)), longest)

@@ -136,8 +136,6 @@ def compute(part: str) -> str:
 
 
 class _Opened:
-    """Holds a job that this process has opened, and how far it has read its table."""
-
     def __init__(self, request: JobRequest) -> None:
         table = survey(Path(request.data), text_columns=request.columns)
         self.coder = open_bundle(

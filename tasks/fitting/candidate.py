@@ -32,7 +32,6 @@ class Candidate(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def artifact_digests(self) -> dict[str, str]:
-        """Returns the digests of its artifacts, by their names in the ledger."""
         if self.measured is None:
             return {"dataset": self.dataset.sha256, "fit": self.fitted.sha256}
         digests = {"dataset": self.dataset, "posterior": self.fitted, "sensitivity": self.measured}

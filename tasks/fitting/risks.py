@@ -46,7 +46,6 @@ class Draws(Part, frozen=True, title="Draws"):
 
     @property
     def label(self) -> str:
-        """Describes the draws, counted from one."""
         return f"{self.purpose} draws {self.first + 1} to {self.end}"
 
 
@@ -94,7 +93,6 @@ def weigh(config: PseudoPosteriorConfig, name: RoundName, *, measured: ArtifactR
 
 
 def run_risk_pass(work: Work, whole: Draws) -> RiskPass:
-    """Runs the pass by parts."""
     labels = load_inputs(work.inputs["prepared"], "train")[1]
     work.sized(len(labels) * whole.size)
     parts = whole.cut(min(_MOST, -(-whole.size // _PARTS)))

@@ -38,12 +38,10 @@ class ApprovalStatus:
 
     @property
     def missing(self) -> int:
-        """Returns how many approvals are missing."""
         return max(0, self.policy.approvals.minimum - len(self.approved))
 
 
 def decisions_folder(context: Context, planned: PlannedRelease) -> Path:
-    """Returns the folder of the decisions on a plan."""
     return context.workspace.private / "plans" / f"{planned.plan.idempotency_key[:16]}.decisions"
 
 

@@ -84,7 +84,6 @@ class ExpectedCharge:
 
     @property
     def line(self) -> str:
-        """Returns the charge to each cohort in one line."""
         if self.epsilon is None:
             return f"ε as measured: twice Δ, known after the fits ({self.guarantee_kind})"
         delta = "" if self.delta is None else f", δ {delta_text(self.delta)}"

@@ -111,7 +111,6 @@ class Measurement(BaseModel, frozen=True):
 
     @property
     def line(self) -> str:
-        """Returns claim and measurement in one line."""
         return (
             f"claimed {_claimed(self.epsilon_claimed, self.epsilon_claimed_add_remove)}, measured "
             f"{describe_bound(self.epsilon_lower_bound, self.noise_at_most, self.epsilon_of_any)} "

@@ -73,7 +73,6 @@ def _outdated(planned: PlannedRelease, stated: tuple[str, ...], actual: tuple[st
 
 
 def _number(lines: tuple[str, ...]) -> str:
-    """Returns the number of fits that a plan names."""
     named = [match[1] for match in map(SELECTION_DISCLOSURE.fullmatch, lines) if match]
     return named[0] if len(named) == 1 else "none"
 
@@ -84,7 +83,6 @@ def _inputs(context: Context, planned: PlannedRelease) -> tuple[str, ...]:
 
 
 def _lines(ledger: Ledger, context: Context, planned: PlannedRelease) -> tuple[str, ...]:
-    """Returns the lines that the settings of the fit and the ledger's earlier fits of the same records support."""
     made, same = planned.candidate, []
     sample = sample_of(context, made.dataset)
     for row in ledger.evaluations():
@@ -115,7 +113,6 @@ def _is_disclosure(line: str) -> bool:
 
 
 def _fits(row: Row) -> list[str]:
-    """Returns the fits that a row has figures of, each by the digest that every such row uses."""
     artifacts = row.artifact_digests
     if row.event is not None:
         return [artifacts.get("fit") or artifacts.get("posterior") or str(row.idempotency_key or row.sequence)]
@@ -140,7 +137,6 @@ def _tuned() -> tuple[tuple[tuple[str, ...], tuple[Mapping[str, Any], ...]], ...
 
 
 def _holds(settings: Any, configuration: Any) -> bool:
-    """Checks whether a configuration has all of these settings."""
     if isinstance(settings, Mapping):
         return isinstance(configuration, Mapping) and all(
             n in configuration and _holds(v, configuration[n]) for n, v in settings.items()

@@ -53,7 +53,6 @@ def of_environment() -> str:
 
 
 def is_cluster(engine: str) -> bool:
-    """Checks for a cluster at an address."""
     return "://" in engine
 
 

@@ -91,7 +91,6 @@ def _kind(error: Exception) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Returns file and line of the innermost frame of our code."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(_ROOT)]
     ours = [f for f in frames if ".venv" not in Path(f.filename).parts]
     frame = (ours or frames or traceback.extract_tb(error.__traceback__))[-1]

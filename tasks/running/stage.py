@@ -109,7 +109,6 @@ class Step:
 
     @property
     def code(self) -> str:
-        """Returns the version of the code behind this step."""
         return code_version(*(self.modules or (self.body.__module__,)))
 
     def find(self, store: Store) -> ArtifactRef | None:

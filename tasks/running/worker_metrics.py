@@ -143,7 +143,6 @@ def _update(private: Path, host: str) -> Iterator[dict[Key, float]]:
 
 
 def _newest(samples: Mapping[Key, float]) -> dict[Key, float]:
-    """Returns the samples of the stages that reported last."""
     reported = {labels: value for (name, labels), value in samples.items() if name.endswith("_timestamp_seconds")}
     if len(reported) <= _MAX_SERIES:
         return dict(samples)
