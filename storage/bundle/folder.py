@@ -128,9 +128,9 @@ def read_regular(path: Path, most: int, *, option: str = "") -> bytes:
         raise InputError(f"{named}: {error.strerror}") from None
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes JSON with sorted keys, so that the same release gives the same bytes."""
-    path.write_text(json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+def json_text(content: Mapping[str, Any]) -> str:
+    """Returns JSON with sorted keys, so that the same release gives the same bytes."""
+    return json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def _files(folder: Path) -> list[Path]:

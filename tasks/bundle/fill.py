@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,6 @@ from storage.codelist import Code
 from storage.datasets import load_spaces
 from storage.egress import gate
 from storage.egress.allow_list import GRAPH, encoder_place
-from storage.egress.words import vocabulary
 from storage.errors import StorageError
 from storage.ledger import Row
 from storage.ledger.record import Deployment, answers, registry_record
@@ -32,7 +32,7 @@ from tasks.bundle import golden, licence, public_features
 from tasks.bundle import thresholds as calibration
 from tasks.bundle.materials import bill_of_materials
 from tasks.bundle.statement import statement, statement_page
-from tasks.bundle.texts import encoder_digest, known_settings, known_words, name_of, own_texts
+from tasks.bundle.texts import encoder_digest, known_settings, name_of, own_texts
 from tasks.fitting.candidate import Candidate
 from tasks.fitting.prior import lexicon_of
 from tasks.pages.render import render
@@ -52,10 +52,10 @@ def fill(
     settings: BundleParameters,
     texts: Sequence[str] | None = None,
     deployment: Deployment | None = None,
-) -> None:
+) -> gate.Expected:
     """Writes the content of a drawn release's bundle into an empty folder and passes it through the gate.
 
-    The same row, parameters and settings give the same bytes on the same machine.
+    The same row, parameters and settings give the same bytes on the same machine. Returns what the gate expected.
 
     Args:
         theta: the parameters; None: those from before training.
@@ -78,34 +78,32 @@ def fill(
     classification, version = facts.get("classification", ""), facts.get("classification_version", "")
     model = candidate.build_untrained(context) if theta is None else candidate.classifier(context, theta)
     tensors = export.save(model, folder, codes=_names(spaces), precision=settings.precision)
-    documents: dict[str, str] = {}
+    documents = _Documents(folder)
     if deployment is not None:
-        bundle.write_json(folder / bundle.RECORD, registry_record(deployment))
-        documents[bundle.RECORD] = (folder / bundle.RECORD).read_text(encoding="utf-8")
-        documents[bundle.ANSWERS] = answers(deployment)
-        (folder / bundle.ANSWERS).write_text(documents[bundle.ANSWERS], encoding="utf-8")
-    claimed = statement(row, fields=fields, documents=tuple(documents))
-    bundle.write_json(folder / bundle.STATEMENT, claimed)
-    (folder / bundle.PAGE).write_text(statement_page(claimed), encoding="utf-8")
+        documents.add(bundle.RECORD, bundle.json_text(registry_record(deployment)))
+        documents.add(bundle.ANSWERS, answers(deployment))
+    claimed = statement(row, fields=fields, documents=tuple(documents.texts))
+    documents.add(bundle.STATEMENT, bundle.json_text(claimed))
+    documents.add(bundle.PAGE, statement_page(claimed))
     thresholds: dict[str, dict[str, Any] | None] = {}
     whole, score = export.load(folder), export.Released.logits
     if candidate.model.trainable == "head":
         features, encoder = context.workspace.private / "public-features", public_features.encoder_digest(whole)
         score = partial(public_features.logits, folder=features, encoder=encoder)
     for name, released in whole.fields.items():
-        codes, place = spaces[name], folder / name
-        _write_codes(place / bundle.CODELIST, codes, classification, version)
-        golden.write(released, codes, place / bundle.GOLDEN, score=score)
+        codes, place = spaces[name], f"{name}/" if name else ""
+        documents.add(f"{place}{bundle.CODELIST}", codes_text(codes, classification, version))
+        documents.add(f"{place}{bundle.GOLDEN}", golden.answers_text(released, codes, score=score))
         titles = {entry.code: entry.title for entry in codes} if name else None
         fitted = calibration.thresholds_on_generated(
             released, classification=classification, field=name, titles=titles, score=score
         )
         if fitted is not None:
-            bundle.write_json(place / bundle.THRESHOLDS, fitted)
+            documents.add(f"{place}{bundle.THRESHOLDS}", bundle.json_text(fitted))
         thresholds[name] = fitted
     graph = _write_graph(folder, golden.texts(next(iter(spaces.values())))) if settings.onnx else None
     licence_id = licence.resolve(settings.licence)
-    (folder / bundle.LICENCE).write_text(licence.text_of(licence_id), encoding="utf-8")
+    documents.add(bundle.LICENCE, licence.text_of(licence_id))
     encoder_name = "all-MiniLM-L6-v2" if candidate.model.encoder == PACKAGED else name_of(candidate.model.encoder)
     training = describe_training(candidate.model, precision=settings.precision)
     text = render(
@@ -124,7 +122,7 @@ def fill(
         thresholds=thresholds,
         onnx=settings.onnx,
     )
-    (folder / bundle.CARD).write_text(text, encoding="utf-8")
+    documents.add(bundle.CARD, text)
     network = folder / encoder_place(tensors) / "config.json"
     config = json.loads(network.read_text(encoding="utf-8"))
     bill = bill_of_materials(
@@ -136,9 +134,24 @@ def fill(
         architecture=(config.get("architectures") or ["unknown"])[0],
         licence=licence_id,
     )
-    bundle.write_json(folder / bundle.MATERIALS, bill)
-    expected = _expected(context, candidate, spaces, tensors, claimed, licence_id, texts)
-    gate.inspect(folder, replace(expected, documents=documents, graph=graph))
+    documents.add(bundle.MATERIALS, bundle.json_text(bill))
+    expected = _expected(context, candidate, spaces, tensors, texts)
+    expected = replace(expected, documents=documents.texts, graph=graph)
+    gate.inspect(folder, expected)
+    return expected
+
+
+class _Documents:
+    """Writes a bundle's own documents and keeps what was written, for the gate to compare every byte with."""
+
+    def __init__(self, folder: Path) -> None:
+        self.texts: dict[str, str] = {}
+        self._folder = folder
+
+    def add(self, name: str, text: str) -> None:
+        self.texts[name] = text
+        (self._folder / name).parent.mkdir(exist_ok=True)
+        (self._folder / name).write_bytes(text.encode())
 
 
 def _write_graph(folder: Path, texts: Sequence[str]) -> str:
@@ -198,21 +211,16 @@ def _expected(
     candidate: Candidate,
     spaces: Spaces,
     tensors: dict[str, export.Shapes],
-    claimed: dict[str, Any],
-    licence_id: str = licence.OURS,
-    texts: Sequence[str] | None = None,
+    texts: Sequence[str] | None,
 ) -> gate.Expected:
     encoder, facts = candidate.model.encoder, context.store.figures(candidate.dataset)
     lexicon = lexicon_of(context, candidate.model, context.store.open(candidate.dataset))
-    trained = (describe_training(candidate.model, precision=one) for one in ("float32", "bfloat16"))
     signed = frozenset(own_texts(spaces, facts, encoder) if texts is None else texts)
     return gate.Expected(
         codes={name: tuple(codes) for name, codes in spaces.items()},
         tokenizer=_tokenizer_digest(encoder, encoder_digest(encoder)),
         tensors=tensors,
         golden_texts={name: golden.texts(codes) for name, codes in spaces.items()},
-        statement=claimed,
-        known=known_words(spaces, facts, claimed, encoder, licence_id) | vocabulary(trained),
         settings=known_settings(encoder, spaces),
         unsigned_texts=tuple(text for text in own_texts(spaces, facts, encoder) if text not in signed),
         lexicon=None if lexicon is None else lexicon.model_dump(mode="json"),
@@ -225,9 +233,10 @@ def _tokenizer_digest(encoder: str, sha256: str) -> str:
     return gate.tokenizer_digest(export.tokenizer_of(encoder))
 
 
-def _write_codes(path: Path, codes: Sequence[Code], classification: str, version: str) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["code", "title", "classification", "version"])
-        for entry in codes:
-            writer.writerow(map(quote, (entry.code, entry.title, classification, version)))
+def codes_text(codes: Sequence[Code], classification: str, version: str) -> str:
+    output = io.StringIO()
+    writer = csv.writer(output, lineterminator="\n")
+    writer.writerow(["code", "title", "classification", "version"])
+    for entry in codes:
+        writer.writerow(map(quote, (entry.code, entry.title, classification, version)))
+    return output.getvalue()

@@ -49,14 +49,13 @@ def public(titles: Collection[str]) -> tuple[str, ...]:
     return tuple(f"text {title} codes" for title in titles)
 
 
-def write(
+def answers_text(
     released: Released,
     codes: Sequence[Code],
-    path: Path,
     *,
     score: Callable[[Released, Sequence[str]], Tensor] | None = None,
-) -> None:
-    """Writes each text with the best codes and their probabilities, one JSON object per line.
+) -> str:
+    """Returns each text with the best codes and their probabilities, one JSON object per line.
 
     Args:
         score: returns the model's scores of texts; None: by its encoder.
@@ -64,17 +63,18 @@ def write(
     chosen = texts(codes)
     scores = (released.logits(chosen) if score is None else score(released, chosen)).softmax(-1)
     best = scores.topk(min(_TOP, scores.shape[1]), dim=-1)
-    with path.open("w", encoding="utf-8") as file:
-        for number, (text, values, places) in enumerate(
-            zip(chosen, best.values.tolist(), best.indices.tolist(), strict=True), start=1
-        ):
-            answer = {
-                "id": number,
-                "text": text,
-                "codes": [released.codes[at] for at in places],
-                "scores": [round(value, 6) for value in values],
-            }
-            file.write(json.dumps(answer, ensure_ascii=False) + "\n")
+    lines = []
+    for number, (text, values, places) in enumerate(
+        zip(chosen, best.values.tolist(), best.indices.tolist(), strict=True), start=1
+    ):
+        answer = {
+            "id": number,
+            "text": text,
+            "codes": [released.codes[at] for at in places],
+            "scores": [round(value, 6) for value in values],
+        }
+        lines.append(json.dumps(answer, ensure_ascii=False) + "\n")
+    return "".join(lines)
 
 
 def check(released: Released, answers: Sequence[dict[str, Any]], *, file: str = GOLDEN) -> None:

@@ -1,9 +1,8 @@
-"""Lists the texts of a bundle that no published list has, for the plan to sign, and knows the words of the rest."""
+"""Lists the texts of a bundle that no published list has, for the plan to sign."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -12,11 +11,7 @@ from typing import Any
 from mechanisms.model import encoder_files
 from storage.artifacts import digest, files_digest
 from storage.codelist import Code
-from storage.egress.documents import schema
 from storage.egress.public_lists import published_name, reviewed_encoder
-from storage.egress.words import vocabulary
-from tasks.bundle import licence
-from tasks.pages.render import TEMPLATES
 
 _NUMBER = re.compile(r"\d{1,8}(?:\.\d{1,4})?", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,15}")
@@ -126,49 +121,3 @@ def known_settings(encoder: str, spaces: Mapping[str, Sequence[Code]]) -> frozen
 def _configured(encoder: str, sha256: str) -> frozenset[str]:
     """Returns the texts of an encoder's configuration and its classes. Files of the same SHA-256 are read once."""
     return frozenset(encoder_files.settings(encoder) | encoder_files.architectures(encoder))
-
-
-def known_words(
-    spaces: Mapping[str, Sequence[Code]],
-    facts: Mapping[str, Any],
-    claimed: Mapping[str, Any],
-    encoder: str,
-    licence_id: str,
-) -> frozenset[str]:
-    """Returns the words that the documents of a bundle may contain: of templates, lists, licence and statement."""
-    return _fixed_words(licence_id) | vocabulary(
-        (
-            *_leaves(claimed),
-            *(text for codes in spaces.values() for one in codes for text in (one.code, one.title)),
-            *(name for name in spaces if name),
-            facts.get("classification", ""),
-            facts.get("classification_version", ""),
-            name_of(encoder),
-            *_configured(encoder, encoder_digest(encoder)),
-        )
-    )
-
-
-@lru_cache(maxsize=8)
-def _fixed_words(licence_id: str) -> frozenset[str]:
-    """Returns the words of templates, of the modules that write documents without one, of schemas and licence."""
-    from tasks.bundle import golden, materials, sentences, statement, thresholds
-
-    templates = (template.read_text(encoding="utf-8") for template in sorted(TEMPLATES.glob("*.md.j2")))
-    modules = (inspect.getsource(one) for one in (golden, materials, sentences, statement, thresholds))
-    names = (str(schema(name)) for name in ("bom", "card", "thresholds", "privacy_statement"))
-    return vocabulary(
-        (*templates, *modules, *names, licence_id, licence_id.lower(), licence.text_of(licence_id), "all-MiniLM-L6-v2")
-    )
-
-
-def _leaves(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield str(key)
-            yield from _leaves(inner)
-    elif isinstance(value, (list, tuple)):
-        for inner in value:
-            yield from _leaves(inner)

@@ -23,7 +23,7 @@ from storage.errors import InputError
 from storage.tables.formulas import escape_formula, quote, unquote
 from storage.tables.reader import Table, pieces, survey
 from storage.tables.writer import open_writer, output_kind
-from tasks.bundle.fill import _write_codes
+from tasks.bundle.fill import codes_text
 
 DECLARES = (
     (
@@ -208,7 +208,7 @@ def test_a_first_column_that_begins_like_another_format(tmp_path: Path, first: s
 def test_a_formula_as_title(tmp_path: Path, title: str) -> None:
     """Is no formula in the bundle's code list, and is the same title again where the list is read."""
     codes = [Code("1", title), Code(title or "x", "y")]
-    _write_codes(tmp_path / "codelist.csv", codes, title, "=1")
+    (tmp_path / "codelist.csv").write_text(codes_text(codes, title, "=1"), encoding="utf-8", newline="")
     with (tmp_path / "codelist.csv").open(newline="", encoding="utf-8") as file:
         cells = [cell for row in csv.reader(file) for cell in row]
     assert all(escape_formula(cell) == cell for cell in cells)

@@ -176,15 +176,16 @@ def _made(home: Path, encoder: Path, *, several: bool, lexical: str = "none") ->
 
     def refill(folder: Path, *, deployment: Any = None, **changed: Any) -> Any:
         changed_settings = settings.model_copy(update=changed)
-        fill.fill(folder, context, row, candidate, theta, changed_settings, deployment=deployment)
-        tensors = fill.export.save(candidate.classifier(context, theta), home / "again", codes=fill._names(spaces))
-        return fill._expected(context, candidate, spaces, tensors, fill.statement(row, fields=names))
+        return fill.fill(folder, context, row, candidate, theta, changed_settings, deployment=deployment)
+
+    def build(made: Path) -> None:
+        fill.fill(made, context, row, candidate, theta, settings)
 
     folder, digest = bundle.publish(
         context.workspace.bundles,
         release_id,
         allowed=allowed_content(names),
-        build=lambda made: fill.fill(made, context, row, candidate, theta, settings),
+        build=build,
     )
     committed = ledger.commit(release_id, bundle_digest=digest)
     signer = workspace_signer(context.workspace.private, home)

@@ -15,7 +15,6 @@ from sealed_bundle import Sealed
 from storage.bundle.folder import CARD, GOLDEN, UnsoundBundle
 from storage.egress.documents import check_schema, read_shapes, strict_json
 from storage.egress.gate import Expected, inspect
-from storage.egress.words import unknown_words
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +30,9 @@ def folder(sealed: Sealed, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def secret(sealed: Sealed, expected: Expected) -> str:
-    """A training narrative that is not, by chance, all public words."""
-    return max(sealed.narratives, key=lambda text: len(unknown_words(text, expected.known)))
+def secret(sealed: Sealed) -> str:
+    """The longest training narrative."""
+    return max(sealed.narratives, key=len)
 
 
 def rewrite(path: Path, change: Callable[[Any], Any]) -> None:
@@ -70,7 +69,7 @@ def test_a_narrative_in_the_card(folder: Path, expected: Expected, secret: str) 
     words = secret.split()
     for planted in (secret, " ".join(words[2:17]).upper(), " -- ".join(words[:12])):
         (folder / CARD).write_text(card + "\n" + planted + "\n")
-        refuses(folder, expected, CARD, planted, match="words of no template")
+        refuses(folder, expected, CARD, planted, match="differs from what")
 
 
 def test_a_narrative_in_the_tokenizer(folder: Path, expected: Expected, secret: str) -> None:

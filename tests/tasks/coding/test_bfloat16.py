@@ -25,7 +25,8 @@ def bundle(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """A bundle with golden answers, on a processor that says it has the instructions."""
     folder = tmp_path / "bundle"
     shutil.copytree(tiny_bundle, folder)
-    golden.write(open_bundle(folder).model, read_codelist(folder / CODELIST), folder / GOLDEN)
+    text = golden.answers_text(open_bundle(folder).model, read_codelist(folder / CODELIST))
+    (folder / GOLDEN).write_text(text, encoding="utf-8")
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
     return folder
 
@@ -77,7 +78,8 @@ def test_a_head_of_larger_weights_is_still_coded_in_bfloat16(bundle: Path) -> No
     with torch.no_grad():
         for part in head.head.parameters():
             part.mul_(factor)
-    golden.write(replace(narrow, precision="float32"), read_codelist(bundle / CODELIST), bundle / GOLDEN)
+    text = golden.answers_text(replace(narrow, precision="float32"), read_codelist(bundle / CODELIST))
+    (bundle / GOLDEN).write_text(text, encoding="utf-8")
     wide = bfloat16.near_tie(narrow, bundle)
     assert wide is not None
     assert wide > narrow.near_tie
