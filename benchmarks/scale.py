@@ -89,7 +89,7 @@ def measure(records: int, folder: Path, settings: Sequence[str]) -> dict[str, An
     bundle = json.loads(retrain["answer"])["release"]["bundle"]
     out = folder / "coded.csv"
     out.unlink(missing_ok=True)
-    source = ("--data", str(table), "--column", "Final Narrative", "--out", str(out))
+    source = ("--data", str(table), "--text", "Final Narrative", "--out", str(out))
     runs += [retrain, command("code", "code", "--bundle", bundle, *source, home=home)]
     for run in runs:
         run.pop("answer")

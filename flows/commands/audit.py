@@ -73,7 +73,6 @@ class BranchOptions:
         str,
         typer.Option(
             "--epsilon",
-            "--target-epsilon",
             help="Epsilon of the other branches: a number, or `match` that of SWAG-PPM.",
         ),
     ] = "match"

@@ -18,15 +18,13 @@ def calibrate(
     data: Annotated[Path, typer.Option(help="Coded records: CSV, Parquet or JSON Lines.")],
     out: Annotated[Path, typer.Option(help="File to write, for `autocoder code --thresholds`.")],
     released: bundle_options.BundleOptions,
-    label_column: Annotated[
-        str, typer.Option("--label", "--label-column", help="The code that a person gave.")
-    ] = "Nature",
+    label_column: Annotated[str, typer.Option("--label", help="The code that a person gave.")] = "Nature",
     field: Annotated[
         str, typer.Option(help="Field of --label, for a bundle of several fields.", show_default="none")
     ] = "",
     column: Annotated[
         list[str] | None,
-        typer.Option("--text", "--column", help="Text column; may be repeated.", show_default="Final Narrative"),
+        typer.Option("--text", help="Text column; may be repeated.", show_default="Final Narrative"),
     ] = None,
     template: Annotated[str | None, typer.Option(help="Template that joins several columns.")] = None,
     name: Annotated[str, typer.Option(help="Description of the records, for readers.")] = "own coded records",

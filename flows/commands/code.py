@@ -39,7 +39,6 @@ class FileOptions:
         list[str] | None,
         _file(
             "--text",
-            "--column",
             help="Text column of --data; repeated, several are joined.",
             show_default="Final Narrative",
         ),

@@ -27,7 +27,6 @@ class SharedOptions:
         str,
         typer.Option(
             "--epsilon",
-            "--target-epsilon",
             help="A number, or, for study, `match`: the epsilon of SWAG-PPM, rounded up.",
         ),
     ] = "match"

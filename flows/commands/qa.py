@@ -32,7 +32,6 @@ def draw(
         list[str] | None,
         typer.Option(
             "--text",
-            "--column",
             help="Text column for the coder; may be repeated.",
             show_default="the one with the longest texts",
         ),

@@ -39,7 +39,6 @@ def retrain(
         float | None,
         typer.Option(
             "--epsilon",
-            "--target-epsilon",
             help="Target ε for one record (or unit). Smaller values protect more and cost accuracy. SWAG-PPM searches "
             "c for it.",
         ),

@@ -23,11 +23,11 @@ def successor(
     unlabelled: Annotated[Path, typer.Option(help="Records of the period to code, without codes.")],
     html: Annotated[Path | None, typer.Option(help="Page to write for the person who decides.")] = None,
     label_column: Annotated[
-        str, typer.Option("--label", "--label-column", help="The code that a person gave, in --labelled.")
+        str, typer.Option("--label", help="The code that a person gave, in --labelled.")
     ] = "Nature",
     column: Annotated[
         list[str] | None,
-        typer.Option("--text", "--column", help="Text column; may be repeated.", show_default="Final Narrative"),
+        typer.Option("--text", help="Text column; may be repeated.", show_default="Final Narrative"),
     ] = None,
     template: Annotated[str | None, typer.Option(help="Template that joins several columns.")] = None,
     by: Annotated[str, typer.Option(help="Column of --labelled that forms groups.", show_default="none")] = "",
