@@ -20,12 +20,10 @@ FOLDER = "folder with the eight sets of Rosenblatt et al. as CSV, the label (0 o
 
 
 def numbers(text: str) -> tuple[float, ...]:
-    """Numbers by comma."""
     return tuple(int(value) if value.is_integer() else value for value in map(float, text.split(",")))
 
 
 def names(text: str, choices: Sequence[str], option: str) -> tuple[str, ...]:
-    """Names by comma, or all."""
     if text == "all":
         return tuple(choices)
     given = tuple(dict.fromkeys(text.split(",")))
@@ -35,7 +33,6 @@ def names(text: str, choices: Sequence[str], option: str) -> tuple[str, ...]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The commands and their options."""
     shape = argparse.RawDescriptionHelpFormatter
     top = argparse.ArgumentParser(prog="python -m studies", description=__doc__, formatter_class=shape)
     studies = top.add_subparsers(dest="study", required=True, metavar="STUDY")
@@ -76,14 +73,13 @@ def parser() -> argparse.ArgumentParser:
     three.add_argument("--draws", type=int, default=8, help="fits of each private line (8)")
     four = add(
         "images",
-        "SAD-DPSGD and its rivals on digits and thumbnails (Huang and Xie, table II).",
+        "SAD-DPSGD and its rivals on digits (Huang and Xie, table II).",
         "images --models linear --schedules sad,constant --epsilons 8 --seeds 2 --out results",
         seeds=8,
     )
-    four.add_argument("--models", default="linear,convolutional,short", help="of linear, convolutional, short, ham")
+    four.add_argument("--models", default="linear,convolutional,short", help="of linear, convolutional, short")
     four.add_argument("--schedules", default="all", help="names by comma, such as sad,constant,non-private (all)")
     four.add_argument("--epsilons", type=numbers, default=(3, 8, 16), help="for one image added or removed")
-    four.add_argument("--data", type=Path, help="of model `ham`: ham10000_8x8_gray.npz")
     five = add(
         "rare-codes",
         "What is learned of classes with few records, on narratives and on thinned tables.",
@@ -100,7 +96,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one study; prints where its results are."""
     given = parser().parse_args(arguments)
     torch.set_num_threads(1)  # fits are small: more threads wait for each other
     try:
@@ -113,7 +108,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(given: argparse.Namespace) -> Path:
-    """Runs what was asked for; returns the file to read first."""
     out: Path = given.out
     if given.study == "mixture":
         from studies import mixture
@@ -122,16 +116,9 @@ def run(given: argparse.Namespace) -> Path:
     if given.study == "images":
         from studies import images
 
-        models = names(given.models, (*images.EPOCHS, "ham"), "--models")
+        models = names(given.models, tuple(images.EPOCHS), "--models")
         schedules = names(given.schedules, ("non-private", *images.SCHEDULES), "--schedules")
-        return images.run(
-            out,
-            thumbnails=given.data,
-            models=models,
-            schedules=schedules,
-            epsilons=given.epsilons,
-            seeds=given.seeds,
-        )
+        return images.run(out, models=models, schedules=schedules, epsilons=given.epsilons, seeds=given.seeds)
     from studies import imbalance
 
     if given.study == "rare-codes":

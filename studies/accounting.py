@@ -33,7 +33,6 @@ CURVATURE = 0.25
 
 
 def replace_one(epsilon: float, delta: float, accountant: str) -> Claim:
-    """Claims (epsilon, delta) for one record replaced."""
     return Claim(
         guarantee_kind="formal",
         epsilon=epsilon,
@@ -46,12 +45,10 @@ def replace_one(epsilon: float, delta: float, accountant: str) -> Claim:
 
 
 def pure(epsilon: float) -> Claim:
-    """Claims the sum of parts that are each epsilon-differentially private."""
     return replace_one(epsilon, 0.0, "sum of the parts, each epsilon-differentially private")
 
 
 def nothing() -> Claim:
-    """Claims nothing: training without protection."""
     return claim_of(
         NonPrivateEvent(epochs=1), delta=None, privacy_unit="record", max_records_per_unit=1, unprotected_inputs=()
     )
@@ -63,7 +60,6 @@ def of_event(event: Event, delta: float) -> Claim:
 
 
 def root(excess: Callable[[float], float], low: float, high: float, *, xtol: float) -> float:
-    """Where a function changes its sign, within `xtol`."""
     return float(cast(float, brentq(excess, low, high, xtol=xtol)))
 
 
@@ -92,7 +88,6 @@ def noise_for(make_event: Callable[[float], Event], epsilon: float, delta: float
 
 
 def epsilon_of_rho(rho: float, delta: float) -> float:
-    """Epsilon at delta of a zero-concentrated cost."""
     accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
     return float(accountant.compose(dp_event.ZCDpEvent(rho)).get_epsilon(delta))
 
@@ -164,7 +159,6 @@ class Perturbation:
 
     @property
     def epsilon(self) -> float:
-        """Cost of one record replaced."""
         return self.noise_rate * self.distance + self.jacobian
 
     def smallest_regularisation(self, epsilon: float) -> float:

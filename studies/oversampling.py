@@ -116,7 +116,6 @@ def group(epsilon: float, delta: float, rows: float) -> Guarantee:
 
 
 def copies(epsilon: float, delta: float, *, number: int) -> Guarantee:
-    """Every minority record `number` times more, itself aside: a public number."""
     _check(number)
     return group(epsilon, delta, number + 1)
 
@@ -264,7 +263,6 @@ def study(name: str, features: np.ndarray, labels: np.ndarray, *, seeds: int = S
 
 
 def draw(file: Path) -> None:
-    """Writes the plot: rows that one record decides, against features."""
     dimensions = list(range(1, 41))
 
     def rows(k: int) -> list[float]:
@@ -279,7 +277,6 @@ def draw(file: Path) -> None:
 
 
 def run(folder: Path, out: Path, *, sets: tuple[str, ...], seeds: int) -> Path:
-    """Studies the sets; writes `oversampling.csv` and `oversampling.svg`."""
     import pandas as pd
 
     frames = {}

@@ -32,13 +32,7 @@ SIZES = (5, 10, 20, 50)
 """Training records of label 1 that thinned tables keep."""
 THINNED = ("mammography", "abalone", "car_eval_34")
 DELTA, SENTENCE = 1e-4, "An employee suffered {}."
-_TUNED: dict[str, Any] = {
-    "optimiser": "sgd",
-    "learning_rate": 3.0,
-    "momentum": 0.9,
-    "epochs": 40,
-    "sampling_prob": 1.0,
-}
+_TUNED: dict[str, Any] = {"optimiser": "sgd", "learning_rate": 3.0, "momentum": 0.9, "epochs": 40, "sampling_prob": 1.0}
 _PLAIN = NonPrivate(phase=OptimiserPhase(optimiser="adamw", learning_rate=0.003, epochs=30, batch_size=8))
 BRANCHES: dict[str, tuple[Mechanism, bool]] = {
     "non-private": (_PLAIN, False),
@@ -55,7 +49,6 @@ BRANCHES: dict[str, tuple[Mechanism, bool]] = {
 
 
 def sampled(file: Path, codelist: Path, *, text: str, label: str) -> tuple[list[str], np.ndarray, dict[str, str]]:
-    """Texts, codes, and the title of each code that the sample has."""
     import pandas as pd
 
     for path in (file, codelist):
@@ -86,7 +79,6 @@ def by_bin(truth: np.ndarray, said: np.ndarray, train: np.ndarray) -> dict[str, 
 def text(
     file: Path, codelist: Path, out: Path, *, epsilons: Sequence[float], seeds: int, columns: tuple[str, str]
 ) -> list[Row]:
-    """Fits what `rare-codes.csv` lacks."""
     texts, codes, titles = sampled(file, codelist, text=columns[0], label=columns[1])
     known = np.unique(codes)
     config = ModelConfig(encoder="packaged-minilm", trainable="head", pooling="mean")
@@ -138,7 +130,6 @@ def tables(folder: Path, out: Path, *, epsilons: Sequence[float], seeds: int) ->
 
 
 def show(narratives: Sequence[Row], thinned: Sequence[Row], epsilons: Sequence[float]) -> str:
-    """Tables in Markdown: means ± two standard errors over seeds."""
     parts = []
     names = [f"f1_{low}_{high or 'up'}" for low, high in BINS]
     for epsilon in epsilons:
@@ -173,7 +164,6 @@ def _over_sets(rows: Sequence[Row], system: str, size: int, metric: str) -> list
 
 
 def draw(thinned: Sequence[Row], file: Path, epsilon: float) -> None:
-    """Writes the plot: AUC on thinned tables against training records of the rare class."""
     own, lines = [row for row in thinned if row["epsilon"] in (None, epsilon)], {}
     for system in dict.fromkeys(row["system"] for row in own):
         over = [_over_sets(own, system, size, "auc") for size in SIZES]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -34,7 +33,6 @@ def _value(cell: str) -> Any:
 
 
 def save(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes all rows: whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".partial")
     with partial.open("w", encoding="utf-8", newline="") as target:
@@ -43,14 +41,6 @@ def save(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         )
         writer.writeheader()
         writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
-    partial.replace(file)
-
-
-def save_json(file: Path, content: Any) -> None:
-    """Writes JSON: whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     partial.replace(file)
 
 
@@ -89,7 +79,6 @@ def two_errors(values: Sequence[float]) -> float:
 
 
 def figure(values: Sequence[float]) -> str:
-    """Formats mean ± two standard errors."""
     if not values or any(map(math.isnan, values)):
         return "–"
     return f"{np.mean(values):.3f}" + (f" ± {two_errors(values):.3f}" if len(values) > 1 else "")
@@ -105,7 +94,6 @@ def verdict(gaps: Sequence[float]) -> str:
 
 
 def show(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines) + "\n"
 

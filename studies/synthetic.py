@@ -70,7 +70,6 @@ def of_trees(booster: Any, claim: Any) -> Fit:
 
 
 def balanced_labels(records: int) -> Tensor:
-    """Labels int64 of as many synthetic records, as many of each class as can be."""
     return torch.arange(records) % 2
 
 
@@ -120,7 +119,6 @@ def counts_by_class(codes: Tensor, sizes: tuple[int, ...], labels: Tensor) -> li
 def released(
     codes: Tensor, sizes: tuple[int, ...], labels: Tensor, multiplier: float, stream: SecretStream
 ) -> list[Tensor]:
-    """The tables with noise of scale multiplier x sensitivity x columns."""
     scale = multiplier * BAYES_L1 * len(sizes)
     return [
         table + laplace(stream, table.numel(), scale=scale, purpose="class by value", step=step).view_as(table)
@@ -219,7 +217,6 @@ def candidates(sizes: Sequence[int], placed: Sequence[int], *, degree: int, larg
 def choose_network(
     codes: Tensor, sizes: Sequence[int], epsilon: float, stream: SecretStream, *, degree: int, largest: float
 ) -> list[Node]:
-    """The network in the order in which it is drawn from, each choice of this epsilon."""
     placed, network, n = [LABEL], [], len(codes)
     for step in range(len(sizes) - 1):
         offered = candidates(sizes, placed, degree=degree, largest=largest)
@@ -287,7 +284,6 @@ class Gem:
         return one_way, choice, 1 / math.sqrt(2 * each * (1 - self.choice_share)), rounds
 
     def spent(self, rho: float, columns: int) -> float:
-        """rho of all releases and choices that `budget` gives, added up from what runs."""
         one_way, choice, measured, rounds = self.budget(rho, columns)
         return columns / (2 * one_way**2) + rounds * choice**2 / 8 + rounds / (2 * measured**2)
 

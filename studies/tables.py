@@ -32,7 +32,6 @@ class Columns:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Values that each column's code may take."""
         return tuple(self.bins if width == 1 else width for width in self.widths)
 
     def encode(self, features: Tensor) -> Tensor:
@@ -65,7 +64,6 @@ class Columns:
 
 
 def _one_hot(part: Tensor) -> Tensor:
-    """One category, also where a record has several or none: norm 1."""
     return torch.nn.functional.one_hot(part.argmax(1), part.shape[1]).to(part.dtype)
 
 
@@ -81,7 +79,6 @@ class Table:
         return len(self.labels)
 
     def take(self, rows: Tensor) -> Table:
-        """These rows alone."""
         return replace(self, features=self.features[rows], labels=self.labels[rows])
 
 

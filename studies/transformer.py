@@ -76,7 +76,6 @@ class FtTransformer:
     counts_factor: float = 5.0
 
     def event(self, noise: float, records: int) -> ComposedEvent:
-        """Counts and steps, whose noise multiplier this is."""
         counts = GaussianReleaseEvent(
             what="class counts", noise_multiplier=self.counts_factor * noise, l2_sensitivity=1.0
         )

@@ -25,7 +25,7 @@ def test_help_has_an_example(study: str, capsys: pytest.CaptureFixture[str]) -> 
         (["imbalance", "--data", "nowhere"], "nowhere/ecoli.csv is not there"),
         (["imbalance", "--data", "x", "--systems", "gam"], "--systems: `gam` is unknown. Choose from plain-logistic"),
         (["oversampling", "--data", "nowhere", "--sets", "ecoli"], "is not there. --data is a folder"),
-        (["images", "--models", "ham"], "needs --data"),
+        (["images", "--models", "ham"], "--models: `ham` is unknown"),
         (["rare-codes"], "give --records and --codelist"),
         (["rare-codes", "--records", "nowhere.csv"], "nowhere.csv is not there"),
     ],

@@ -9,8 +9,7 @@ from torch import nn
 
 from mechanisms.mechanism import Task
 from studies import images
-from studies.convolutional import Convolutional, PatchConvolution
-from studies.images import Images
+from studies.images import Convolutional, Images, PatchConvolution
 
 
 def quadrants(records: int) -> Images:
