@@ -30,8 +30,8 @@ from mechanisms.model import encoders, export
 from mechanisms.model.classifier import MeanPooled, mean_pool
 from mechanisms.model.config import Precision
 from mechanisms.model.inputs import token_budget_batches
-from mechanisms.model.packed import PackedEncoder
 from mechanisms.model.precision import fastest
+from mechanisms.model.rounded import RoundedModel
 from mechanisms.model.threads import using
 from storage.tables.narratives import Narratives
 from storage.tables.reader import survey
@@ -140,15 +140,15 @@ def _agreement(bundle: Path, texts: list[str]) -> dict[str, Any]:
 
 
 def _cosine(model: export.Released, texts: list[str]) -> float | None:
-    """Returns the smallest cosine of the packed encoder's features and float32's; None unless the head is linear."""
-    if not isinstance(model.model, MeanPooled) or (packed := PackedEncoder.of(model.model.encoder, "bfloat16")) is None:
+    """Returns the smallest cosine of the rounded encoder's features and float32's; None unless the head is linear."""
+    if not isinstance(model.model, MeanPooled) or (rounded := RoundedModel.of(model.model)) is None:
         return None
     tokens = encoders.token_inputs(model.tokenizer, texts, max_length=model.max_length)
     smallest = 1.0
     with torch.inference_mode():
         for index in token_budget_batches(tokens, budget=1024):
-            exact = mean_pool(model.model.encoder, **tokens.batch(index, _CPU))
-            ours = packed.features(packed.batch(tokens, index), pooling="mean")
+            batch = tokens.batch(index, _CPU)
+            exact, ours = mean_pool(model.model.encoder, **batch), rounded.features(batch)
             smallest = min(smallest, float(torch.cosine_similarity(exact, ours).min()))
     return round(smallest, 6)
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -38,10 +38,12 @@ from mechanisms.model.inputs import (
 )
 from mechanisms.model.lexicon import Lexicon
 from mechanisms.model.linear import fast_linear
-from mechanisms.model.packed import PackedEncoder
 from mechanisms.model.precision import computing, resolved
 from mechanisms.model.seeding import seeded
-from mechanisms.model.threads import forward_batch_size, forward_passes
+from mechanisms.model.threads import forward_batch_size, forward_passes, forward_tokens
+
+if TYPE_CHECKING:
+    from mechanisms.model.rounded import RoundedModel
 
 
 class MeanPooled(nn.Module):
@@ -83,7 +85,7 @@ class MeanPooled(nn.Module):
             hidden = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         else:
             hidden = upper(inputs_embeds=states, attention_mask=attention_mask).last_hidden_state
-        return self.scores(_mean(hidden, attention_mask), words)
+        return self.scores(mean(hidden, attention_mask), words)
 
     def scores(self, features: Tensor, words: Tensor | None) -> Tensor:
         """Logits [b, labels] from pooled features and the lexicon's block."""
@@ -96,10 +98,11 @@ class MeanPooled(nn.Module):
 
 def mean_pool(encoder: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """Mean of the token vectors of each record, padding left out: float32 [b, width]."""
-    return _mean(encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state, attention_mask)
+    return mean(encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state, attention_mask)
 
 
-def _mean(hidden: Tensor, attention_mask: Tensor) -> Tensor:
+def mean(hidden: Tensor, attention_mask: Tensor) -> Tensor:
+    """Mean over each record's tokens of their states [b, longest, width], float32 [b, width]."""
     hidden = hidden.float()
     mask = attention_mask[:, :, None].to(hidden.dtype)
     return (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
@@ -193,18 +196,19 @@ class Classifier:
             raise TypeError("only trainable part `head` reads features")
         self.whole.eval()
         features = torch.zeros(len(tokens), encoders.width(self.whole), dtype=torch.float32)
-        pool, packed = self._pool, self._packed
-        if packed is not None and batch_size is None:
-            batches = token_budget_batches(tokens, budget=packed.batch_tokens)
+        pool, rounded = self._pool, self._rounded
+        if batch_size is None:
+            batches = token_budget_batches(tokens, budget=forward_tokens(self.precision, self.device))
         else:
-            batches = length_sorted_batches(tokens, batch_size=batch_size or forward_batch_size(tokens, self.device))
+            batches = length_sorted_batches(tokens, batch_size=batch_size)
 
         def pooled(index: Tensor) -> tuple[Tensor, Tensor]:
-            if packed is not None:
-                with torch.no_grad():
-                    return index, packed.features(packed.batch(tokens, index), pooling=self.config.pooling).cpu()
-            with torch.no_grad(), computing(self.precision, self.device):
-                return index, pool(tokens.batch(index, self.device)).float().cpu()
+            batch = tokens.batch(index, self.device)
+            with torch.no_grad():
+                if rounded is not None:
+                    return index, rounded.features(batch).cpu()
+                with computing(self.precision, self.device):
+                    return index, pool(batch).float().cpu()
 
         with forward_passes(tokens, self.device) as over:
             for index, part in over(pooled, batches):
@@ -214,11 +218,11 @@ class Classifier:
         return FeatureInputs(features=features)
 
     @cached_property
-    def _packed(self) -> PackedEncoder | None:
-        """Packs the frozen encoder, where its layout is known."""
-        whole = self.whole
-        encoder = whole.encoder if isinstance(whole, MeanPooled) else encoders.base(whole)
-        return PackedEncoder.of(encoder, self.precision)
+    def _rounded(self) -> RoundedModel | None:
+        """Returns the frozen encoder in bfloat16, where that is its precision and its layout is known."""
+        from mechanisms.model.rounded import RoundedModel
+
+        return RoundedModel.of(self.whole) if self.precision == "bfloat16" else None
 
     def log_softmax(self, logits: Tensor) -> Tensor:
         """Log-probabilities of the classes, within each field of a joint head."""

@@ -35,10 +35,9 @@ from mechanisms.model.config import Precision
 from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import token_budget_batches
 from mechanisms.model.lexicon import MOST_CHARACTERS, Lexicon
-from mechanisms.model.packed import BATCH_TOKENS
-from mechanisms.model.packed_model import PackedModel
 from mechanisms.model.precision import computing
-from mechanisms.model.threads import forward_passes
+from mechanisms.model.rounded import RoundedModel
+from mechanisms.model.threads import forward_passes, forward_tokens
 
 ENCODER = "0_Transformer"
 """Folder of a mean-pooled model's encoder. Not the bundle itself: where it lies beside names of codes, transformers
@@ -279,32 +278,28 @@ class Released:
             self.tokenizer, [text[:MOST_CHARACTERS] for text in texts], max_length=self.max_length
         )
         out = torch.empty(len(texts), len(self.codes))
-        packed = self._packed(precision)
+        rounded = self._rounded if precision == "bfloat16" else None
         lexicon = self.model.lexicon if isinstance(self.model, MeanPooled) else None
         words = None if lexicon is None else lexicon.words(texts)
 
         def scores(index: Tensor) -> tuple[Tensor, Tensor]:
             block = {} if words is None else {"words": words[index]}
             with torch.inference_mode():
-                if packed is not None:
-                    return index, packed.logits(packed.batch(tokens, index), **block)
+                batch = tokens.batch(index, _CPU)
+                if rounded is not None:
+                    return index, rounded.logits(batch, **block)
                 with computing(precision, _CPU):
-                    answer = self.model(**tokens.batch(index, _CPU), **block)
+                    answer = self.model(**batch, **block)
                 return index, (answer if isinstance(answer, Tensor) else answer.logits).float()
 
         with forward_passes(tokens, _CPU) as over:
-            for index, answer in over(scores, token_budget_batches(tokens, budget=BATCH_TOKENS[precision])):
+            for index, answer in over(scores, token_budget_batches(tokens, budget=forward_tokens(precision, _CPU))):
                 out[index] = answer
         return out
 
     @cached_property
-    def _packings(self) -> dict[Precision, PackedModel | None]:
-        return {}
-
-    def _packed(self, precision: Precision) -> PackedModel | None:
-        if precision not in self._packings:
-            self._packings[precision] = PackedModel.of(self.model, precision)
-        return self._packings[precision]
+    def _rounded(self) -> RoundedModel | None:
+        return RoundedModel.of(self.model)
 
 
 _CPU = torch.device("cpu")

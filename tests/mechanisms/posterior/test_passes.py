@@ -12,8 +12,7 @@ from torch import Tensor
 from mechanisms.model import classifier
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
-from mechanisms.model.inputs import TokenInputs
-from mechanisms.model.packed import PackedEncoder
+from mechanisms.model.rounded import RoundedModel
 from mechanisms.posterior.passes import Bfloat16, Float32
 
 N, LABELS = 24, 5
@@ -29,22 +28,22 @@ def likelihoods(passes: Float32, size: int | None) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("trainable", "pooling", "packs"), [("full", "mean", True), ("full", "first", True), ("lora", "mean", False)]
+    ("trainable", "pooling", "rounds"), [("full", "mean", True), ("full", "first", True), ("lora", "mean", False)]
 )
 @pytest.mark.parametrize("family", ["tiny_bert", "tiny_roberta"])
 def test_they_are_float32s_at_the_parameters_of_the_moment(
     family: str,
     trainable: Any,
     pooling: Any,
-    packs: bool,
+    rounds: bool,
     request: Any,
     narratives: Callable[..., list[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In batches of any size; other parameters count once they are reloaded. Adapters are left to autocast."""
-    seen: list[TokenInputs] = []
-    plain = PackedEncoder.batch
-    monkeypatch.setattr(PackedEncoder, "batch", lambda self, *given: (seen.append(given[0]), plain(self, *given))[1])
+    seen: list[object] = []
+    plain = RoundedModel.logits
+    monkeypatch.setattr(RoundedModel, "logits", lambda self, *given: (seen.append(given), plain(self, *given))[1])
     config = ModelConfig(
         encoder=str(request.getfixturevalue(family)), trainable=trainable, pooling=pooling, max_length=64
     )
@@ -59,4 +58,4 @@ def test_they_are_float32s_at_the_parameters_of_the_moment(
         for size in (None, 1, 7):
             got = likelihoods(rough, size)
             assert 0 < float((got - truth).abs().max()) < 0.05
-    assert bool(seen) == packs
+    assert bool(seen) == rounds
