@@ -360,11 +360,8 @@ class Descending(Aimed, frozen=True):
         assert plan.event is not None
         sgd, delta, unit = descent_of(plan.event), self.delta or task.delta, task.records_per_unit
         cost = asdict(gaussian_cost.cost(plan.event, delta=delta, records_per_unit=unit))
-        # Opacus knows no schedule with full-batch steps, and its orders do not reach a delta near 1
-        comparable = sgd.sampling_prob < 1 and unit == 1 and delta < 0.5
-        opacus = {"epsilon_opacus": gaussian_cost.opacus_epsilon(plan.event, delta=delta)} if comparable else {}
         figures = {"noise_multiplier": sgd.segments[-1].noise_multiplier, "steps": sgd.steps}
-        return figures | {name: value for name, value in cost.items() if value is not None} | opacus
+        return figures | {name: value for name, value in cost.items() if value is not None}
 
 
 @dataclass(frozen=True)

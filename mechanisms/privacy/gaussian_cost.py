@@ -2,8 +2,7 @@
 
 Noise on the records of every step, none of them sampled, is one Gaussian: its epsilon has a closed form, and the claim
 is that. Any other claim is the privacy loss distribution's (PLD, dp-accounting), composed from the event that ran: a
-pessimistic discretisation, so an upper bound. Beside it stand Renyi figures for comparability with papers, and Opacus's
-own as a cross-check.
+pessimistic discretisation, so an upper bound. Beside it stand Renyi figures for comparability with papers.
 
 Neighbours differ by one unit added or removed. The l2 clip is what one record can add, and a noise multiplier is
 relative to it; replacing a record moves the sum by up to twice the clip, which `epsilon_replace_one` accounts for.
@@ -222,19 +221,6 @@ def _bracket(excess: Callable[[float], float], target_epsilon: float, delta: flo
                 "lower target_epsilon or delta"
             )
     return high, low
-
-
-def opacus_epsilon(event: Event, *, delta: float) -> float:
-    """The same event by Opacus's RDP accountant with its own orders and conversion: a cross-check, not a claim.
-
-    RDP and not PRV: Opacus's PRV accountant takes no schedule with full-batch steps among sampled ones.
-    """
-    from opacus.accountants import RDPAccountant
-
-    _check_delta(delta)
-    accountant = RDPAccountant()
-    accountant.history = list(_gaussian_steps(event))
-    return float(accountant.get_epsilon(delta))
 
 
 def to_dp_event(event: Event, *, records_per_unit: int = 1) -> dp_event.DpEvent:

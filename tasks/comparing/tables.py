@@ -217,7 +217,6 @@ def accounting_table(summaries: Sequence[BranchSummary]) -> Table:
         "epsilon_replace_one": "PLD, replace one",
         "epsilon_rdp": "RDP",
         "epsilon_rdp_mironov": "RDP, Mironov",
-        "epsilon_opacus": "Opacus",
     }
     rows = [[one.title, *(_cost(one, name, ".4g") for name in names)] for one in summaries if one.cost]
     return ["branch", *names.values()], rows

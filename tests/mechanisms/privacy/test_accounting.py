@@ -92,15 +92,15 @@ class TestFormal:
     def test_two_accountants_and_a_third_agree(self) -> None:
         """Noise 1.818, q 512/5346, 313 steps, delta 1e-4: epsilon 4.00 by PLD and by Opacus's PRV (which gives noise
         1.82 for epsilon 4), and dp-accounting's RDP equals Opacus's RDP."""
-        from opacus.accountants import PRVAccountant
+        from opacus.accountants import PRVAccountant, RDPAccountant
 
         event = sgd(1.818, prob=512 / 5346, steps=313)
         figures = gaussian_cost.cost(event, delta=1e-4)
-        prv = PRVAccountant()
-        prv.history = [(1.818, 512 / 5346, 313)]
+        prv, rdp = PRVAccountant(), RDPAccountant()
+        prv.history = rdp.history = [(1.818, 512 / 5346, 313)]
         assert figures.epsilon == pytest.approx(4.0, abs=0.002)
         assert prv.get_epsilon(delta=1e-4, eps_error=0.01) == pytest.approx(figures.epsilon, abs=0.02)
-        assert figures.epsilon_rdp == pytest.approx(gaussian_cost.opacus_epsilon(event, delta=1e-4), rel=1e-3)
+        assert figures.epsilon_rdp == pytest.approx(rdp.get_epsilon(delta=1e-4), rel=1e-3)
 
     def test_golden_noise_for_epsilon_4(self) -> None:
         """Solved noise for epsilon 4, delta 1e-4 in the paper's setting: 1.818 by PLD (dp-accounting 0.6)."""
