@@ -209,7 +209,7 @@ class NoisyDescent:
 
 
 class Clipper(Protocol):
-    """Adds clipped gradients of a batch to a sum: `HeadClipping`, `GhostClipping` or `PerRecordClipping`."""
+    """Adds clipped gradients of a batch to a sum: `HeadClipping` or `GhostClipping`."""
 
     def add_clipped_sum(
         self, batch: Batch, labels: Tensor, *, coefficients: Coefficients, out: Tensor

@@ -78,12 +78,8 @@ class OwnModel(Classifier):
         """The loss of each record, float32 [b]."""
         if is_cross_entropy(self.loss) and output.ndim == 2 and targets.dtype == torch.int64:
             return -output.float().log_softmax(-1).gather(1, targets[:, None])[:, 0]
-        each = torch.func.vmap(self.of_one)
+        each = torch.func.vmap(lambda one, target: self.loss(one[None], target[None]).reshape(()))
         return each(output, targets).float()
-
-    def of_one(self, output: Tensor, target: Tensor) -> Tensor:
-        """The loss of one record, a scalar, from its output and target without the dimension of the batch."""
-        return self.loss(output[None], target[None]).reshape(())
 
     def log_likelihood(self, batch: Batch, labels: Tensor) -> Tensor:
         """The loss with the other sign, float32 [b].

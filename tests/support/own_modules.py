@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from mechanisms.model.dp_head import HeadClipping
 from mechanisms.model.ghost import GhostClipping
 from mechanisms.model.own import Loss, OwnModel, is_cross_entropy
-from mechanisms.model.per_record import PerRecordClipping
 
 
 class Attention(nn.Module):
@@ -111,13 +110,11 @@ def one_by_one(module: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, clip: flo
     return total, torch.stack(norms)
 
 
-_BY_GHOSTS = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.Flatten, nn.Dropout, nn.Tanh, nn.ReLU, nn.GELU, nn.Sequential)
+CLIPPED = ("layered", "linear")
+"""Modules whose layers DP-SGD knows."""
 
 
-def clipper_of(model: OwnModel) -> HeadClipping | GhostClipping | PerRecordClipping:
-    """The way to clipped gradients that a module of these layers has."""
-    if isinstance(model.part, nn.Linear) and is_cross_entropy(model.loss):
-        return HeadClipping(model)
-    if isinstance(model.part, nn.Sequential) and all(isinstance(layer, _BY_GHOSTS) for layer in model.part.modules()):
-        return GhostClipping(model)
-    return PerRecordClipping(model.part, model.spans, model.of_one)
+def clipper_of(model: OwnModel) -> HeadClipping | GhostClipping:
+    """The way to clipped gradients that a module of known layers has."""
+    closed = isinstance(model.part, nn.Linear) and is_cross_entropy(model.loss)
+    return HeadClipping(model) if closed else GhostClipping(model)
