@@ -6,16 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from storage.bundle.archive import open_folder
-from tasks.coding import joint
+from tasks.coding import coder
 
 if TYPE_CHECKING:
     from tasks.coding.coder import Coder
-    from tasks.coding.joint import JointCoder
 
 
-def open_bundle(
-    path: str | Path, *, key: str | Path | None = None, roots: str | Path | None = None
-) -> Coder | JointCoder:
+def open_bundle(path: str | Path, *, key: str | Path | None = None, roots: str | Path | None = None) -> Coder:
     """Loads a bundle's model, code list and thresholds on the CPU.
 
         coder = open_bundle("coder")                      # the folder that `autocoder adopt` wrote: checked again
@@ -39,4 +36,4 @@ def open_bundle(
             from storage.bundle.trust import Trust
 
             check(folder, Trust(Path(key).expanduser(), None if roots is None else Path(roots).expanduser()))
-        return joint.open_bundle(folder)
+        return coder.open_bundle(folder)

@@ -35,10 +35,10 @@ from mechanisms.model.rounded import RoundedModel
 from mechanisms.model.threads import using
 from storage.tables.narratives import Narratives
 from storage.tables.reader import survey
-from tasks.coding.coder import Coder
+from tasks.coding.bundles import Bundles
+from tasks.coding.coder import Coder, open_bundle
 from tasks.coding.columns import AnswerColumns
 from tasks.coding.job import CodingJob, run
-from tasks.coding.joint import open_bundle
 
 _CPU = torch.device("cpu")
 
@@ -59,7 +59,7 @@ def main() -> None:
     with options.narratives.open(newline="", encoding="utf-8", errors="replace") as file:
         rows = itertools.islice(csv.DictReader(file), options.records)
         texts = [row[options.column] for row in rows if row[options.column].strip()]
-    coder = open_bundle(options.bundle, precision="auto").fields[""]
+    coder = open_bundle(options.bundle, precision="auto")
     limit = {"truncation": True, "max_length": coder.model.max_length}
 
     def piped(pipe: Any, **batching: Any) -> Callable[[list[str]], None]:
@@ -173,12 +173,12 @@ def _ours(coder: Coder, texts: list[str]) -> None:
         source, out = Path(folder) / "in.csv", Path(folder) / "out.csv"
         with source.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([["Text"], *([text] for text in texts)])
-        run(coder, _job(source, out))
+        run(Bundles.of(coder), _job(source, out))
 
 
 def _job(source: Path, out: Path) -> CodingJob:
     table = survey(source, text_columns=["Text"])
-    return CodingJob(table, out, Narratives(("Text",)), AnswerColumns(1, None, grouped=False))
+    return CodingJob(table, out, Narratives(("Text",)), (AnswerColumns(1, None, grouped=False),))
 
 
 def _streaming() -> dict[str, float]:
@@ -199,7 +199,7 @@ def _streaming() -> dict[str, float]:
             csv.writer(file).writerows([["Text"], *([f"Employee {n} fell from a ladder. " * 8] for n in range(10**6))])
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         start = time.perf_counter()
-        run(coder, _job(source, Path(folder) / "out.csv"))
+        run(Bundles.of(coder), _job(source, Path(folder) / "out.csv"))
         took = time.perf_counter() - start
         size = source.stat().st_size
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before

@@ -14,10 +14,10 @@ from flows.server.prefect_run import NOTHING_STORED
 from flows.server.settings import home_of
 from storage.tables.narratives import Narratives
 from storage.tables.reader import survey
-from tasks.coding.coder import newest_bundle, require_not_revoked
+from tasks.coding.bundles import Bundles
+from tasks.coding.coder import newest_bundle, open_bundle, require_not_revoked
 from tasks.coding.columns import answer_columns
 from tasks.coding.job import CodingJob, run
-from tasks.coding.joint import open_bundle
 from tasks.coding.spread import spread
 from tasks.running import progress
 from tasks.running.engine import check, of_environment
@@ -69,9 +69,9 @@ def code_batch(
         if not allow_revoked:
             otherwise = "name a newer one (Bundle), or set allow_revoked (Use a revoked bundle)"
             require_not_revoked(coder, home_of(home), otherwise=otherwise)
-        answers = answer_columns(coder, top_k=top_k, threshold=threshold)
+        answers = (answer_columns(coder, top_k=top_k, threshold=threshold),)
         job = CodingJob(table, Path(out).expanduser(), Narratives((column,)), answers)
-        report = progress.reporter("code, by workers")
-        by_workers = partial(spread, coder, job, engine=engine, report=report, bundle=folder) if engine else None
-        coded = run(coder, job, spread=by_workers)
+        bundles, report = Bundles.of(coder), progress.reporter("code, by workers")
+        by_workers = partial(spread, bundles, job, engine=engine, report=report, bundle=folder) if engine else None
+        coded = run(bundles, job, spread=by_workers)
         return CodingReport(rows=coded.rows, needs_review=coded.review, out=out, release=coder.release)

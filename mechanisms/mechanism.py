@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.metadata import entry_points
@@ -31,7 +31,7 @@ from mechanisms.errors import MechanismError
 from mechanisms.model import checkpoint
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig, Precision
-from mechanisms.model.export import Codes, Shapes
+from mechanisms.model.export import Shapes
 from mechanisms.model.export import save as export
 from mechanisms.model.fields import Fields
 from mechanisms.model.identity import Identity, contents
@@ -184,7 +184,7 @@ class Model(Protocol):
 class Releasable(Protocol):
     """A model that knows how to become a bundle."""
 
-    def release_to(self, folder: Path, *, codes: Codes, precision: Precision) -> Mapping[str, Shapes]:
+    def release_to(self, folder: Path, *, codes: Sequence[str], precision: Precision) -> Mapping[str, Shapes]:
         """Write the files that leave; return the shape of each weight by file and name."""
         ...
 
@@ -380,7 +380,7 @@ class ClassifierModel:
         """Writes one vector."""
         checkpoint.save(folder / ClassifierModel.FILE, {"theta": self.classifier.flat}, {})
 
-    def release_to(self, folder: Path, *, codes: Codes, precision: Precision = "float32") -> dict[str, Shapes]:
+    def release_to(self, folder: Path, *, codes: Sequence[str], precision: Precision = "float32") -> dict[str, Shapes]:
         """A folder that plain libraries load."""
         return export(self.classifier, folder, codes=codes, precision=precision)
 

@@ -8,7 +8,7 @@ import hashlib
 import math
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -43,7 +43,6 @@ from service.messages import (
 from storage.errors import InputError
 from tasks.coding.coder import Coder, Coding
 from tasks.coding.explain import explain
-from tasks.coding.joint import Case, JointCoder
 
 _STATIC = Path(__file__).parent / "static"
 _PARTS = ("review.css", "table.js", "review.js")
@@ -68,8 +67,8 @@ class Settings:
     hosts: tuple[str, ...] = ("*",)
     """Names by which the service may be asked, against pages that make a name mean this machine."""
     signed_by: str | None = None
-    sensitive: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Codes that the review shows early, by field."""
+    sensitive: tuple[str, ...] = ()
+    """Codes that the review shows early."""
     accuracy: float = 0.9
     """Accuracy whose threshold the page begins with, or the nearest that has one."""
 
@@ -108,7 +107,7 @@ class _AccessControl:
             )
 
 
-def create_app(coder: Coder | JointCoder, settings: Settings) -> FastAPI:
+def create_app(coder: Coder, settings: Settings) -> FastAPI:
     """Returns the application for one coder."""
     batcher, access = Batcher(coder.scores), _AccessControl(settings)
 
@@ -220,17 +219,8 @@ def create_app(coder: Coder | JointCoder, settings: Settings) -> FastAPI:
         coded = files.lines(upload, coder, batcher, access.require_not_revoked)
         return files.Answer(files.ahead(coded, lambda: coding.discard(name)), rows=len(upload.texts), done=done)
 
-    listed = {
-        name: [{"code": code, "title": one.titles.get(code, "")} for code in one.model.codes]
-        for name, one in coder.fields.items()
-    }
-    codes_answer = CodeList.model_validate(
-        coder.origin
-        | {
-            "fields": listed,
-            "sensitive": {name: list(own) for name, own in settings.sensitive.items()},
-        }
-    )
+    listed = [{"code": code, "title": coder.titles.get(code, "")} for code in coder.model.codes]
+    codes_answer = CodeList.model_validate(coder.origin | {"codes": listed, "sensitive": list(settings.sensitive)})
 
     @app.get("/codes", responses=problems(401, 413, 429, 500), dependencies=[keyed])
     async def codes() -> CodeList:
@@ -242,9 +232,8 @@ def create_app(coder: Coder | JointCoder, settings: Settings) -> FastAPI:
         """Show which words of one narrative spoke for some codes. Counts as a narrative per code and one."""
         access.require_not_revoked()
         access.count(name, 1 + len(body.codes))
-        pairs = [(one.field, one.code) for one in body.codes]
         try:
-            answer = await batcher.single(lambda: explain(coder, body.narrative, pairs))
+            answer = await batcher.single(lambda: explain(coder, body.narrative, body.codes))
         except InputError as error:
             raise HTTPException(422, str(error)) from None
         return ExplainResponse.model_validate(coder.origin | asdict(answer))
@@ -278,15 +267,15 @@ def create_app(coder: Coder | JointCoder, settings: Settings) -> FastAPI:
     return app
 
 
-def _review_page(coder: Coder | JointCoder) -> str:
+def _review_page(coder: Coder) -> str:
     """Returns the page with its style and scripts inside, whose digests the policy of content names."""
     parts = {name: Markup((_STATIC / name).read_text(encoding="utf-8")) for name in _PARTS}
     return _PAGES.get_template("static/review.html").render(coder=coder, parts=parts, most_rows=files.MOST_ROWS)
 
 
-def _preset(coder: Coder | JointCoder, accuracy: float) -> dict[str, float] | None:
-    """Returns score and accuracy of the threshold nearest to an accuracy; None without one, or of several fields."""
-    if isinstance(coder, JointCoder) or coder.thresholds is None:
+def _preset(coder: Coder, accuracy: float) -> dict[str, float] | None:
+    """Returns score and accuracy of the threshold nearest to an accuracy; None without one."""
+    if coder.thresholds is None:
         return None
     fitted = coder.thresholds.get("thresholds", ())
     scores = {entry["target_accuracy"]: entry["threshold"] for entry in fitted if entry["threshold"] is not None}
@@ -294,17 +283,13 @@ def _preset(coder: Coder | JointCoder, accuracy: float) -> dict[str, float] | No
     return None if nearest is None else {"accuracy": nearest, "score": scores[nearest]}
 
 
-def _result(coding: Coding | Case) -> dict[str, Any]:
-    if isinstance(coding, Coding):
-        return {"needs_review": None, "group": None} | coding.as_dict()
-    fields = {name: _result(answer) for name, answer in coding.codings.items()}
-    return {"needs_review": None, "conflicts": None} | coding.as_dict() | {"fields": fields}
+def _result(coding: Coding) -> dict[str, Any]:
+    return {"needs_review": None, "group": None} | coding.as_dict()
 
 
-def _calibrated_on(coder: Coder | JointCoder) -> str | None:
-    """Returns what the temperatures were fitted on, per field where there are several."""
-    sources = {name: one.thresholds["fitted_on"] for name, one in coder.fields.items() if one.thresholds}
-    return "; ".join(f"{name}: {source}" if name else source for name, source in sources.items()) or None
+def _calibrated_on(coder: Coder) -> str | None:
+    """Returns what the temperature was fitted on."""
+    return coder.thresholds["fitted_on"] if coder.thresholds else None
 
 
 def _add_refusals(app: FastAPI) -> None:

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 from starlette.responses import StreamingResponse
@@ -24,8 +23,7 @@ from storage.tables.narratives import Narratives
 from storage.tables.reader import Row, survey
 from storage.tables.writer import csv_lines
 from tasks.coding.coder import Coder
-from tasks.coding.columns import AnswerColumns, JointAnswerColumns, answer_columns, output_schema
-from tasks.coding.joint import JointCoder
+from tasks.coding.columns import AnswerColumns, answer_columns, output_schema
 
 MOST_BYTES = 4 << 20
 MOST_ROWS = 5000
@@ -45,12 +43,10 @@ class Upload:
     rows: list[Row]
     texts: list[str]
     schema: pa.Schema
-    answers: AnswerColumns | JointAnswerColumns
+    answers: AnswerColumns
 
 
-def read(
-    content: bytes, coder: Coder | JointCoder, *, column: str, top_k: int, threshold: float | None, most_rows: int
-) -> Upload:
+def read(content: bytes, coder: Coder, *, column: str, top_k: int, threshold: float | None, most_rows: int) -> Upload:
     """Read a CSV to its end, as `autocoder code --data` does.
 
     Raises:
@@ -68,7 +64,7 @@ def read(
                     "`autocoder code`, which takes any size."
                 )
             answers = answer_columns(coder, top_k=top_k, threshold=threshold)
-            schema = output_schema(table, answers, coder)
+            schema = output_schema(table, (answers,), coder.origin)
             texts = records.texts(table.text_rows(records.columns))
             return Upload(list(table.read()), texts, schema, answers)
         except InputError as error:
@@ -78,7 +74,7 @@ def read(
 
 
 async def lines(
-    upload: Upload, coder: Coder | JointCoder, batcher: Batcher, require_not_revoked: Callable[[], None]
+    upload: Upload, coder: Coder, batcher: Batcher, require_not_revoked: Callable[[], None]
 ) -> AsyncIterator[str]:
     """Yields the file's lines with codes, a few narratives at a time, so that others get their turn.
 
@@ -86,7 +82,7 @@ async def lines(
         require_not_revoked: raises for a withdrawn bundle; called before each piece.
     """
     yield csv_lines([tuple(upload.schema.names)])
-    columns: Any = upload.answers  # of the coder's kind
+    columns = upload.answers
     origin, threshold = tuple(coder.origin.values()), columns.threshold
     blank = coder.blank(threshold)
     for start in range(0, len(upload.texts), _PIECE):

@@ -55,38 +55,14 @@ class Answer(BaseModel):
     score: float = Field(ge=0, le=1)
 
 
-class FieldResult(BaseModel):
-    """Holds the codes of one narrative in one field."""
+class Result(BaseModel):
+    """Holds the codes of one narrative."""
 
     codes: list[Answer] = Field(description="Best first; none for a blank narrative.")
     needs_review: bool | None = Field(description="Whether a person must check; null without a threshold.")
     group: Answer | None = Field(
         description="Where the best code is unsure: the most detailed group of codes that reaches the threshold."
     )
-
-
-class Result(FieldResult):
-    """Holds the codes of one narrative from a model of one field."""
-
-
-class Conflict(BaseModel):
-    """Names two codes that a rule excludes together; `*` at the end stands for all codes with this beginning."""
-
-    field: str
-    code: str
-    other_field: str
-    other_code: str
-    why: str = ""
-
-
-class Case(BaseModel):
-    """Holds the codes of one narrative from a model of several fields."""
-
-    fields: dict[str, FieldResult] = Field(description="By the field's name.")
-    needs_review: bool | None = Field(
-        description="Whether a person must check any field or a contradiction; null without threshold and rules."
-    )
-    conflicts: list[Conflict] | None = Field(description="Rules that the best codes break; null without rules.")
 
 
 class ListedCode(BaseModel):
@@ -96,28 +72,18 @@ class ListedCode(BaseModel):
     title: str
 
 
-class Candidate(BaseModel):
-    """Names a code of a field."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    field: str = Field(default="", max_length=100, description="Empty where the model codes one field.")
-    code: str = Field(max_length=100)
-
-
 class ExplainRequest(BaseModel):
     """Holds one narrative and the codes to explain."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     narrative: Narrative
-    codes: Annotated[list[Candidate], Field(min_length=1, max_length=MOST_EXPLAINED)]
+    codes: Annotated[list[Annotated[str, Field(max_length=100)]], Field(min_length=1, max_length=MOST_EXPLAINED)]
 
 
 class Reason(BaseModel):
-    """Holds what each word added to the logit of a code, relative to the mean of its field."""
+    """Holds what each word added to the logit of a code, relative to the mean of all codes."""
 
-    field: str
     code: str
     score: float = Field(ge=0, le=1)
     lexical: list[float] = Field(description="Per word, exact: feature times weight; empty without such features.")
@@ -132,22 +98,21 @@ class Origin(BaseModel):
     classification_version: str
     bundle_digest: str = Field(description="SHA-256 of the bundle's content, as in the ledger.")
     score_temperature: str = Field(
-        description="Divisor of the logits, `0.94`, or `nature 0.94 part 1` for several fields: scores at another one "
-        "are not comparable."
+        description="Divisor of the logits, `0.94`: scores at another one are not comparable."
     )
 
 
 class CodeResponse(Origin):
     """Holds results in the order of the narratives."""
 
-    results: list[Result] | list[Case]
+    results: list[Result]
 
 
 class CodeList(Origin):
-    """Holds the public code list of each field."""
+    """Holds the public code list."""
 
-    fields: dict[str, list[ListedCode]] = Field(description="By the field's name; empty for the only one.")
-    sensitive: dict[str, list[str]] = Field(description="Codes that the operator wants looked at, by field.")
+    codes: list[ListedCode]
+    sensitive: list[str] = Field(description="Codes that the operator wants looked at.")
 
 
 class ExplainResponse(Origin):
@@ -162,10 +127,9 @@ class Version(Origin):
     """Identifies software and model of the service."""
 
     software: str
-    codes: int = Field(description="Number of codes of the model, in all fields.")
-    coded_fields: str | None = Field(default=None, description="Names of several fields; null where there is one.")
+    codes: int = Field(description="Number of codes of the model.")
     signed_by: str | None = Field(description="Id of the key that signed the bundle; null if it was not checked.")
-    calibrated_on: str | None = Field(description="What the temperature of the scores was fitted on, per field.")
+    calibrated_on: str | None = Field(description="What the temperature of the scores was fitted on.")
     withdrawn: str | None = Field(
         description="Reason that nothing is coded any more, such as a revocation; null while the service codes."
     )

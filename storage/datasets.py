@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 CODES = "codes.json"
-FIELDS = "fields.json"
-"""The label space of each of several fields, in order; replaces `CODES`."""
 CELLS = "cells.parquet"
 """Digests of the records' text cells; absent where there are none."""
 
@@ -31,17 +28,11 @@ def split_file(folder: Path, split: str) -> Path:
     return folder / f"{split}.parquet"
 
 
-def label_columns(fields: Sequence[str]) -> list[str]:
-    """Returns the names of the label columns: `label`, or, of several fields, `label_nature` and so on."""
-    return [f"label_{name}" for name in fields] or ["label"]
-
-
 def load_split(folder: Path, split: str) -> Dataset:
     """Returns the records of `train`, `test` or `holdout`, in the order of the source.
 
-    Columns: record_id (int64 or string), text, label (int32, an
-    index into the label space; of several fields `label_columns`, each an index into its own, -1 where a record lacks
-    it), cohort, unit (null without a unit column). Held in memory: no cache is written, here or anywhere.
+    Columns: record_id (int64 or string), text, label (int32, an index into the label space), cohort, unit (null without
+    a unit column). Held in memory: no cache is written, here or anywhere.
     """
     from datasets import Dataset  # takes a second with pandas
 
@@ -70,31 +61,13 @@ def load_cells(folder: Path) -> list[bytes]:
 
 
 def load_labels(folder: Path, split: str) -> NDArray[np.int64]:
-    """Returns the labels of a split's records: int64 [n]; of several fields [n, fields], -1 where one is lacking."""
-    table, several = load_table(folder, split), load_fields(folder)
-    columns = [table.column(name).to_numpy().astype(np.int64) for name in label_columns(tuple(several or ()))]
-    return columns[0] if several is None else np.stack(columns, axis=1)
-
-
-def load_fields(folder: Path) -> dict[str, list[Code]] | None:
-    """Returns the label space of each field by its name, in order; None where there is one field."""
-    path = folder / FIELDS
-    if not path.is_file():
-        return None
-    spaces = json.loads(path.read_bytes())
-    return {name: [Code(**entry) for entry in space] for name, space in spaces.items()}
-
-
-def load_spaces(folder: Path) -> dict[str, list[Code]]:
-    """Returns the label space of each field by its name; of a single field by the name ""."""
-    return load_fields(folder) or {"": load_codes(folder)}
+    """Returns the labels of a split's records, int64 [n]."""
+    return load_table(folder, split).column("label").to_numpy().astype(np.int64)
 
 
 def load_codes(folder: Path) -> list[Code]:
-    """Returns the label space of a single field: label i is code i."""
+    """Returns the label space: label i is code i."""
     path = folder / CODES
-    if (folder / FIELDS).is_file():
-        raise StorageError(f"{folder} has several fields. Give a dataset of one field")
     if not path.is_file():
         raise StorageError(f"{path} is missing. Run ingest again")
     return [Code(**entry) for entry in json.loads(path.read_bytes())]

@@ -53,6 +53,12 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
         title="Public",
         description="The records themselves are published. Only then does a page of results say so.",
     )
+    labels: dict[str, str | None] = Field(
+        default={},
+        title="Code columns planned together",
+        description="`{Nature: nature.csv, Part: part.csv}`: each with its code list or null. Each is its own release; "
+        "the texts of the records of all are encoded once. Empty: one column, `ingest.label_column`.",
+    )
     ingest: IngestConfig = Field(title="Columns and sampling")
 
     @field_validator("source", mode="before")
@@ -77,27 +83,20 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
         """Returns the files' names without their folders, for pages."""
         return ", ".join(file.name for file in self.sources)
 
-    @model_validator(mode="after")
-    def _each_field_has_its_list(self) -> DataParameters:
-        if self.codelist is not None and self.ingest.fields:
-            raise ValueError("codelist is for one field. For several fields set ingest.fields.NAME.codelist")
-        return self
+    def of_label(self, column: str) -> DataParameters:
+        """Returns the parameters of the release of one of `labels`."""
+        ingest = IngestConfig.model_validate(self.ingest.model_dump() | {"label_column": column})
+        return self.model_copy(update={"codelist": self.labels[column], "ingest": ingest})
 
     @property
-    def codelists(self) -> dict[str, Path | None]:
-        """Returns the file of each field's code list; the list of a single field has an empty name."""
-        named = {name: field.codelist for name, field in self.ingest.fields.items()} or {"": self.codelist}
-        return {name: None if file is None else Path(file).expanduser() for name, file in named.items()}
+    def codelist_path(self) -> Path | None:
+        """Returns the code list, if there is one."""
+        return None if self.codelist is None else Path(self.codelist).expanduser()
 
     @property
-    def complete_codelists(self) -> dict[str, Path | None]:
-        """Returns the lists whose every code is a class, observed or not."""
-        return self.codelists if self.ingest.label_space == "codelist" else {}
-
-    @property
-    def has_codelists(self) -> bool:
-        """Checks whether every field has a code list."""
-        return None not in self.codelists.values()
+    def complete_codelist(self) -> Path | None:
+        """Returns the code list if every code of it is a class, observed or not."""
+        return self.codelist_path if self.ingest.label_space == "codelist" else None
 
 
 HEAD_RATE = 0.003
@@ -180,8 +179,8 @@ class BundleParameters(LedgerParameters, frozen=True, title="Ledger and bundle")
     onnx: bool = Field(
         default=False,
         title="ONNX",
-        description="Add `model.onnx`, a graph for onnxruntime whose weights are the bundle's own files. For one "
-        "field, pooling `mean` and float32. Needs the extra `onnx`.",
+        description="Add `model.onnx`, a graph for onnxruntime whose weights are the bundle's own files. For "
+        "pooling `mean` and float32. Needs the extra `onnx`.",
     )
     licence: str | None = Field(default=None, title="Licence", description="SPDX name; empty: Apache 2.0.")
     accept_texts: str | None = Field(
@@ -299,16 +298,8 @@ class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain")
 
     @model_validator(mode="after")
     def _the_model_reads_the_data(self) -> RetrainParameters:
-        several = self.data.ingest.fields
         if self.model.pooling == "none":
             raise ValueError("model.pooling `none` does not read narratives. Set it to `mean` or `first`")
-        if several and not self.model.linear_head:
-            raise ValueError(
-                "data.ingest.fields: several fields need linear heads on one frozen encoding. Set "
-                "model.trainable=head and model.pooling=mean"
-            )
-        if unknown := [name for name in self.model.prior_sentences if name not in several]:
-            raise ValueError(f"model.prior_sentences: {unknown[0]} is not in data.ingest.fields. Name one of them")
         return self
 
     @property
@@ -324,5 +315,5 @@ class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain")
 
     @property
     def codelist_path(self) -> Path | None:
-        """Returns the code list of a single field, if any."""
-        return None if self.data.codelist is None else Path(self.data.codelist).expanduser()
+        """Returns the code list, if there is one."""
+        return self.data.codelist_path

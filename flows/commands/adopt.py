@@ -24,12 +24,8 @@ def adopt(
         Path | None, typer.Option(help="Records that you coded by hand: CSV, Parquet or JSON Lines.")
     ] = None,
     label_column: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--label",
-            "--label-column",
-            help="Column of --data with the codes that people gave; for several fields nature=Nature.",
-        ),
+        str | None,
+        typer.Option("--label", "--label-column", help="Column of --data with the codes that people gave."),
     ] = None,
     column: Annotated[
         list[str] | None,
@@ -78,7 +74,7 @@ def adopt(
 
         own = OwnRecords(
             data=None if data is None else data.expanduser(),
-            labels=_by_field(label_column or ()),
+            label=label_column,
             columns=tuple(column or ()),
             template=template,
             accuracy=accuracy,
@@ -101,9 +97,3 @@ def adopt(
         say(f"not checked: {line}")
     say(f"read: {out / REPORT}")
     say(f"next: {report.next_commands[0]}")
-
-
-def _by_field(given: list[str] | tuple[str, ...]) -> dict[str, str]:
-    """Returns the columns of --label by field; a bundle of one field has the field ""."""
-    pairs = [one.partition("=") if "=" in one else ("", "=", one) for one in given]
-    return {field: column for field, _, column in pairs}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from storage.bundle.adoption import AdoptedBundle
     from storage.bundle.trust import Trust
     from tasks.coding.coder import Coder
-    from tasks.coding.joint import JointCoder
 
 Precision = Annotated[
     Literal["auto", "float32", "bfloat16"],
@@ -32,6 +32,9 @@ Roots = Annotated[Path | None, typer.Option(help="The agency's newest roots (roo
 State = Annotated[
     Path | None, typer.Option(help="With --roots: folder that records the newest.", show_default="~/.local/state")
 ]
+
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class BundleOptions:
 
         return open_folder(self.bundle.expanduser() if self.bundle is not None else newest_bundle(home_of(self.home)))
 
-    def require_not_revoked(self, coder: Coder | JointCoder) -> None:
+    def require_not_revoked(self, coder: Coder) -> None:
         """Refuse what was revoked in this workspace, unless it is wanted all the same.
 
         Raises:
@@ -81,6 +84,46 @@ class BundleOptions:
         if not self.allow_revoked:
             otherwise = "name a newer one with --bundle, or give --allow-revoked"
             require_not_revoked(coder, home_of(self.home), otherwise=otherwise)
+
+
+@dataclass(frozen=True)
+class SeveralBundleOptions:
+    """Selects the bundles that code, each by a name that its columns begin with where there are several."""
+
+    bundle: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]BUNDLE",
+            help="Bundle: folder, .tar.zst, or a folder of `autocoder adopt`. Several, each with a NAME: their columns "
+            "begin with NAME_, and texts are encoded once for those that share an encoder.",
+            show_default="the newest release in the workspace",
+        ),
+    ] = None
+    home: Home = None
+    allow_revoked: Annotated[
+        bool, typer.Option("--allow-revoked", help="Use a bundle although it was revoked in this workspace.")
+    ] = False
+
+    def each(self) -> dict[str, BundleOptions]:
+        """Returns the options of each bundle by what its columns begin with; "" without a name.
+
+        Raises:
+            InputError: one of several has no name, two have the same, or a name is none that a column may begin with.
+        """
+        chosen: dict[str, BundleOptions] = {}
+        for given in self.bundle or ():
+            name, sign, path = given.partition("=")
+            if not sign or Path(given).expanduser().exists():
+                name, path = "", given
+            elif not _NAME.fullmatch(name):
+                raise InputError(
+                    f"--bundle: {name!r} is no name of a column. Take letters, digits and _, such as nature=BUNDLE."
+                )
+            prefix = f"{name}_" if name else ""
+            if prefix in chosen or (not prefix and len(self.bundle or ()) > 1):
+                raise InputError("--bundle: several need a name each. Write nature=BUNDLE and part=OTHER.")
+            chosen[prefix] = BundleOptions(Path(path), self.home, self.allow_revoked)
+        return chosen or {"": BundleOptions(None, self.home, self.allow_revoked)}
 
 
 def trust(key: Path | None, roots: Path | None, state: Path | None, *, option: str = "--key") -> Trust | None:

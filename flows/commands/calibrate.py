@@ -19,9 +19,6 @@ def calibrate(
     out: Annotated[Path, typer.Option(help="File to write, for `autocoder code --thresholds`.")],
     released: bundle_options.BundleOptions,
     label_column: Annotated[str, typer.Option("--label", help="The code that a person gave.")] = "Nature",
-    field: Annotated[
-        str, typer.Option(help="Field of --label, for a bundle of several fields.", show_default="none")
-    ] = "",
     column: Annotated[
         list[str] | None,
         typer.Option("--text", help="Text column; may be repeated.", show_default="Final Narrative"),
@@ -62,12 +59,11 @@ def calibrate(
     with private_errors("calibrate"):
         from storage.tables.narratives import Narratives
         from tasks.coding import calibrate as fitting
-        from tasks.coding.joint import open_bundle
+        from tasks.coding.coder import open_bundle
 
         columns, template = released.columns(column, template)
         with released.opened() as folder:
             coder = open_bundle(folder)
-        fitting.require_field(coder, field, option="--field")
         released.require_not_revoked(coder)
         with ConsoleListener() as console:
             console.started("calibrate")
@@ -77,7 +73,6 @@ def calibrate(
                 Narratives(tuple(columns), template),
                 out,
                 label=label_column,
-                field=field,
                 name=name,
                 targets=accuracy or (),
                 sets=sets,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,14 +17,14 @@ from storage.errors import InputError
 from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from storage.bundle.adoption import AdoptedBundle
     from storage.tables.narratives import Narratives
     from storage.tables.reader import Table
+    from tasks.coding.bundles import Bundles
     from tasks.coding.coder import Coder, Coding
     from tasks.coding.job import CodingJob, CodingReport
-    from tasks.coding.joint import Case, JointCoder, Threshold
 
 _file = partial(typer.Option, rich_help_panel="Files")
 _review = partial(typer.Option, rich_help_panel="Review")
@@ -76,7 +77,7 @@ class ReviewOptions:
     ] = None
     thresholds: Annotated[
         list[Path] | None,
-        _review(help="File from `autocoder calibrate`, in place of those of the bundle; one per field."),
+        _review(help="File from `autocoder calibrate`, in place of that of the bundle; one for each of several."),
     ] = None
     coverage: Annotated[
         float | None,
@@ -86,26 +87,33 @@ class ReviewOptions:
             help="Adds set, codes that hold the right one with this probability; needs `autocoder calibrate --sets`.",
         ),
     ] = None
-    rules: Annotated[
-        Path | None,
-        _review(help="CSV field, code, other_field, other_code: pairs that never occur together, for review."),
-    ] = None
     groups: Annotated[
         Literal["auto", "digits", "none"],
         _review(help="Groups by the leading digits of a code; auto: where the classification is OIICS."),
     ] = "auto"
 
-    def as_adopted(self, adopted: AdoptedBundle | None) -> ReviewOptions:
-        """Returns these options with an adopted bundle's thresholds and accuracy where none are given."""
-        if adopted is None or self.thresholds:
-            return self
+    def thresholds_of(self, adopted: AdoptedBundle | None, digest: str, *, several: bool) -> Path | None:
+        """Returns the file of thresholds of one bundle: the option's, or that of an adopted bundle."""
+        from tasks.coding.bundles import thresholds_by_digest
+
+        if several and self.thresholds:
+            return thresholds_by_digest(self.thresholds).get(digest)
+        if self.thresholds:
+            if len(self.thresholds) > 1:
+                raise InputError("--thresholds: there is one bundle. Give one file.")
+            return self.thresholds[0]
+        return None if adopted is None else adopted.thresholds
+
+    def threshold_of(self, coder: Coder, adopted: AdoptedBundle | None) -> float | None:
+        """Returns the score below which a person must check: the option's, or that of an accuracy."""
         own_score = self.threshold is not None or self.accuracy is not None
-        accuracy = self.accuracy if own_score else adopted.adoption.accuracy
-        return replace(self, thresholds=adopted.thresholds or None, accuracy=accuracy)
+        partner = None if adopted is None or own_score or self.thresholds else adopted.adoption.accuracy
+        accuracy = self.accuracy if own_score else partner
+        return self.threshold if accuracy is None else coder.threshold_for(accuracy)
 
 
 def code(
-    released: bundle_options.BundleOptions,
+    released: bundle_options.SeveralBundleOptions,
     output: options.OutputOptions,
     files: FileOptions,
     review: ReviewOptions,
@@ -133,58 +141,64 @@ def code(
       autocoder code --data new.csv --out coded.csv \
           --thresholds thresholds.json --coverage 0.9
 
+      autocoder code --data new.csv --out coded.csv \
+          --bundle nature=bundles/3f2a9c41d07b65e8 --bundle part=bundles/90b1c2d3e4f50617
+
       autocoder code --data /narratives/2026q3.csv \
           --out /narratives/coded.csv --engine 8
     """
-    _require_consistent(narratives, files, review, precision)
+    _require_consistent(narratives, files, review, precision, len(released.bundle or ()) > 1)
     paths: dict[str, Any] = {name: path.expanduser() for name, path in vars(files).items() if isinstance(path, Path)}
     files = replace(files, **paths)
-    columns, template = released.columns(files.column, files.template)
-    review = review.as_adopted(released.adopted())
-    with private_errors("code"):
+    each = released.each()
+    first = next(iter(each.values()))
+    columns, template = first.columns(files.column, files.template)
+    with private_errors("code"), ExitStack() as opened:
+        from storage.bundle.folder import bundle_digest
         from storage.tables.narratives import Narratives
+        from tasks.coding.bundles import Bundles
         from tasks.coding.coded_summary import write_summary
-        from tasks.coding.coder import describe_release
+        from tasks.coding.coder import describe_release, open_bundle
         from tasks.coding.job import run
-        from tasks.coding.joint import open_bundle
 
         if engine and files.data is not None:
             from tasks.running.engine import check
 
             check(engine)
         by_digits = {"auto": None, "digits": True, "none": False}[review.groups]
-        with released.opened() as folder:
-            records = Narratives(tuple(columns), template)
-            table = None if files.data is None else _survey(files.data, files, records, output)
-            # a trial of bfloat16 on the golden texts takes longer than a few narratives
-            # calibrate finds the limits of sets in float32
-            exact = table is None or review.coverage is not None
-            chosen = "float32" if precision == "auto" and exact else precision
-            coder = open_bundle(
+        folders = {prefix: opened.enter_context(one.opened()) for prefix, one in each.items()}
+        records = Narratives(tuple(columns), template)
+        table = None if files.data is None else _survey(files.data, files, records, output)
+        # a trial of bfloat16 on the golden texts takes longer than a few narratives
+        # calibrate finds the limits of sets in float32, and bundles that share an encoder share its float32 pass
+        exact = table is None or review.coverage is not None or len(each) > 1
+        coders: dict[str, Coder] = {}
+        thresholds: dict[str, float | None] = {}
+        files_of: dict[str, Path | None] = {}
+        for prefix, one in each.items():
+            adopted, folder = one.adopted(), folders[prefix]
+            files_of[prefix] = review.thresholds_of(adopted, bundle_digest(folder), several=len(each) > 1)
+            coder = coders[prefix] = open_bundle(
                 folder,
-                thresholds=review.thresholds or (),
+                thresholds=files_of[prefix],
                 by_digits=by_digits,
-                precision=chosen,
-                rules=review.rules,
+                precision="float32" if precision == "auto" and exact else precision,
                 coverage=review.coverage,
             )
-            release = describe_release(folder)
-        released.require_not_revoked(coder)
-        say(release, err=True)
-        for name, one in coder.fields.items():
-            if one.sets is not None:
-                say(f"{f'{name}: ' if name else ''}{one.sets.statement}", err=True)
-        threshold: Any = review.threshold if review.accuracy is None else coder.threshold_for(review.accuracy)
+            one.require_not_revoked(coder)
+            say(f"{prefix.rstrip('_')}{': ' if prefix else ''}{describe_release(folder)}", err=True)
+            if coder.sets is not None:
+                say(coder.sets.statement, err=True)
+            thresholds[prefix] = review.threshold_of(coder, adopted)
+        bundles = Bundles(coders)
         if table is None or files.out is None:
-            texts = narratives or ()
-            for text, coding in zip(texts, coder.code(texts, top_k=top_k, threshold=threshold), strict=True):
-                say(json.dumps(coder.origin | coding.as_dict()) if output.as_json else _lines(text, coding))
+            _say_answers(narratives or (), bundles, thresholds, top_k, as_json=output.as_json)
             return
-        job = _job(coder, table, files.out, files, records, top_k, threshold)
+        job = _job(bundles, table, files.out, files, records, top_k, thresholds)
         with output.progress() as console:
             console.started("code")
-            spread = _spread(coder, job, folder, review, by_digits, engine) if engine else None
-            coded = run(coder, job, spread=spread)
+            spread = _spread(bundles, job, folders, files_of, by_digits, engine) if engine else None
+            coded = run(bundles, job, spread=spread)
             try:
                 page = str(write_summary(files.out, columns=columns))
             except OSError as error:  # the coded file is whole all the same
@@ -192,8 +206,9 @@ def code(
                 say(f"note: no summary: {error.strerror}. All rows are in {files.out}.", err=True)
     if output.as_json:
         counts = {"rows": coded.rows, "blank": coded.blank, "needs_review": coded.review, "resumed": coded.resumed}
-        how = {"threshold": threshold, "out": str(files.out), "summary": page, "precision": coder.model.precision}
-        say(json.dumps(counts | how | coder.origin))
+        chosen = {f"{prefix}threshold": score for prefix, score in thresholds.items()}
+        how = {"out": str(files.out), "summary": page, "precision": bundles.precision}
+        say(json.dumps(counts | chosen | how | bundles.origin))
     else:
         say(f"{coded.rows:,} rows coded into {files.out}{_notes(coded)}")
         if page is not None:
@@ -201,7 +216,7 @@ def code(
 
 
 def _require_consistent(
-    narratives: list[str] | None, files: FileOptions, review: ReviewOptions, precision: str
+    narratives: list[str] | None, files: FileOptions, review: ReviewOptions, precision: str, several: bool
 ) -> None:
     """Refuse options that contradict each other or are incomplete."""
     if bool(narratives) == (files.data is not None):
@@ -212,6 +227,8 @@ def _require_consistent(
         raise InputError("--threshold and --accuracy: give one of them")
     if files.append and files.overwrite:
         raise InputError("--append and --overwrite: give one of them")
+    if precision == "bfloat16" and several:
+        raise InputError("--precision bfloat16: several bundles code in float32. Leave it out.")
     if review.coverage is not None and precision == "bfloat16":
         raise InputError("--coverage: sets were fitted in float32. Leave out --precision bfloat16.")
     if files.data is None and any(vars(files).values()):
@@ -231,17 +248,25 @@ def _survey(data: Path, files: FileOptions, records: Narratives, output: options
         return survey(data, text_columns=records.columns, column_options=dict.fromkeys(records.columns, "--text"))
 
 
-def _lines(text: str, coding: Coding | Case) -> str:
-    quote = text if len(text) <= 100 else text[:97] + "..."
-    from tasks.coding.joint import Case
-
-    if not isinstance(coding, Case):
-        return "\n  ".join([quote, *_answers(coding)])
-    lines = [quote]
-    for name, answer in coding.codings.items():
-        lines += [f"{name}:", *(f"  {line}" for line in _answers(answer))]
-    lines += [f"needs review: {rule}" for rule in coding.conflicts or ()]
-    return "\n  ".join(lines)
+def _say_answers(
+    texts: Sequence[str], bundles: Bundles, thresholds: Mapping[str, float | None], top_k: int, *, as_json: bool
+) -> None:
+    """Prints the answers to each narrative; of several bundles under the name of each."""
+    coded = {
+        prefix: coder.code(texts, top_k=top_k, threshold=thresholds[prefix]) for prefix, coder in bundles.coders.items()
+    }
+    for at, text in enumerate(texts):
+        answers = {prefix.rstrip("_"): codings[at] for prefix, codings in coded.items()}
+        if as_json:
+            origins = {prefix.rstrip("_"): coder.origin for prefix, coder in bundles.coders.items()}
+            content = {name: origins[name] | coding.as_dict() for name, coding in answers.items()}
+            say(json.dumps(content.get("", content)))
+            continue
+        lines = [text if len(text) <= 100 else text[:97] + "..."]
+        for name, coding in answers.items():
+            lines += [f"{name}:"] if name else []
+            lines += [f"{'  ' if name else ''}{line}" for line in _answers(coding)]
+        say("\n  ".join(lines))
 
 
 def _answers(coding: Coding) -> list[str]:
@@ -258,28 +283,32 @@ def _answers(coding: Coding) -> list[str]:
 
 
 def _job(
-    coder: Coder | JointCoder,
+    bundles: Bundles,
     table: Table,
     out: Path,
     files: FileOptions,
     records: Narratives,
     top_k: int,
-    threshold: Threshold | None,
+    thresholds: Mapping[str, float | None],
 ) -> CodingJob:
     from tasks.coding.columns import answer_columns, check_version
     from tasks.coding.job import CodingJob
 
     if files.version_column is not None:
-        check_version(table, files.version_column, coder)
-    added = answer_columns(coder, top_k=top_k, threshold=threshold)
+        for coder in bundles.coders.values():
+            check_version(table, files.version_column, coder)
+    added = tuple(
+        answer_columns(coder, top_k=top_k, threshold=thresholds[prefix], prefix=prefix)
+        for prefix, coder in bundles.coders.items()
+    )
     return CodingJob(table, out, records, added, append=files.append, overwrite=files.overwrite)
 
 
 def _spread(
-    coder: Coder | JointCoder,
+    bundles: Bundles,
     job: CodingJob,
-    bundle: Path,
-    review: ReviewOptions,
+    folders: Mapping[str, Path],
+    thresholds: Mapping[str, Path | None],
     by_digits: bool | None,
     engine: str,
 ) -> Callable[[], object]:
@@ -287,16 +316,17 @@ def _spread(
     from tasks.coding.spread import spread
     from tasks.running import progress
 
+    if list(folders) != [""]:
+        raise InputError("--engine: workers code with one bundle. Give one --bundle without a name.")
     return partial(
         spread,
-        coder,
+        bundles,
         job,
         engine=engine,
         report=progress.reporter("code, by workers"),
-        bundle=bundle,
-        thresholds=review.thresholds or (),
+        bundle=folders[""],
+        thresholds=thresholds[""],
         by_digits=by_digits,
-        rules=review.rules,
     )
 
 

@@ -24,11 +24,11 @@ def drift(
         Path | None,
         typer.Option(help="In place of --reference: golden texts of this bundle (titles of its code list); rough."),
     ] = None,
-    field: Annotated[str, typer.Option(help="Compare only this field.", show_default="all of them")] = "",
+    prefix: options.Prefix = "",
     plot: Annotated[Path | None, typer.Option(help="Also draw a figure: .png, .svg or .pdf.")] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Compare codes and scores of a period with a reference; the first line (per field) is the verdict.
+    """Compare codes and scores of a period with a reference; the first line is the verdict.
 
     Exits with 3 for `drift`, with 0 otherwise.
 
@@ -46,39 +46,24 @@ def drift(
         from storage.bundle.archive import open_folder
         from tasks.coding import drift as measure
 
-        fields = measure.fields_in(coded)
-        if plot is not None and len(fields) > 1 and not field:
-            raise InputError(f"--plot: a figure shows one field. Name it with --field: {', '.join(fields)}.")
-        if field and field not in fields:
-            raise InputError(
-                f"--field: no field {field}. The table has {', '.join(filter(None, fields)) or 'one field only'}."
-            )
-        chosen = (field,) if field else fields
-        golden, periods = {}, {name: measure.read_period(coded, "CODED", field=name) for name in chosen}
+        now = measure.read_period(coded, "CODED", prefix=prefix)
         if bundle is not None:
             with open_folder(bundle.expanduser()) as folder:
-                golden = measure.golden_periods(folder, like=periods)
-            if missing := [name for name in chosen if name not in golden]:
-                raise InputError(f"--bundle: it does not code {missing[0] or 'one field alone'}")
-        comparisons = {}
-        for name in chosen:
-            now = periods[name]
-            before = golden.get(name) or measure.read_period(reference or Path(), "--reference", field=name)
-            comparisons[name] = measure.compare(now, before)
-            if plot is not None:
-                measure.plot(now, before, comparisons[name], plot)
+                before = measure.golden_period(folder, temperature=now.temperature)
+        else:
+            before = measure.read_period(reference or Path(), "--reference", prefix=prefix)
+        found = measure.compare(now, before)
+        if plot is not None:
+            measure.plot(now, before, found, plot)
     if as_json:
-        content = {name: asdict(one) for name, one in comparisons.items()}
-        say(json.dumps(content.get("", content), indent=2))
+        say(json.dumps(asdict(found), indent=2))
     else:
-        for name, one in comparisons.items():
-            of = f"{name}: " if name else ""
-            say(f"{of}{one.line}")
-            say(f"{of}{one.rows:,} rows against {one.reference_rows:,}; largest changes by code:")
-            titles = measure.titles_of(coded, name)
-            for code, was, share in one.moved:
-                say(f"  {code:<12} {was:6.1%} -> {share:6.1%}  {titles.get(code, '')}".rstrip())
+        say(found.line)
+        say(f"{found.rows:,} rows against {found.reference_rows:,}; largest changes by code:")
+        titles = measure.titles_of(coded, prefix)
+        for code, was, share in found.moved:
+            say(f"  {code:<12} {was:6.1%} -> {share:6.1%}  {titles.get(code, '')}".rstrip())
         if bundle is not None:
             say("The reference is titles of the code list: a difference from them does not show drift over time.")
-    if any(one.verdict == "drift" for one in comparisons.values()):
+    if found.verdict == "drift":
         raise typer.Exit(3)

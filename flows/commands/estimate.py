@@ -27,7 +27,7 @@ def estimate(
     by: Annotated[
         str, typer.Option(help="Columns that form groups, with commas: quarter,state.", show_default="none")
     ] = "",
-    field: Annotated[str, typer.Option(help="Field to count, of several.", show_default="none")] = "",
+    prefix: options.Prefix = "",
     plot: Annotated[Path | None, typer.Option(help="Also draw the largest codes: .png, .svg or .pdf.")] = None,
     sdmx: Annotated[Path | None, typer.Option(help="Also write the table as SDMX-CSV 2.0.")] = None,
     dataflow: Annotated[str, typer.Option(help="Dataflow of the SDMX-CSV.")] = "AGENCY:CODES(1.0)",
@@ -60,7 +60,7 @@ def estimate(
         from tasks.coding import estimates as measure
 
         counted = measure.estimate(
-            coded, sample, by=[name.strip() for name in by.split(",") if name.strip()], field=field
+            coded, sample, by=[name.strip() for name in by.split(",") if name.strip()], prefix=prefix
         )
         if out is not None:
             measure.write_table(counted, out)

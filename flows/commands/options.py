@@ -9,7 +9,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
@@ -54,6 +54,12 @@ Engine = Annotated[
         help="Who computes the parts of large stages: a number of processes here, or a cluster at an address such as "
         "tls://host:8786.",
         show_default="$AUTOCODER_ENGINE, or this process",
+    ),
+]
+Prefix = Annotated[
+    str,
+    typer.Option(
+        help="What the columns begin with, of a table coded by several bundles: nature_.", show_default="none"
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
@@ -131,7 +137,7 @@ class RunOptions(ReadingOptions):
         str | None,
         typer.Option(
             help="Required without a plan: formal (a proven epsilon, any records; start here), osha-formal, "
-            "osha-formal-lora, osha-fields, "
+            "osha-formal-lora, "
             "osha-head and paper (estimated epsilon), demo-formal, demo, or a YAML file.",
             show_default=False,
         ),
@@ -141,7 +147,8 @@ class RunOptions(ReadingOptions):
         typer.Option(help="Records: CSV, XLSX, ODS, Parquet or JSON, also packed; repeatable for files of one layout."),
     ] = None
     codelist: Annotated[
-        Path | None, typer.Option(help="Published classification: CSV or XLSX with codes and titles.")
+        list[Path] | None,
+        typer.Option(help="Classification: CSV or XLSX with codes and titles; of several --label one each, in order."),
     ] = None
     codelist_columns: Annotated[
         str | None, typer.Option(help="Its columns CODE,TITLE.", show_default="code and title, or with these words")
@@ -149,7 +156,10 @@ class RunOptions(ReadingOptions):
     text: Annotated[
         list[str] | None, typer.Option(help="Text column; may be repeated.", show_default="the profile's")
     ] = None
-    label: Annotated[str | None, typer.Option(help="Column of the code.", show_default="the profile's")] = None
+    label: Annotated[
+        list[str] | None,
+        typer.Option(help="Column of the code; `retrain` takes several, a release each.", show_default="the profile's"),
+    ] = None
     date: Annotated[
         str | None, typer.Option(help='Column of the date, for cohorts; "" for none.', show_default="the profile's")
     ] = None
@@ -200,15 +210,16 @@ class RunOptions(ReadingOptions):
     def _require_inputs(self) -> None:
         """Refuse a wrong workspace, missing files and a missing profile, before the imports, which take seconds."""
         home_of(self.home)
-        for file in self.data or ():
-            require_readable("--data", file)
-        if self.codelist is not None:
-            require_readable("--codelist", self.codelist)
+        for option, files in (("--data", self.data), ("--codelist", self.codelist)):
+            for file in files or ():
+                require_readable(option, file)
         _ = self.profile_name
 
     def parameters(self, *more: str) -> RetrainParameters:
         """Returns the parameters from profile, options, settings and `more`, in rising precedence."""
         self._require_inputs()
+        if len(self.label or ()) > 1 or len(self.codelist or ()) > 1:
+            raise InputError("--label and --codelist: this takes one column of codes. Give each once.")
 
         from flows.commands.profiles import parameters
 
@@ -217,7 +228,7 @@ class RunOptions(ReadingOptions):
         settings = [*(self.settings or []), *more_settings, *more]
         named = {
             "text": self.text or None,
-            "label": self.label,
+            "label": self.label[0] if self.label else None,
             "date": self.date,
             "population": self.population,
             "classification": self.classification,
@@ -225,12 +236,33 @@ class RunOptions(ReadingOptions):
             "codelist-columns": self.codelist_columns and [one.strip() for one in self.codelist_columns.split(",")],
         }
         named |= {_READING.get(name, name): value for name, value in self.named_reading.items()}
-        chosen = parameters(self.profile_name, settings, data=self.data, codelist=self.codelist, named=named)
+        codelist = self.codelist[0] if self.codelist else None
+        chosen = parameters(self.profile_name, settings, data=self.data, codelist=codelist, named=named)
         if all(file.is_file() for file in chosen.data.sources):
             from storage.ingest import check_source
 
             check_source(chosen.data.sources, chosen.data.ingest, chosen.codelist_path)  # before what is slow to import
         return chosen
+
+    def each_label(self) -> list[RunOptions]:
+        """Returns the options of each column of codes, which know of the others: their texts are encoded together.
+
+        Raises:
+            InputError: a column is named twice, or there are code lists for some columns alone.
+        """
+        columns, lists = self.label or [], self.codelist or []
+        if len(columns) < 2:
+            return [self]
+        if len(set(columns)) < len(columns):
+            raise InputError("--label: a column is named twice. Name each once.")
+        if lists and len(lists) != len(columns):
+            raise InputError(f"--codelist: {len(lists)} lists for {len(columns)} --label. Give one for each, in order.")
+        together = dict(zip(columns, map(str, lists) if lists else [None] * len(columns), strict=True))
+        settings = [*(self.settings or []), f"data.labels={json.dumps(together, ensure_ascii=False)}"]
+        return [
+            replace(self, label=[column], codelist=lists[at : at + 1] or None, settings=settings)
+            for at, column in enumerate(columns)
+        ]
 
     @property
     def formal(self) -> bool:

@@ -163,7 +163,7 @@ def parameters(
         raise InputError("--set: data is a section. Set a parameter of it, such as data.source=FILE.")
     keys = {setting.partition("=")[0] for setting in settings} | {NAMED[name] for name in given}
     _require_population(content, own, keys, profile)
-    if not _has_codelists(content["data"]):
+    if not content["data"].get("codelist"):
         content = apply_settings(content, [one for one in unlisted if one.partition("=")[0] not in keys])
     if not content["data"].get("source"):
         raise InputError("--data: missing. Name the file of records (CSV, ZIP holding one CSV, Parquet or JSON Lines).")
@@ -186,17 +186,6 @@ def _section(content: dict[str, Any], name: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _columns_of_fields(ingest: dict[str, Any]) -> dict[str, Any]:
-    """Returns the code column of each of several fields, as far as the form is valid."""
-    return {name: _section(_section(ingest, "fields"), name).get("label_column") for name in _section(ingest, "fields")}
-
-
-def _has_codelists(data: dict[str, Any]) -> bool:
-    """Checks whether every field has a code list, as far as the form is valid."""
-    fields = _section(_section(data, "ingest"), "fields")
-    return all(_section(fields, name).get("codelist") for name in fields) if fields else bool(data.get("codelist"))
-
-
 def _require_population(content: dict[str, Any], profile: dict[str, Any], given: set[str], name: str) -> None:
     """Require a population and a classification with other columns than those of the profile.
 
@@ -205,13 +194,13 @@ def _require_population(content: dict[str, Any], profile: dict[str, Any], given:
     """
     theirs, now = _section(profile, "data"), _section(content, "data")
     own, ingest = _section(theirs, "ingest"), _section(now, "ingest")
-    other = [key for key in ("text_columns", "label_column") if key in own and ingest.get(key) != own[key]]
-    if _columns_of_fields(ingest) != _columns_of_fields(own):
-        other.append("fields")
+    labels = _section(now, "labels") or {ingest.get("label_column"): None}  # those planned together are alike
+    other = ["text_columns"] if "text_columns" in own and ingest.get("text_columns") != own["text_columns"] else []
+    other += ["label_column"] if "label_column" in own and set(labels) != {own["label_column"]} else []
     if not other and now.get("population") == theirs.get("population"):
         return
     for key in (
-        *("release.enabled", "data.ingest.train_before", "model.prior_sentence", "model.prior_sentences"),
+        *("release.enabled", "data.ingest.train_before", "model.prior_sentence"),
         "data.public",
     ):
         if key not in given:

@@ -41,7 +41,7 @@ def draw(
     ] = None,
     sensitive: Annotated[
         list[str] | None,
-        typer.Option(help="Code that is always sampled (for several fields: nature=1311); may be repeated."),
+        typer.Option(help="Code that is always sampled; may be repeated."),
     ] = None,
     hours: Annotated[
         float | None,
@@ -50,9 +50,7 @@ def draw(
         ),
     ] = None,
     minutes_per_record: Annotated[float, typer.Option(min=0.01, help="Minutes to code a record, with --hours.")] = 3.0,
-    field: Annotated[
-        str, typer.Option(help="Field whose code and score form strata, of several.", show_default="the first")
-    ] = "",
+    prefix: options.Prefix = "",
     policy: Annotated[
         Path | None, typer.Option(help="YAML with share and sensitive_codes; the options above win.")
     ] = None,
@@ -84,8 +82,8 @@ def draw(
         chosen = read_policy(policy.expanduser()) if policy else Policy()
         changes = {"share": share, "sensitive_codes": tuple(sensitive) if sensitive else None}
         chosen = chosen.model_copy(update={name: value for name, value in changes.items() if value is not None})
-        columns = column or [text_column(coded)]
-        sample = draw(coded, out, columns=columns, policy=chosen, seed=seed, size=size, field=field)
+        columns = column or [text_column(coded, prefix)]
+        sample = draw(coded, out, columns=columns, policy=chosen, seed=seed, size=size, prefix=prefix)
     if as_json:
         say(json.dumps(vars(sample) | {"out": str(out), "columns": columns}))
     else:
@@ -93,8 +91,9 @@ def draw(
             f"{sample.sampled:,} of {sample.rows:,} rows in {out} ({sample.sensitive:,} of sensitive codes), with the "
             f"column {' and '.join(columns)}"
         )
-        say("to do: fill in the column human_code (one per field)")
-        say(f"next: {command_line('qa', 'agree', coded, '--sample', out)}")
+        say(f"to do: fill in the column {prefix}human_code")
+        more = ("--prefix", prefix) if prefix else ()
+        say(f"next: {command_line('qa', 'agree', coded, '--sample', out, *more)}")
 
 
 @app.command()
@@ -102,6 +101,7 @@ def draw(
 def agree(
     coded: Annotated[Path, typer.Argument(help="The table that was sampled.")],
     sample: Annotated[Path, typer.Option(help="The sample, with human_code filled in.")],
+    prefix: options.Prefix = "",
     as_json: options.AsJson = False,
 ) -> None:
     """Compare the human's codes with the model's: share, Cohen's kappa, codes.
@@ -110,30 +110,27 @@ def agree(
 
       autocoder qa agree coded.csv --sample sample.csv
     """
-    from tasks.coding.quality import agreements
+    from tasks.coding.quality import agreement
 
     with private_errors("qa"):
-        agreed = agreements(coded, sample)
+        agreed = agreement(coded, sample, prefix=prefix)
     if as_json:
-        content = {field: one.as_dict() for field, one in agreed.items()}
-        say(json.dumps(content.get("", content), indent=2))
-        return
-    for field, one in agreed.items():
-        _show(field, one)
+        say(json.dumps(agreed.as_dict(), indent=2))
+    else:
+        _show(agreed)
 
 
-def _show(field: str, agreed: Agreement) -> None:
-    of = f"{field}: " if field else ""
+def _show(agreed: Agreement) -> None:
     low, high = agreed.share_interval
-    say(f"{of}same code: {agreed.share:.1%} of the table, 95 % interval {low:.1%} to {high:.1%}")
+    say(f"same code: {agreed.share:.1%} of the table, 95 % interval {low:.1%} to {high:.1%}")
     if agreed.kappa is None or agreed.kappa_interval is None:
-        say(f"{of}Cohen's kappa: not defined, both gave one code throughout")
+        say("Cohen's kappa: not defined, both gave one code throughout")
     else:
         say(
-            f"{of}Cohen's kappa: {agreed.kappa:.3f}, 95 % interval {agreed.kappa_interval[0]:.3f} to "
+            f"Cohen's kappa: {agreed.kappa:.3f}, 95 % interval {agreed.kappa_interval[0]:.3f} to "
             f"{agreed.kappa_interval[1]:.3f}"
         )
-    table = Table(title=f"{of}{agreed.rows:,} rows coded twice ({agreed.missing:,} came back without a code)")
+    table = Table(title=f"{agreed.rows:,} rows coded twice ({agreed.missing:,} came back without a code)")
     for name in ("code", "human", "model", "both", "F1"):
         table.add_column(name, justify="left" if name == "code" else "right")
     for code in agreed.codes:

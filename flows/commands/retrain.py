@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +24,7 @@ from tasks.running.failures import private_errors
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from flows.retrain import RetrainResult
     from mechanisms.model.config import ModelConfig
     from storage.ledger import Row
     from tasks.parameters import RetrainParameters
@@ -90,8 +90,9 @@ def retrain(
 ) -> None:
     r"""Train on a file of records, and plan the release: one formally private fit, or one draw.
 
-    Ends with a plan and the next commands: `autocoder audit PLAN`, then `autocoder release PLAN`. After an
-    interruption, run the same command to resume. Finished stages are reused.
+    Ends with a plan and the next commands: `autocoder audit PLAN`, then `autocoder release PLAN`. Several --label give
+    a plan each, from one encoding of the texts. After an interruption, run the same command to resume. Finished stages
+    are reused.
 
     Examples
 
@@ -113,7 +114,10 @@ def retrain(
           --population job-titles --classification "" \
           --deploy jobs --cron "0 6 1 */3 *"
     """
+    runs = run.each_label()
     if deploy is not None or cron is not None:
+        if len(runs) > 1:
+            raise InputError("--deploy: a deployment plans one release. Give --label once.")
         _require_server(deploy, storage)
     section = "formal" if run.formal else "pseudo_posterior"
     target = () if target_epsilon is None else (f"{section}.target_epsilon={target_epsilon}",)
@@ -122,27 +126,38 @@ def retrain(
             raise InputError("--delta: SWAG-PPM quantifies none. Leave it out, or choose a formal profile.")
         target = (*target, f"formal.delta={delta}")
     enabled = () if release is None else (f"release.enabled={str(release).lower()}",)
-    parameters = run.parameters(*target, *enabled)
+    planned = [(one, one.parameters(*target, *enabled)) for one in runs]  # all are checked before the first begins
     if storage is not None:
         os.environ["AUTOCODER_STORAGE"] = storage
 
     context = run.context(engine=engine)
+    if len(planned) > 1 and not dry_run:
+        for _, parameters in planned:
+            # a plan names every fit of its records, so that all are fitted before the first is stated
+            if not parameters.release.enabled:
+                _fit(parameters, context, output)
+    for one, parameters in planned:
+        if deploy is not None:
+            _deploy(one, output, parameters, context, name=deploy, cron=cron)
+        elif dry_run:
+            from tasks.retraining import run as retraining
 
+            _show_dry_run(retraining.dry_run(parameters, context), parameters, context, output)
+        else:
+            _show(_fit(parameters, context, output), parameters, context, output)
+
+
+def _fit(parameters: RetrainParameters, context: Context, output: options.OutputOptions) -> RetrainResult:
+    """Run the stages to a plan, or a release."""
     import flows.retrain as job
     from tasks.releasing import code_lists
     from tasks.retraining import run as retraining
 
-    if dry_run:
-        _show_dry_run(retraining.dry_run(parameters, context), parameters, context, output)
-        return
-    if deploy is not None:
-        _deploy(run, output, parameters, context, name=deploy, cron=cron)
-        return
     with private_errors("retrain"):  # the flow checks too, but only once the progress has started
         estimate = retraining.refuse_early(context, parameters)
         missing = retraining.unfinished_stages(context, parameters)
-        words = code_lists.assess_parameters(context, parameters)
-    given = [word.warning for word in words if word.warning is not None]
+        verdict = code_lists.assess_parameters(context, parameters)
+    given = [verdict.warning] if verdict is not None and verdict.warning is not None else []
     output.warn(given)
     with output.progress() as console:
         if missing:
@@ -156,6 +171,13 @@ def retrain(
         )
     warnings = (*result.warnings, *(result.release.warnings if result.release is not None else ()))
     output.warn([warning for warning in warnings if warning not in given])
+    return result
+
+
+def _show(
+    result: RetrainResult, parameters: RetrainParameters, context: Context, output: options.OutputOptions
+) -> None:
+    """Print a plan or a release."""
     if result.release is not None:
         output.note_estimate(result.release.guarantee_kind)
         output.answer(result, ending(result.release, context.home, parameters.release))
@@ -224,7 +246,7 @@ def _show_dry_run(
     data, survey, charge, estimate = parameters.data, preview.source, preview.charge, preview.estimate
     missing = [label for label, reused in stages.items() if not reused]
     seconds = estimate.of_labels(missing) if missing or search else 0.0
-    row, listed = preview.row, None not in data.codelists.values()
+    row, listed = preview.row, data.codelist is not None
     if output.as_json:
         content = {
             "stages": [{"stage": label, "reused": reused} for label, reused in stages.items()],
@@ -233,15 +255,13 @@ def _show_dry_run(
             "population": data.population,
             "classification": " ".join((data.classification, data.classification_version)).strip(),
             "codes": {"listed": survey.codes if listed else None, "observed": survey.codes_observed},
-            "code_lists": [
-                {
-                    "field": word.field,
-                    "verdict": word.verdict,
-                    "published_name": word.published_name,
-                    "description": word.description,
-                }
-                for word in preview.lists
-            ],
+            "code_list": None
+            if preview.code_list is None
+            else {
+                "verdict": preview.code_list.verdict,
+                "published_name": preview.code_list.published_name,
+                "description": preview.code_list.description,
+            },
             "records": {"read": survey.rows, "usable": survey.usable, **survey.sampled},
             "files": list(survey.reading),
             "notes": list(survey.notes),
@@ -262,7 +282,6 @@ def _show_dry_run(
                 for one in charge.accounts
             ],
             "other_names": list(charge.others),
-            **({} if preview.separately is None else {"separate_releases": asdict(preview.separately)}),
             "estimated_seconds": round(seconds),
             "estimated_disk_bytes": estimate.disk_bytes,
         }
@@ -299,13 +318,12 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
     dropped = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in survey.dropped.items())
     yield "population", f"{data.population}; cohorts {_listed(survey.cohorts)}"
     named = " ".join(part for part in (data.classification, data.classification_version) if part)
-    lists = data.codelists.values()
-    listed = "; no list" if None in lists else f"; {survey.codes:,} codes on the list{'s' if len(lists) > 1 else ''}"
+    listed = "; no list" if data.codelist is None else f"; {survey.codes:,} codes on the list"
     yield "classification", f"{named or 'none named'}{listed}, {survey.codes_observed:,} observed"
-    if None in lists:
+    if data.codelist is None:
         yield "advice", "give --codelist, a CSV of code and title: titles are public, and code better at the same ε"
-    for word in preview.lists:
-        yield "code list", f"{word.field}: {word.description}" if word.field else word.description
+    if preview.code_list is not None:
+        yield "code list", preview.code_list.description
     for line in survey.reading:
         yield "file", line
     for line in survey.notes:
@@ -336,20 +354,6 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
         yield "", "by name alone: releases of these records under another name show only after ingest"
     if charge.others:
         yield "other names", population_name_warning(charge.others, data.population)
-    if preview.separately is not None:
-        count, apart = len(data.ingest.fields), preview.separately
-        yield (
-            "fields",
-            f"{', '.join(data.ingest.fields)} in one release at this ε; {count} releases that cost as "
-            f"much together would have ε {apart.each_epsilon:.2f} each, and {count} at this ε each would cost ε "
-            f"{apart.together_epsilon:.2f} together",
-        )
-    elif data.ingest.fields:
-        yield (
-            "fields",
-            f"{', '.join(data.ingest.fields)} in one release: one Δ, measured on a record's fields together; separate "
-            "releases would each be charged their own Δ",
-        )
     if preview.row is None and charge.exceeds:
         yield "", "the budget is too small: the release would be refused"
 

@@ -66,16 +66,12 @@ def serve(
     no_key: Annotated[bool, typer.Option("--no-key", help="Require no API key; only on a loopback address.")] = False,
     rate: Annotated[int, typer.Option(min=1, help="Narratives per minute and client.")] = 6000,
     thresholds: Annotated[
-        list[Path] | None,
-        typer.Option(help="File from `autocoder calibrate`, in place of those of the bundle; one per field."),
-    ] = None,
-    rules: Annotated[
         Path | None,
-        typer.Option(help="CSV field, code, other_field, other_code: pairs that never occur together, for review."),
+        typer.Option(help="File from `autocoder calibrate`, in place of that of the bundle."),
     ] = None,
     sensitive: Annotated[
         Path | None,
-        typer.Option(help="CSV with a column code, and field for several: a public list, shown first in the review."),
+        typer.Option(help="CSV with a column code: a public list, shown first in the review."),
     ] = None,
     precision: bundle_options.Precision = "auto",
 ) -> None:
@@ -113,12 +109,12 @@ def serve(
 
         from service.app import Settings, create_app
         from service.clients import State
+        from tasks.coding.coder import open_bundle
         from tasks.coding.explain import read_sensitive
-        from tasks.coding.joint import open_bundle
 
         with released.opened() as folder:
             sound = _verified(folder, trust)
-            coder = open_bundle(folder, thresholds=thresholds or (), precision=precision, rules=rules)
+            coder = open_bundle(folder, thresholds=thresholds, precision=precision)
         released.require_not_revoked(coder)
         coder.scores(["warm"])
         watch = Watch(State(clients), api_key_file if clients else None, trust, sound)
@@ -131,7 +127,7 @@ def serve(
             narratives_per_minute=rate,
             hosts=hosts,
             signed_by=sound.signed_by,
-            sensitive={} if sensitive is None else read_sensitive(sensitive, coder),
+            sensitive=() if sensitive is None else read_sensitive(sensitive, coder),
         )
         config = uvicorn.Config(
             create_app(coder, settings),

@@ -31,7 +31,6 @@ def successor(
     ] = None,
     template: Annotated[str | None, typer.Option(help="Template that joins several columns.")] = None,
     by: Annotated[str, typer.Option(help="Column of --labelled that forms groups.", show_default="none")] = "",
-    field: Annotated[str, typer.Option(help="Field to compare, of several.", show_default="none")] = "",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing page.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -53,11 +52,12 @@ def successor(
         from storage.bundle.archive import open_folder
         from storage.tables.narratives import Narratives
         from tasks.coding import successor as measure
-        from tasks.coding.joint import open_bundle
+        from tasks.coding.coder import open_bundle
 
         with open_folder(old.expanduser()) as before, open_folder(new.expanduser()) as after:
             records = Narratives(tuple(column or ("Final Narrative",)), template)
-            earlier, later = measure.coders_of(open_bundle(before), open_bundle(after), field)
+            earlier, later = open_bundle(before), open_bundle(after)
+        measure.require_same_classification(earlier, later)
         with ConsoleListener() as console:
             console.started("successor")
             coded = measure.answers(earlier, later, labelled, records, option="--labelled", label=label_column, by=by)

@@ -53,10 +53,9 @@ def with_absolute_paths(parameters: RetrainParameters) -> RetrainParameters:
     """Returns the parameters with absolute paths of records and code lists, since a worker has another folder."""
     values = parameters.model_dump(mode="json", exclude_unset=True)
     data = values["data"]
-    for section in (data, *data.get("ingest", {}).get("fields", {}).values()):
-        for name in ("source", "codelist"):
-            if section.get(name):
-                section[name] = str(Path(section[name]).expanduser().resolve())
+    for name in ("source", "codelist"):
+        if data.get(name):
+            data[name] = str(Path(data[name]).expanduser().resolve())
     return type(parameters).model_validate(values)
 
 

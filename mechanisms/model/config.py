@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from functools import cache
 from typing import Annotated, Any, Literal
@@ -87,11 +86,6 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         max_length=200,
         pattern=r"^([^{}]*\{\}[^{}]*)?$",
     )
-    prior_sentences: dict[str, Annotated[str, Field(max_length=200, pattern=r"^([^{}]*\{\}[^{}]*)?$")]] = Field(
-        default={},
-        title="Sentences of several fields",
-        description='By the field\'s name, in place of the one sentence: `{part: "An employee injured the {}."}`.',
-    )
     lexical: Lexical = Field(
         default="none",
         title="Words next to the encoder",
@@ -111,10 +105,6 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         "instructions for it (AMX, AVX512-BF16); `auto` takes it there. DP-SGD's gradients are float32 always.",
     )
 
-    def __hash__(self) -> int:
-        """Returns the same value for equal models, though a mapping is among the fields."""
-        return hash(json.dumps(self.model_dump(mode="json"), sort_keys=True))
-
     @field_validator("precision")
     @classmethod
     def _by_this_processor(cls, value: Choice) -> Precision:
@@ -125,11 +115,6 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         from mechanisms.model.precision import resolved
 
         return resolved(value)
-
-    def of_field(self, name: str) -> ModelConfig:
-        """The same with this field's own sentence in the place of the one."""
-        sentence = self.prior_sentences.get(name, self.prior_sentence)
-        return self.model_copy(update={"prior_sentence": sentence, "prior_sentences": {}})
 
     def frozen(self) -> ModelConfig:
         """Returns the model of the encoder's features alone, with a head that starts at random."""

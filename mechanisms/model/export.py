@@ -3,12 +3,6 @@
 Standard heads become a transformers folder (`pipeline("text-classification", folder)`); a mean-pooled head becomes the
 sentence-transformers module layout (transformer, pooling, dense), whose `encode` gives the logits. Labels are codes.
 
-A joint head of several fields becomes transformer and pooling, whose `encode` gives the features, and a folder a field
-with a dense layer on them and the codes of its scores:
-
-    encoder = SentenceTransformer(folder)
-    part = SentenceTransformer(modules=[*encoder, Dense.load(folder, subfolder="part/2_Dense")])
-
 A head that reads words next to the encoder becomes transformer and pooling too, with `lexicon.json` and a dense layer
 on both blocks; the bundle's card reads it by published libraries.
 """
@@ -18,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -32,7 +26,6 @@ from mechanisms.errors import MechanismError
 from mechanisms.model import encoder_files, encoders
 from mechanisms.model.classifier import Classifier, MeanPooled
 from mechanisms.model.config import Precision
-from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import token_budget_batches
 from mechanisms.model.lexicon import MOST_CHARACTERS, Lexicon
 from mechanisms.model.precision import computing
@@ -43,26 +36,22 @@ ENCODER = "0_Transformer"
 """Folder of a mean-pooled model's encoder. Not the bundle itself: where it lies beside names of codes, transformers
 makes up a head for it and answers with those names."""
 LABELS = "labels.json"
-"""Codes in the order of the scores, where no configuration of transformers names them; of a joint head, at the top the
-names of its fields in their order, and in each field's folder its codes."""
+"""Codes in the order of the scores, where no configuration of transformers names them."""
 DENSE = "2_Dense"
 
 Shapes = dict[str, tuple[int, ...]]
-Codes = Sequence[str] | Mapping[str, Sequence[str]]
-"""The labels, in the order of the outputs; of several fields, those of each by its name."""
 
 
-def save(classifier: Classifier, folder: Path, *, codes: Codes, precision: Precision = "float32") -> dict[str, Shapes]:
+def save(
+    classifier: Classifier, folder: Path, *, codes: Sequence[str], precision: Precision = "float32"
+) -> dict[str, Shapes]:
     """Write the whole model with its present parameters; return the shape of each weight written, by file and name.
 
     Args:
-        codes: the labels, in the order of the outputs; of a joint head, those of each field by its name.
+        codes: the labels, in the order of the outputs.
         precision: of the weights on the disk. bfloat16 halves the file and rounds each weight to 8 bits.
     """
     config = classifier.config
-    several = codes if isinstance(codes, Mapping) else None
-    if (classifier.fields and classifier.fields.sizes) != (several and tuple(map(len, several.values()))):
-        raise MechanismError("the codes are not those of the fields that the head codes")
     model = classifier.releasable()
     tokenizer = encoder_files.load_tokenizer(config.encoder)
     tokenizer.model_max_length = config.max_length
@@ -80,7 +69,7 @@ def save(classifier: Classifier, folder: Path, *, codes: Codes, precision: Preci
             tokenizer.save_pretrained(folder)
     _forget_origin(within / "config.json")
     _forget_origin(within / "tokenizer_config.json")
-    weights = _inference_weights(model, several)
+    weights = _inference_weights(model)
     if precision == "bfloat16":
         for name in weights:
             _halve(folder / name)
@@ -96,16 +85,14 @@ def tokenizer_of(encoder: str) -> dict[str, Any]:
     return json.loads(tokenizer.to_str())
 
 
-def _inference_weights(model: nn.Module, several: Mapping[str, Sequence[str]] | None) -> dict[str, Shapes]:
+def _inference_weights(model: nn.Module) -> dict[str, Shapes]:
     def shapes(module: nn.Module) -> Shapes:
         return {name: tuple(weight.shape) for name, weight in module.state_dict().items()}
 
     if isinstance(model, MeanPooled):
         encoder = {f"{ENCODER}/model.safetensors": shapes(model.encoder)}
-        return encoder | {
-            f"{place}{DENSE}/model.safetensors": {f"linear.{name}": shape for name, shape in shapes(head).items()}
-            for place, head, _ in _heads(model, several)
-        }
+        dense = {f"linear.{name}": shape for name, shape in shapes(model.head).items()}
+        return encoder | {f"{DENSE}/model.safetensors": dense}
     return {"model.safetensors": shapes(model)}
 
 
@@ -118,31 +105,11 @@ def _set(path: Path, **values: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values, indent=2, sort_keys=True) + "\n")
 
 
-def _heads(
-    model: MeanPooled, several: Mapping[str, Sequence[str]] | None
-) -> list[tuple[str, nn.Linear, Sequence[str]]]:
-    """The linear layer of each field with its codes, and where its files lie: "" for the only one."""
-    if several is None:
-        return [("", model.head, ())]
-    spans = Fields(tuple(map(len, several.values()))).spans
-    return [
-        (f"{name}/", _rows(model.head, span), own) for (name, own), span in zip(several.items(), spans, strict=True)
-    ]
-
-
-def _rows(head: nn.Linear, span: slice) -> nn.Linear:
-    """Some rows of a linear layer as one of their own."""
-    own = nn.Linear(head.in_features, span.stop - span.start)
-    own.load_state_dict({"weight": head.weight[span].detach(), "bias": head.bias[span].detach()})
-    return own.requires_grad_(False)
-
-
-def _save_modules(model: MeanPooled, tokenizer: Any, folder: Path, *, codes: Codes) -> None:
+def _save_modules(model: MeanPooled, tokenizer: Any, folder: Path, *, codes: Sequence[str]) -> None:
     """Writes the layout of sentence-transformers, file for file what the library itself writes.
 
     Its imports take a second of every release, and it loads the encoder once more to save it.
     """
-    several = codes if isinstance(codes, Mapping) else None
     within = folder / ENCODER
     cast(Any, model.encoder).save_pretrained(within)
     if "use_cache" in json.loads((within / "config.json").read_text()):
@@ -153,13 +120,10 @@ def _save_modules(model: MeanPooled, tokenizer: Any, folder: Path, *, codes: Cod
     pooling = {"embedding_dimension": encoders.width(model), "pooling_mode": "mean", "include_prompt": True}
     _write_settings(folder / "1_Pooling" / "config.json", pooling)
     modules = ["Transformer", "Pooling"]
-    for place, head, own in _heads(model, several):
-        _save_dense(head, folder / place / DENSE)
-        if place:
-            _write(folder / place / LABELS, {"codes": list(own)})
-        elif model.lexicon is None:
-            modules.append("Dense")
-    if model.lexicon is not None:
+    _save_dense(model.head, folder / DENSE)
+    if model.lexicon is None:
+        modules.append("Dense")
+    else:
         model.lexicon.save(folder)
     listed = [
         {"idx": at, "name": str(at), "path": f"{at}_{name}", "type": f"sentence_transformers.models.{name}"}
@@ -175,7 +139,7 @@ def _save_modules(model: MeanPooled, tokenizer: Any, folder: Path, *, codes: Cod
         "similarity_fn_name": "cosine",
     }
     (folder / "config_sentence_transformers.json").write_text(json.dumps(settings, indent=2))
-    _write(folder / LABELS, {"codes": list(codes)} if several is None else {"fields": list(several)})
+    _write(folder / LABELS, {"codes": list(codes)})
 
 
 _TOKENS = {
@@ -238,19 +202,6 @@ class Released:
     """Of the passes; the weights are float32."""
     near_tie: float = NEAR_TIE
     """Of a logit: texts whose two best codes lie closer than this in bfloat16 are scored again in float32."""
-    spans: Mapping[str, slice] = field(default_factory=dict)
-    """Of a joint head, where each field's codes and scores lie; empty where there is one field."""
-
-    @property
-    def fields(self) -> Mapping[str, Released]:
-        """Each field by its name, as a model of its own on the same encoder; the only one has the name ""."""
-        return {name: self._of(span) for name, span in self.spans.items()} or {"": self}
-
-    def _of(self, span: slice) -> Released:
-        whole = cast(MeanPooled, self.model)
-        own = MeanPooled(whole.encoder, encoders.width(whole), span.stop - span.start, whole.lexicon)
-        own.head = _rows(whole.head, span)
-        return replace(self, model=own.eval(), codes=self.codes[span], spans={})
 
     def logits(self, texts: Sequence[str]) -> Tensor:
         """Scores float32 [n, codes], in the texts' order; texts are cut at `max_length` tokens.
@@ -261,16 +212,10 @@ class Released:
         """
         out = self.logits_in(self.precision, texts)
         if self.precision == "bfloat16":
-            leads = [lead_of(out[:, span])[0] for span in self.places]
-            near: list[int] = (torch.stack(leads) < self.near_tie).any(0).nonzero()[:, 0].tolist()
+            near: list[int] = (lead_of(out)[0] < self.near_tie).nonzero()[:, 0].tolist()
             if near:
                 out[near] = self.logits_in("float32", [texts[at] for at in near])
         return out
-
-    @property
-    def places(self) -> tuple[slice, ...]:
-        """Returns the places of each field's scores; all of them where there is one."""
-        return tuple(self.spans.values()) or (slice(None),)
 
     def logits_in(self, precision: Precision, texts: Sequence[str]) -> Tensor:
         """The same with every text in one precision."""
@@ -314,17 +259,13 @@ def lead_of(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def margin_errors(released: Released, texts: Sequence[str]) -> Tensor:
-    """Returns how far bfloat16 moves the distance between the logits of the two codes that lead in it, float32 [n].
-
-    Of several fields, the most that it moves in any."""
+    """Returns how far bfloat16 moves the distance between the logits of the two codes that lead in it, float32 [n]."""
     exact, rounded = released.logits_in("float32", texts), released.logits_in("bfloat16", texts)
-    moved = [torch.zeros(len(texts))]
-    for place in released.places:
-        lead, best = lead_of(rounded[:, place])
-        if lead.isfinite().all():
-            there = exact[:, place].gather(1, best)
-            moved.append((lead - (there[:, 0] - there[:, 1])).abs())
-    return torch.stack(moved).amax(0)
+    lead, best = lead_of(rounded)
+    if not lead.isfinite().all():
+        return torch.zeros(len(texts))
+    chosen = exact.gather(1, best)
+    return (lead - (chosen[:, 0] - chosen[:, 1])).abs()
 
 
 def load(folder: Path) -> Released:
@@ -332,39 +273,30 @@ def load(folder: Path) -> Released:
     labels = folder / LABELS
     encoder_folder = folder / ENCODER if labels.is_file() else folder
     try:
-        spaces = _spaces(folder)
+        codes = _codes(folder)
     except (OSError, ValueError, KeyError, TypeError):
         raise MechanismError(
             f"{folder} is not a released model: {LABELS} or config.json is missing, or lists no codes"
         ) from None
-    codes = tuple(code for own in spaces.values() for code in own)
     tokenizer = encoder_files.load_tokenizer(str(encoder_folder))
     if (folder / "modules.json").is_file():
         encoder = encoders.load_frozen(str(encoder_folder))
         model: nn.Module = MeanPooled(encoder, encoders.width(encoder), len(codes), Lexicon.load(folder))
-        places = [folder / name / DENSE / "model.safetensors" for name in spaces]
-        loaded = [load_file(place) for place in places]
-        stacked = {name: torch.cat([one[f"linear.{name}"].float() for one in loaded]) for name in ("weight", "bias")}
-        cast(MeanPooled, model).head.load_state_dict(stacked)
+        dense = load_file(folder / DENSE / "model.safetensors")
+        cast(MeanPooled, model).head.load_state_dict(
+            {name: dense[f"linear.{name}"].float() for name in ("weight", "bias")}
+        )
     else:
         model = encoders.load_with_standard_head(str(folder), num_labels=len(codes))
     model.eval()
-    several = {} if "" in spaces else dict(zip(spaces, Fields(tuple(map(len, spaces.values()))).spans, strict=True))
     longest = int(tokenizer.model_max_length)
-    return Released(model=model, tokenizer=tokenizer, codes=codes, max_length=longest, spans=several)
+    return Released(model=model, tokenizer=tokenizer, codes=codes, max_length=longest)
 
 
-def _spaces(folder: Path) -> dict[str, tuple[str, ...]]:
-    """The codes of each field in the order of their scores; the only one has the name ""."""
+def _codes(folder: Path) -> tuple[str, ...]:
+    """Returns the codes in the order of the scores."""
     labels = folder / LABELS
     if not labels.is_file():
         named = json.loads((folder / "config.json").read_text())["id2label"]
-        return {"": tuple(named[str(i)] for i in range(len(named)))}
-    content = json.loads(labels.read_text(encoding="utf-8"))
-    if "fields" not in content:
-        return {"": tuple(map(str, content["codes"]))}
-    names = [str(name) for name in content["fields"]]
-    if not all(map(str.isidentifier, names)):
-        raise ValueError("no names of fields")
-    files = {name: folder / name / LABELS for name in names}
-    return {name: tuple(map(str, json.loads(file.read_bytes())["codes"])) for name, file in files.items()}
+        return tuple(named[str(i)] for i in range(len(named)))
+    return tuple(map(str, json.loads(labels.read_text(encoding="utf-8"))["codes"]))

@@ -58,7 +58,7 @@ at("open").addEventListener("submit", async (event) => {
     const response = await fetch("codes", { headers: headers("application/json") });
     if (!response.ok) throw new Error(await refusal(response));
     const list = await response.json();
-    const coded = fieldsOf(table.columns, table.rows).length ? table : await codeFirst(file, column);
+    const coded = table.columns.includes("code") ? table : await codeFirst(file, column);
     const other = at("task").value === "adjudicate" && at("other").files[0] ? await readFile(at("other").files[0]) : null;
     begin(coded, list, column, other, file.name);
   } catch (error) { failed(error); } finally {
@@ -69,12 +69,11 @@ at("open").addEventListener("submit", async (event) => {
 
 function begin(coded, list, column, other, name) {
   const task = at("task").value, role = ROLES[task], { columns, rows } = coded;
-  const fields = fieldsOf(columns, rows), cell = reader(columns);
+  const cell = reader(columns);
   const threshold = at("threshold").value === "" ? null : Number(at("threshold").value);
-  const listed = Object.fromEntries(fields.map((field) => [field, list.fields[field] || []]));
-  const titles = Object.fromEntries(fields.map((field) => [field, new Map(listed[field].map((one) => [one.code, one.title]))]));
-  const first = rows.map((row) => Object.fromEntries(fields.map((f) => [f, cell(row, (f || "code") + "_by_hand").trim()])));
-  let second = rows.map((row) => Object.fromEntries(fields.map((f) => [f, cell(row, (f || "code") + "_by_hand_2").trim()])));
+  const titles = new Map(list.codes.map((one) => [one.code, one.title]));
+  const first = rows.map((row) => cell(row, "code_by_hand").trim());
+  let second = rows.map((row) => cell(row, "code_by_hand_2").trim());
   let otherName = rows.map((row) => cell(row, "coder_2"));
   if (task === "adjudicate") {
     if (other) {
@@ -83,23 +82,20 @@ function begin(coded, list, column, other, name) {
       rows.forEach((row, i) => {
         if (cell(row, column) !== own(other.rows[i], column)) throw new Error(`Row ${i + 1}: the two files have different narratives. Open two codings of one file.`);
       });
-      const by = other.columns.includes((fields[0] || "code") + "_by_hand_2") ? "_by_hand_2" : "_by_hand";
-      second = other.rows.map((row) => Object.fromEntries(fields.map((f) => [f, own(row, (f || "code") + by).trim()])));
+      const by = other.columns.includes("code_by_hand_2") ? "_by_hand_2" : "_by_hand";
+      second = other.rows.map((row) => own(row, "code" + by).trim());
       otherName = other.rows.map((row) => own(row, by === "_by_hand" ? "coder" : "coder_2"));
     }
-    if (![first, second].every((all) => all.some((one) => fields.some((f) => one[f])))) {
+    if (![first, second].every((all) => all.some(Boolean))) {
       throw new Error("There are not two coders' codes (columns … _by_hand). Open the other coder's file too.");
     }
   }
-  const decided = rows.map((row, i) => Object.fromEntries(fields.map((f) => {
-    const earlier = cell(row, (f || "code") + role.code).trim();
-    return [f, earlier || (task === "adjudicate" && first[i][f] === second[i][f] ? first[i][f] : "")];
-  })));
+  const decided = rows.map((row, i) => cell(row, "code" + role.code).trim() || (task === "adjudicate" && first[i] === second[i] ? first[i] : ""));
   s = {
-    task, role, columns, rows, fields, cell, column, name, list, listed, titles, first, second, otherName, decided,
+    task, role, columns, rows, cell, column, name, list, titles, first, second, otherName, decided,
     when: rows.map((row) => cell(row, role.time)), who: rows.map((row) => cell(row, role.coder)),
-    marks: rows.map((row) => marksOf(cell, row, fields, list.sensitive, threshold)),
-    view: [], position: 0, field: 0, preview: 0, history: [], reasons: new Map(), asking: null, unsaved: false,
+    marks: rows.map((row) => marksOf(cell, row, list.sensitive, threshold)),
+    view: [], position: 0, preview: 0, history: [], reasons: new Map(), asking: null, unsaved: false,
   };
   at("open").hidden = true;
   at("work").hidden = false;
@@ -111,8 +107,8 @@ function begin(coded, list, column, other, name) {
 }
 
 // ---- the queue
-const isDone = (row) => s.fields.every((field) => s.decided[row][field]);
-const differs = (row) => s.fields.some((field) => s.first[row][field] !== s.second[row][field]);
+const isDone = (row) => Boolean(s.decided[row]);
+const differs = (row) => s.first[row] !== s.second[row];
 function arrange() {
   const shown = at("shown").value;
   s.view = orderBy(at("order").value, s.marks).filter((row) => (s.task !== "adjudicate" || differs(row))
@@ -125,7 +121,6 @@ at("order").addEventListener("change", arrange);
 at("shown").addEventListener("change", arrange);
 function signs(row) {
   const marks = s.marks[row], out = [];
-  if (marks.conflict) out.push("contradiction");
   if (marks.sensitive) out.push("sensitive");
   if (marks.low) out.push("low score");
   if (marks.size > 1) out.push(`${marks.size} codes in the set`);
@@ -163,7 +158,6 @@ function go(place) {
   if (place < 0 || place >= s.view.length) return;
   s.position = place;
   s.preview = 0;
-  s.field = Math.max(0, s.fields.findIndex((field) => !s.decided[s.view[place]][field]));
   show();
 }
 function reveal() {
@@ -173,10 +167,10 @@ function reveal() {
 }
 
 // ---- the case
-function candidates(row, field) {
-  const out = candidatesOf(s.cell, s.rows[row], field);
+function candidates(row) {
+  const out = candidatesOf(s.cell, s.rows[row]);
   if (s.task === "adjudicate") {
-    const two = [[s.first[row][field], "first coder"], [s.second[row][field], "second coder"]].filter(([code]) => code);
+    const two = [[s.first[row], "first coder"], [s.second[row], "second coder"]].filter(([code]) => code);
     return [...two.map(([code, by]) => ({ code, score: (out.find((one) => one.code === code) || { score: null }).score, by })),
       ...out.filter((one) => !two.some(([code]) => code === one.code))].slice(0, 9);
   }
@@ -191,27 +185,17 @@ function show() {
     box.replaceChildren(make("p", s.task === "adjudicate" ? "No disagreement is left to show. Save the file." : "Nothing to show here."));
     return;
   }
-  const row = s.view[s.position], field = s.fields[s.field], head = make("div", "", "head");
+  const row = s.view[s.position], head = make("div", "", "head");
   head.append(make("h2", `Case ${row + 1}`), ...signs(row).map((sign) => make("span", sign, "badge")));
   if (isDone(row)) head.append(make("span", "decided", "badge done"));
   const parts = [head, make("p", s.cell(s.rows[row], s.column), "narrative", { id: "narrative", tabindex: "0", role: "group", "aria-label": "Narrative" })];
-  if (s.marks[row].conflict) parts.push(make("p", "Contradiction: " + s.marks[row].conflict, "notice"));
-  if (field) {
-    const tabs = make("div", "", "fields", { role: "group", "aria-label": "Fields" });
-    s.fields.forEach((name, i) => {
-      const tab = make("button", name + (s.decided[row][name] ? ` ✓ ${s.decided[row][name]}` : ""), "", { type: "button", "aria-pressed": i === s.field });
-      tab.addEventListener("click", () => { s.field = i; s.preview = 0; show(); });
-      tabs.append(tab);
-    });
-    parts.push(tabs);
-  }
-  const ranked = make("ol", "", "candidates", { "aria-label": "Candidates" }), choices = candidates(row, field);
-  const own = s.decided[row][field];
+  const ranked = make("ol", "", "candidates", { "aria-label": "Candidates" }), choices = candidates(row);
+  const own = s.decided[row];
   const listed = own && !choices.some((one) => one.code === own) ? [...choices, { code: own, score: null, by: "chosen" }] : choices;
   listed.forEach((one, i) => {
     const item = make("li", "", i === s.preview ? "previewed" : ""), button = make("button", "", "", { type: "button", "aria-pressed": one.code === own });
     button.append(make("kbd", i < 9 ? String(i + 1) : ""), make("b", one.code),
-      make("span", (s.titles[field].get(one.code) || "") + (one.by ? ` (${one.by})` : ""), "title"),
+      make("span", (s.titles.get(one.code) || "") + (one.by ? ` (${one.by})` : ""), "title"),
       make("span", one.score === null ? "" : percent(one.score), "score"), make("span", "", "why"));
     button.addEventListener("click", () => decide(one.code));
     button.addEventListener("focus", () => preview(i));
@@ -219,15 +203,14 @@ function show() {
     item.append(button);
     ranked.append(item);
   });
-  parts.push(ranked, searchBox(field), others(row));
+  parts.push(ranked, searchBox(), others(row));
   box.replaceChildren(...parts);
   if (within) box.focus({ preventScroll: true });
-  ask(row, field, listed);
+  ask(row, listed);
 }
 function others(row) {
-  const answer = /^(code|title|score)(_\d+)?$|^(needs_review|set|set_size|conflicts|coder|coder_2|adjudicator|coded_fields|model|bundle_digest|score_temperature)$|^(group|classification)(_|$)|_by_hand|_adjudicated|decided_at|adjudicated_at/;
-  const names = s.columns.filter((name) => name !== s.column && !answer.test(name)
-    && !s.fields.some((field) => field && (name === field || name.startsWith(field + "_"))));
+  const answer = /^(code|title|score)(_\d+)?$|^(needs_review|set|set_size|coder|coder_2|adjudicator|model|bundle_digest|score_temperature)$|^(group|classification)(_|$)|_by_hand|_adjudicated|decided_at|adjudicated_at/;
+  const names = s.columns.filter((name) => name !== s.column && !answer.test(name));
   const details = make("details", ""), list = make("dl", "");
   details.hidden = !names.length;
   for (const name of names) list.append(make("dt", name), make("dd", s.cell(s.rows[row], name)));
@@ -241,9 +224,9 @@ function preview(i) {
 }
 
 // ---- the words
-async function ask(row, field, listed) {
-  const key = row + " " + field + " " + listed.map((one) => one.code).join(" "), text = s.cell(s.rows[row], s.column);
-  const codes = listed.filter((one) => s.titles[field].has(one.code)).map((one) => ({ field, code: one.code }));
+async function ask(row, listed) {
+  const key = row + " " + listed.map((one) => one.code).join(" "), text = s.cell(s.rows[row], s.column);
+  const codes = listed.filter((one) => s.titles.has(one.code)).map((one) => one.code);
   if (s.asking) s.asking.abort();
   s.shown = key;
   if (s.reasons.has(key) || isBlank(text) || !codes.length || [...text].length > 20000) return paint();
@@ -293,7 +276,7 @@ function paint() {
 }
 
 // ---- search
-function searchBox(field) {
+function searchBox() {
   const box = make("div", "", "search"), label = make("label", "Search the code list ", "", { for: "search" });
   const input = make("input", "", "", { id: "search", role: "combobox", autocomplete: "off", "aria-expanded": "false", "aria-controls": "results",
     "aria-autocomplete": "list" });
@@ -311,7 +294,7 @@ function searchBox(field) {
       at("match-" + chosen).scrollIntoView({ block: "nearest" });
     } else input.removeAttribute("aria-activedescendant");
   };
-  input.addEventListener("input", () => { matches = searchCodes(s.listed[field], input.value); chosen = 0; draw(); });
+  input.addEventListener("input", () => { matches = searchCodes(s.list.codes, input.value); chosen = 0; draw(); });
   input.addEventListener("keydown", (event) => {
     if (event.key === "Escape") { input.value = ""; matches = []; draw(); at("case").focus(); }
     else if (event.key === "Enter" && matches.length) decide(matches[chosen].code);
@@ -327,28 +310,25 @@ function searchBox(field) {
 }
 
 // ---- decisions
-function set(row, field, code, when) {
-  s.decided[row][field] = code;
+function set(row, code, when) {
+  s.decided[row] = code;
   s.when[row] = when;
   s.who[row] = at("coder").value.trim();
   s.unsaved = true;
 }
 function decide(code) {
-  const row = s.view[s.position], field = s.fields[s.field];
-  s.history.push({ row, field, code: s.decided[row][field], when: s.when[row], position: s.position, view: s.view });
-  set(row, field, code, new Date().toISOString().slice(0, 19) + "Z");
-  const next = s.fields.findIndex((name) => !s.decided[row][name]);
-  if (next >= 0) { s.field = next; s.preview = 0; show(); }
-  else if (s.position + 1 < s.view.length) go(s.position + 1);
+  const row = s.view[s.position];
+  s.history.push({ row, code: s.decided[row], when: s.when[row], position: s.position, view: s.view });
+  set(row, code, new Date().toISOString().slice(0, 19) + "Z");
+  if (s.position + 1 < s.view.length) go(s.position + 1);
   else show();
 }
 function undo() {
   const last = s.history.pop();
   if (!last) return;
-  set(last.row, last.field, last.code, last.when);
+  set(last.row, last.code, last.when);
   s.view = last.view;
   s.position = last.position;
-  s.field = s.fields.indexOf(last.field);
   s.preview = 0;
   show();
 }
@@ -361,27 +341,25 @@ function drawBar() {
 }
 function agreements(complete) {
   const sides = {
-    review: ["With the model", (i, f) => [s.decided[i][f], s.cell(s.rows[i], f || "code")]],
-    second: ["With the first coder", (i, f) => [s.decided[i][f], s.first[i][f]]],
-    adjudicate: ["Between the coders", (i, f) => [s.first[i][f], s.second[i][f]]],
+    review: ["With the model", (i) => [s.decided[i], s.cell(s.rows[i], "code")]],
+    second: ["With the first coder", (i) => [s.decided[i], s.first[i]]],
+    adjudicate: ["Between the coders", (i) => [s.first[i], s.second[i]]],
   };
   const [words, pair] = sides[s.task];
   if (s.task === "second" && !complete) return "Agreement is shown at the end";
-  return s.fields.map((field) => {
-    const { n, share, kappa } = agreement(s.rows.map((_, i) => pair(i, field)));
-    return n ? `${field || words}: ${percent(share)}, κ ${kappa === null ? "–" : kappa.toFixed(2)}` : "";
-  }).filter(Boolean).join(" · ");
+  const { n, share, kappa } = agreement(s.rows.map((_, i) => pair(i)));
+  return n ? `${words}: ${percent(share)}, κ ${kappa === null ? "–" : kappa.toFixed(2)}` : "";
 }
 
 // ---- saving
 function savedTable() {
-  const { role, fields } = s, more = [];
+  const { role } = s, more = [];
   if (s.task === "adjudicate") {
-    for (const field of fields) more.push([(field || "code") + "_by_hand_2", (i) => s.second[i][field]]);
+    more.push(["code_by_hand_2", (i) => s.second[i]]);
     more.push(["coder_2", (i) => s.otherName[i]]);
   }
-  for (const field of fields) more.push([(field || "code") + role.code, (i) => s.decided[i][field]]);
-  const owner = [role.coder, (i) => (fields.some((field) => s.decided[i][field]) ? s.who[i] : "")];
+  more.push(["code" + role.code, (i) => s.decided[i]]);
+  const owner = [role.coder, (i) => (s.decided[i] ? s.who[i] : "")];
   if (at("with-coder").checked) more.push(owner);
   if (at("with-time").checked) more.push([role.time, (i) => s.when[i]]);
   const names = new Set([...more.map(([name]) => name), role.coder, role.time]);
@@ -403,9 +381,9 @@ at("save").addEventListener("click", () => {
 at("studio").addEventListener("click", () => {
   const cases = s.rows.map((row, i) => ({
     row: i + 1, text: s.cell(row, s.column), score: s.marks[i].score, decided: s.decided[i],
-    predicted: Object.fromEntries(s.fields.map((field) => [field, s.cell(row, field || "code")])),
+    predicted: s.cell(row, "code"),
   }));
-  download(JSON.stringify(labelStudio(cases, s.fields, s.cell(s.rows[0], "model")), null, 1), "application/json", s.name.replace(/\.csv$/i, "") + ".labelstudio.json");
+  download(JSON.stringify(labelStudio(cases, s.cell(s.rows[0], "model")), null, 1), "application/json", s.name.replace(/\.csv$/i, "") + ".labelstudio.json");
 });
 addEventListener("beforeunload", (event) => { if (s && s.unsaved) event.preventDefault(); });
 
@@ -418,7 +396,6 @@ document.addEventListener("keydown", (event) => {
   const act = {
     j: () => go(s.position + 1), k: () => go(s.position - 1), u: undo, "?": () => at("keys").showModal(),
     n: () => go(s.view.findIndex((row, place) => place > s.position && !isDone(row))),
-    f: () => { s.field = (s.field + 1) % s.fields.length; s.preview = 0; show(); },
     "/": () => at("search") && at("search").focus(),
     "[": () => preview(Math.max(0, s.preview - 1)),
     "]": () => preview(Math.min(document.querySelectorAll("ol.candidates li").length - 1, s.preview + 1)),

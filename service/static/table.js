@@ -113,45 +113,33 @@ function agreement(pairs) {
   return { n, share, kappa: chance < 1 ? (share - chance) / (1 - chance) : null };
 }
 
-// What coding wrote of each field: its names, and of a row the candidates and marks.
-function fieldsOf(columns, rows) {
-  const at = columns.indexOf("coded_fields");
-  const names = at >= 0 && rows.length ? rows[0][at].trim().split(/\s+/) : [""];
-  return names.filter((name) => columns.includes(name || "code"));
-}
+// What coding wrote of a row: its candidates and marks.
 function reader(columns) {
   const place = new Map(columns.map((name, i) => [name, i]));
   return (row, name) => (place.has(name) ? row[place.get(name)] : "");
 }
-function candidatesOf(cell, row, field) {
-  const base = field || "code", score = field ? field + "_score" : "score", out = [];
+function candidatesOf(cell, row) {
+  const out = [];
   for (let k = 1; k <= 20; k += 1) {
-    const code = cell(row, k === 1 ? base : `${base}_${k}`), value = cell(row, k === 1 ? score : `${score}_${k}`);
+    const end = k === 1 ? "" : `_${k}`, code = cell(row, "code" + end), value = cell(row, "score" + end);
     if (code) out.push({ code, score: value === "" ? null : Number(value) });
   }
-  for (const code of cell(row, field ? field + "_set" : "set").split(";").map((one) => one.trim())) {
+  for (const code of cell(row, "set").split(";").map((one) => one.trim())) {
     if (code && !out.some((one) => one.code === code)) out.push({ code, score: null });
   }
   return out.slice(0, 9);
 }
-function marksOf(cell, row, fields, sensitive, threshold) {
-  const marks = { score: 1, size: 0, conflict: cell(row, "conflicts"), sensitive: false, low: cell(row, "needs_review") === "true", blank: false };
-  for (const field of fields) {
-    const of = field ? field + "_" : "", listed = candidatesOf(cell, row, field);
-    const score = listed.length && listed[0].score !== null ? listed[0].score : 0;
-    marks.score = Math.min(marks.score, score);
-    marks.size = Math.max(marks.size, Number(cell(row, of + "set_size")) || 0);
-    marks.blank ||= !listed.length;
-    marks.low ||= threshold !== null && score < threshold;
-    marks.sensitive ||= listed.some((one) => (sensitive[field] || []).includes(one.code));
-  }
-  return marks;
+function marksOf(cell, row, sensitive, threshold) {
+  const listed = candidatesOf(cell, row), score = listed.length && listed[0].score !== null ? listed[0].score : 0;
+  return {
+    score, size: Number(cell(row, "set_size")) || 0, sensitive: listed.some((one) => sensitive.includes(one.code)),
+    low: cell(row, "needs_review") === "true" || (threshold !== null && score < threshold), blank: !listed.length,
+  };
 }
 const ORDERS = {
-  looks: (m) => [-(m.conflict !== "") - m.sensitive - m.low - (m.size > 1), m.score],
+  looks: (m) => [-m.sensitive - m.low - (m.size > 1), m.score],
   score: (m) => [-m.low, m.score],
   size: (m) => [-m.size, m.score],
-  conflict: (m) => [-(m.conflict !== ""), m.score],
   sensitive: (m) => [-m.sensitive, m.score],
   file: () => [0, 0],
 };
@@ -161,13 +149,11 @@ function orderBy(name, marks) {
 }
 
 // Label Studio's tasks: the model's answers are predictions, decisions are annotations.
-function labelStudio(cases, fields, model) {
-  const result = (codes) => fields.filter((field) => codes[field]).map((field) => ({
-    from_name: field || "code", to_name: "text", type: "choices", value: { choices: [codes[field]] },
-  }));
+function labelStudio(cases, model) {
+  const result = (code) => (code ? [{ from_name: "code", to_name: "text", type: "choices", value: { choices: [code] } }] : []);
   return cases.map((one) => {
     const task = { data: { text: one.text, row: one.row }, predictions: [{ model_version: model, score: one.score, result: result(one.predicted) }] };
-    if (fields.some((field) => one.decided[field])) task.annotations = [{ result: result(one.decided) }];
+    if (one.decided) task.annotations = [{ result: result(one.decided) }];
     return task;
   });
 }

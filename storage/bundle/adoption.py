@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from storage.bundle.check import VerifiedBundle, check
-from storage.bundle.folder import STATEMENT, UnsoundBundle
+from storage.bundle.folder import STATEMENT, THRESHOLDS, UnsoundBundle
 from storage.bundle.trust import Trust
 from storage.durable import write_atomically
 from storage.errors import InputError
@@ -32,8 +32,8 @@ class Adoption(BaseModel):
     template: str | None = None
     roots: str | None = None
     """File that the partner replaces by each newer one of the agency. None: no revocation is known."""
-    thresholds: tuple[str, ...] = ()
-    """Files in the folder."""
+    has_thresholds: bool = False
+    """The folder has thresholds of the partner's own."""
     accuracy: float | None = Field(default=None, gt=0, lt=1)
     """Accuracy whose score marks rows for review."""
 
@@ -77,9 +77,9 @@ class AdoptedBundle:
         return Trust(self.key, self.roots)
 
     @property
-    def thresholds(self) -> list[Path]:
-        """Returns the files with the partner's own thresholds."""
-        return [self.folder / name for name in self.adoption.thresholds]
+    def thresholds(self) -> Path | None:
+        """Returns the file with the partner's own thresholds."""
+        return self.folder / THRESHOLDS if self.adoption.has_thresholds else None
 
     def check(self) -> VerifiedBundle:
         """Checks the bundle as on the day of its adoption, against the newest roots."""

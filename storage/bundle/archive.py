@@ -23,7 +23,7 @@ import zstandard
 from storage.bundle.adoption import AdoptedBundle
 from storage.bundle.folder import UnsoundBundle
 from storage.bundle.seal import claimed_release
-from storage.egress.allow_list import FILES, PER_FIELD, file_kind
+from storage.egress.allow_list import FILES
 from storage.errors import InputError
 
 SUFFIX = ".tar.zst"
@@ -32,8 +32,8 @@ _BLOCK = tarfile.BLOCKSIZE
 _RATIO, _ALWAYS = 32, 16 << 20
 """Limits of an archive's decompressed size: a multiple of its size, and bytes that are always allowed. Text shrinks
 tenfold, weights less than twofold."""
-_MOST_FILES = len(FILES) + 32 * len(PER_FIELD)
-"""Entries of an archive: 32 fields are the most that labels may name."""
+_MOST_FILES = len(FILES)
+"""Entries of an archive."""
 _RELEASE = re.compile("[0-9a-f]{16}")
 
 
@@ -194,7 +194,7 @@ def _place(entry: tarfile.TarInfo) -> PurePosixPath:
     if not plain or len(parts) < 2 or not _RELEASE.fullmatch(parts[0]) or "\\" in entry.name:
         raise UnsoundBundle(shown, "would be written outside a folder that is named after a release")
     name = "/".join(parts[1:])
-    kind = file_kind(name)
+    kind = FILES.get(name)
     if kind is None:
         raise UnsoundBundle(name if len(name) <= 80 else shown, "is not on the list of files that may leave")
     if not 0 <= entry.size <= kind.max_bytes:

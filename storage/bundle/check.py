@@ -1,4 +1,4 @@
-"""Verifies a bundle without loading its model: signature, digests, fields, codes, ledger proof, revocation."""
+"""Verifies a bundle without loading its model: signature, digests, codes, ledger proof, revocation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from storage.bundle.proof import check_proof
 from storage.bundle.seal import claimed_release, sealed_by
 from storage.bundle.signing import verify_signature
 from storage.bundle.trust import Root, Trust
-from storage.egress.allow_list import allowed_files, check_codes, check_layers, list_files, read_fields, read_files
+from storage.egress.allow_list import FILES, check_codes, check_layers, list_files, read_files
 from storage.ledger.heads import key_id
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def check(folder: Path, trust: Trust | None, *, unsigned: bool = False) -> Verif
     root = None if trust is None else trust.load()
     if root is None and not unsigned:
         raise UnsoundBundle(SIGNATURE, "cannot be checked without a key. Pass --key")
-    allowed = allowed_files(read_fields(folder))
+    allowed = frozenset(FILES)
     list_files(folder, allowed=allowed)
     public = None if root is None else _signing_key(folder, root)
     contents = read_files(folder, allowed=allowed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ _PICKLES = {
 ENCODER = "0_Transformer/"
 """Folder of a mean-pooled model's encoder; in older bundles it is at the top."""
 LABELS = "labels.json"
-"""Codes in the order of the scores, next to an encoder that names none; of several fields, their names."""
+"""Codes in the order of the scores, next to an encoder that names none."""
 LEXICON = "lexicon.json"
 """Vocabulary that a model reads next to its encoder, where it reads one."""
 GRAPH = "model.onnx"
@@ -130,57 +130,10 @@ FILES: dict[str, Kind] = {
     bundle.PROOF: _json("ledger_proof"),
     bundle.SIGNATURE: Kind(_signature, _MB),
 }
-"""Every file that a bundle of one field may hold."""
-
-PER_FIELD = frozenset(
-    {LABELS, "2_Dense/config.json", "2_Dense/model.safetensors", bundle.CODELIST, bundle.THRESHOLDS, bundle.GOLDEN}
-)
-"""Files that exist once per field, in a folder of the field's name."""
-_FIELD = re.compile(r"([a-z][a-z0-9_]{0,30})/(.+)")
-
-
-def file_kind(name: str) -> Kind | None:
-    """Returns how a file of this name is read; None where no bundle may contain it, whatever its fields."""
-    within = _FIELD.fullmatch(name)
-    if within is None:
-        return FILES.get(name)
-    return FILES[within[2]] if within[2] in PER_FIELD else None
-
-
-def allowed_files(fields: Sequence[str]) -> frozenset[str]:
-    """Returns every file that a bundle of these fields may contain; without names, a bundle of one field."""
-    if not fields:
-        return frozenset(FILES)
-    per_field = {f"{name}/{file}" for name in fields for file in PER_FIELD}
-    return (frozenset(FILES) - (PER_FIELD - {LABELS})) | per_field
-
-
-def allowed_content(fields: Sequence[str]) -> frozenset[str]:
-    """Returns the same without the files that follow the ledger's commit."""
-    return allowed_files(fields) - bundle.SEAL
-
-
-def read_fields(folder: Path) -> tuple[str, ...]:
-    """Returns the fields that a bundle's labels name; none where it has one field."""
-    path = folder / LABELS
-    if not path.is_file() or path.is_symlink():
-        return ()
-    if path.stat().st_size > FILES[LABELS].max_bytes:
-        raise UnsoundBundle(LABELS, f"is larger than {FILES[LABELS].max_bytes >> 20} MB")
-    try:
-        return tuple(FILES[LABELS].read(LABELS, path).get("fields", ()))
-    except RecursionError:
-        raise UnsoundBundle(LABELS, "is nested too deeply") from None
-
-
-def field_folders(contents: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the folder of each field's files by its name; "" for a single field, at the top."""
-    names = contents[LABELS].get("fields") if LABELS in contents else None
-    return {"": ""} if names is None else {name: f"{name}/" for name in names}
-
+"""Every file that a bundle may hold."""
 
 CONTENT = frozenset(FILES) - bundle.SEAL
-"""Files of a bundle of one field before the ledger's row is committed."""
+"""Files of a bundle before the ledger's row is committed."""
 
 _ALWAYS = frozenset(
     {bundle.CARD, bundle.CODELIST, bundle.STATEMENT, bundle.PAGE, bundle.GOLDEN, bundle.MATERIALS, bundle.LICENCE}
@@ -196,8 +149,8 @@ def encoder_place(names: Iterable[str]) -> str:
     return ENCODER if any(name == LABELS or name.startswith(ENCODER) for name in names) else ""
 
 
-def model_files(names: Iterable[str], fields: Sequence[str] = ()) -> frozenset[str]:
-    """Returns the files that a model of this layout needs; no fields are named where there is one.
+def model_files(names: Iterable[str]) -> frozenset[str]:
+    """Returns the files that a model of this layout needs.
 
     Files of two layouts together are refused: a library may read the other one.
     """
@@ -206,29 +159,25 @@ def model_files(names: Iterable[str], fields: Sequence[str] = ()) -> frozenset[s
         return _AT_THE_TOP | (_LAYERS if _LAYERS & present else frozenset())
     for name in sorted(present & (_AT_THE_TOP | {"sentence_bert_config.json"})):
         raise UnsoundBundle(name, f"conflicts with another model, in {ENCODER}")
-    per_field = {f"{name}/{file}" for name in fields for file in _DENSE | {LABELS}}
-    return (_BELOW - _DENSE) | per_field if fields else _BELOW
+    return _BELOW
 
 
 def list_files(folder: Path, *, allowed: frozenset[str]) -> dict[str, Path]:
-    """Lists the files of a bundle by name, by their status alone: nothing is opened but the labels."""
+    """Lists the files of a bundle by name, by their status alone: nothing is opened."""
     bundle.check_allowed(folder, allowed)
     present = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     for name, path in present.items():
-        kind = file_kind(name)
-        if kind is None:
+        if name not in FILES:
             raise UnsoundBundle(name, "is not on the list of files that may leave")
-        if path.stat().st_size > kind.max_bytes:
-            raise UnsoundBundle(name, f"is larger than {kind.max_bytes >> 20} MB")
+        if path.stat().st_size > FILES[name].max_bytes:
+            raise UnsoundBundle(name, f"is larger than {FILES[name].max_bytes >> 20} MB")
     return present
 
 
 def read_files(folder: Path, *, allowed: frozenset[str]) -> dict[str, Any]:
     """Reads every file of a bundle as its kind; returns the contents by name."""
-    present, fields = list_files(folder, allowed=allowed), read_fields(folder)
-    each = _ALWAYS & PER_FIELD
-    always = (_ALWAYS - each) | {f"{name}/{file}" for name in fields for file in each} if fields else _ALWAYS
-    for name in sorted((always | model_files(present, fields)) - set(present)):
+    present = list_files(folder, allowed=allowed)
+    for name in sorted((_ALWAYS | model_files(present)) - set(present)):
         raise UnsoundBundle(name, "is missing")
     contents: dict[str, Any] = {}
     for name, path in present.items():
@@ -238,39 +187,22 @@ def read_files(folder: Path, *, allowed: frozenset[str]) -> dict[str, Any]:
             if start.startswith(marks):
                 raise UnsoundBundle(name, f"begins like {kind}")
         try:
-            contents[name] = FILES[name if name in FILES else name.partition("/")[2]].read(name, path)
+            contents[name] = FILES[name].read(name, path)
         except RecursionError:
             raise UnsoundBundle(name, "is nested too deeply") from None
     return contents
 
 
-def check_codes(contents: dict[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Returns each field's codes in the order of the scores, by its name ("" for a single field).
-
-    Model and code list have to name the same codes, and the statement the same fields.
-    """
-    spaces: dict[str, tuple[str, ...]] = {}
-    for field, place in field_folders(contents).items():
-        labels = contents.get(f"{place}{LABELS}")
-        if labels is not None and "codes" not in labels:
-            raise UnsoundBundle(f"{place}{LABELS}", "lists no codes")
-        codes = _configured(contents["config.json"]) if labels is None else tuple(labels["codes"])
-        if codes != tuple(row[0] for row in contents[f"{place}{bundle.CODELIST}"]):
-            raise UnsoundBundle(f"{place}{bundle.CODELIST}", "lists other codes than the model, or in another order")
-        for answer in contents[f"{place}{bundle.GOLDEN}"]:
-            if not set(answer["codes"]) <= set(codes):
-                raise UnsoundBundle(
-                    f"{place}{bundle.GOLDEN}", f"narrative {answer['id']} has a code that is not on the list"
-                )
-        thresholds = contents.get(f"{place}{bundle.THRESHOLDS}")
-        # guard: thresholds are of the field that they say
-        if thresholds is not None and thresholds.get("field", "") != field:
-            raise UnsoundBundle(f"{place}{bundle.THRESHOLDS}", "is of another field")
-        spaces[field] = codes
-    # guard: a bundle is of the fields that its statement names
-    if contents[bundle.STATEMENT].get("fields", [""]) != list(spaces):
-        raise UnsoundBundle(bundle.STATEMENT, "is of other fields than the model codes")
-    return spaces
+def check_codes(contents: dict[str, Any]) -> tuple[str, ...]:
+    """Returns the codes in the order of the scores. Model, code list and golden answers have to name the same ones."""
+    labels = contents.get(LABELS)
+    codes = _configured(contents["config.json"]) if labels is None else tuple(labels["codes"])
+    if codes != tuple(row[0] for row in contents[bundle.CODELIST]):
+        raise UnsoundBundle(bundle.CODELIST, "lists other codes than the model, or in another order")
+    for answer in contents[bundle.GOLDEN]:
+        if not set(answer["codes"]) <= set(codes):
+            raise UnsoundBundle(bundle.GOLDEN, f"narrative {answer['id']} has a code that is not on the list")
+    return codes
 
 
 def _configured(config: dict[str, Any]) -> tuple[str, ...]:
@@ -288,20 +220,19 @@ def check_layers(contents: dict[str, Any]) -> None:
         if lexicon is not None:
             raise UnsoundBundle(LEXICON, "belongs to no layer of this model")
         return
-    width, places = contents["1_Pooling/config.json"]["embedding_dimension"], field_folders(contents)
+    width = contents["1_Pooling/config.json"]["embedding_dimension"]
     first = {module["path"] for module in contents["modules.json"] if module["idx"] == 0}
     if first != {encoder_place(contents).rstrip("/")}:
         raise UnsoundBundle("modules.json", "does not begin at the encoder")
-    if (len(contents["modules.json"]) == 3) != ("" in places and lexicon is None):
-        raise UnsoundBundle("modules.json", "has other layers than its fields and its lexicon need")
+    if (len(contents["modules.json"]) == 3) != (lexicon is None):
+        raise UnsoundBundle("modules.json", "has other layers than its lexicon needs")
     if lexicon is not None:
         if lexicon["kind"] == "titles" and lexicon["columns"] != len(lexicon["vocabulary"]):
             raise UnsoundBundle(LEXICON, "has another number of stems than columns")
         width += lexicon["columns"]
-    for place in places.values():
-        dense, codes = f"{place}2_Dense/", len(contents[f"{place}{bundle.CODELIST}"])
-        config = contents[f"{dense}config.json"]
-        if (config["in_features"], config["out_features"]) != (width, codes):
-            raise UnsoundBundle(f"{dense}config.json", "does not map the encoder's features to the codes")
-        if contents[f"{dense}model.safetensors"] != {"linear.weight": (codes, width), "linear.bias": (codes,)}:
-            raise UnsoundBundle(f"{dense}model.safetensors", "contains other tensors than its configuration declares")
+    codes = len(contents[bundle.CODELIST])
+    config = contents["2_Dense/config.json"]
+    if (config["in_features"], config["out_features"]) != (width, codes):
+        raise UnsoundBundle("2_Dense/config.json", "does not map the encoder's features to the codes")
+    if contents["2_Dense/model.safetensors"] != {"linear.weight": (codes, width), "linear.bias": (codes,)}:
+        raise UnsoundBundle("2_Dense/model.safetensors", "contains other tensors than its configuration declares")

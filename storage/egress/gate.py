@@ -17,7 +17,7 @@ from typing import Any
 from storage.bundle import folder as bundle
 from storage.bundle.folder import UnsoundBundle
 from storage.codelist import Code
-from storage.egress.allow_list import GRAPH, LEXICON, allowed_content, check_codes, encoder_place, read_files
+from storage.egress.allow_list import CONTENT, GRAPH, LEXICON, check_codes, encoder_place, read_files
 from storage.egress.documents import Shapes
 
 
@@ -25,14 +25,12 @@ from storage.egress.documents import Shapes
 class Expected:
     """Holds what the bundle must agree with, from sources outside it."""
 
-    codes: Mapping[str, tuple[Code, ...]]
-    """Code list of each field by its name; of a single field by the name ""."""
+    codes: tuple[Code, ...]
     tokenizer: str
     """`tokenizer_digest` of the encoder's tokenizer."""
     tensors: dict[str, Shapes]
     """Names and shapes of the inference weights, by file."""
-    golden_texts: Mapping[str, tuple[str, ...]]
-    """The golden texts of each field, in order."""
+    golden_texts: tuple[str, ...]
     settings: frozenset[str]
     """The texts that the encoder's configuration may contain."""
     unsigned_texts: tuple[str, ...] = ()
@@ -54,16 +52,13 @@ def inspect(folder: Path, expected: Expected) -> None:
             f"the bundle contains {len(expected.unsigned_texts)} texts that neither the plan lists nor an approver "
             "signed. Plan again",
         )
-    contents = read_files(folder, allowed=allowed_content([name for name in expected.codes if name]))
-    if check_codes(contents) != {name: tuple(one.code for one in codes) for name, codes in expected.codes.items()}:
+    contents = read_files(folder, allowed=CONTENT)
+    if check_codes(contents) != tuple(code.code for code in expected.codes):
         raise UnsoundBundle(bundle.CODELIST, "lists other codes than the records' code list")
-    for name, codes in expected.codes.items():
-        place = f"{name}/" if name else ""
-        titles = [row[1] for row in contents[f"{place}{bundle.CODELIST}"]]
-        if titles != [entry.title for entry in codes]:
-            raise UnsoundBundle(f"{place}{bundle.CODELIST}", "has another title than the records' code list")
-        if tuple(answer["text"] for answer in contents[f"{place}{bundle.GOLDEN}"]) != expected.golden_texts[name]:
-            raise UnsoundBundle(f"{place}{bundle.GOLDEN}", "contains other texts than the generator writes")
+    if [row[1] for row in contents[bundle.CODELIST]] != [code.title for code in expected.codes]:
+        raise UnsoundBundle(bundle.CODELIST, "has another title than the records' code list")
+    if tuple(answer["text"] for answer in contents[bundle.GOLDEN]) != expected.golden_texts:
+        raise UnsoundBundle(bundle.GOLDEN, "contains other texts than the generator writes")
     _check_model(contents, expected)
     for name in sorted(contents):
         if Path(name).name in bundle.OWN_FILES:

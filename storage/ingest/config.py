@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import date
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -15,32 +15,6 @@ Sampling = Literal["stratified", "per-record"]
 Cohort = Literal["year", "quarter", "month", "none"]
 _COHORTS: dict[Cohort, str] = {"year": r"\d{4}", "quarter": r"\d{4}-Q[1-4]", "month": r"\d{4}-(0[1-9]|1[0-2])"}
 CohortsSource = Literal["constant", "declared", "records"]
-
-
-FIELD_NAME = r"^[a-z][a-z0-9_]{0,30}$"
-_RESERVED = frozenset(
-    {"model", "classification", "classification_version", "bundle_digest", "score_temperature", "coded_fields"}
-    | {"needs_review", "conflicts"}
-)
-"""Columns that coding adds to a table for any fields."""
-_SUFFIX = re.compile(r"((score|title)_)?\d+|title|score|needs_review|group(_(code|title|score))?")
-"""Suffixes of a field's columns in a coded table, after the field's name."""
-
-
-class FieldColumns(BaseModel):
-    """Names the columns of one of the fields that a record is coded in, such as the part of the body."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", title="A field")
-
-    label_column: str = Field(
-        min_length=1, title="Code column", description="The codes of this field; a record may lack one."
-    )
-    codelist: str | None = Field(
-        default=None,
-        min_length=1,
-        title="Code list",
-        description="CSV of this field's published classification (code, title); without it, the observed codes.",
-    )
 
 
 class IngestConfig(BaseModel):
@@ -68,14 +42,6 @@ class IngestConfig(BaseModel):
         title="Code column",
         description="The code to learn. Read as text; outer blanks go, and 111.0 is read as 111. Records without a "
         "code are dropped and counted.",
-    )
-    fields: dict[Annotated[str, Field(pattern=FIELD_NAME)], FieldColumns] = Field(
-        default={},
-        title="Fields",
-        description="Where a record is coded in several fields at once: `{nature: {label_column: Nature, codelist: "
-        "nature.csv}, part: …}`, in place of one code column and one code list. A record that lacks some of its codes "
-        "stays for the others; needs sampling `per-record`. One release codes all of them, for one epsilon. "
-        "Empty: one field.",
     )
     codelist_columns: tuple[str, ...] = Field(
         default=(),
@@ -192,16 +158,9 @@ class IngestConfig(BaseModel):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Returns every column that is read, each once: text, labels, id, unit and date."""
-        others = (*self.label_columns.values(), self.id_column, self.unit_column, self.dates_from)
+        """Returns every column that is read, each once: text, label, id, unit and date."""
+        others = (self.label_column, self.id_column, self.unit_column, self.dates_from)
         return tuple(dict.fromkeys([*self.text_columns, *(name for name in others if name is not None)]))
-
-    @property
-    def label_columns(self) -> dict[str, str]:
-        """Returns the code column of each field by its name; of a single field by the name ""."""
-        if not self.fields:
-            return {"": self.label_column}
-        return {name: field.label_column for name, field in self.fields.items()}
 
     @property
     def dates_from(self) -> str | None:
@@ -237,8 +196,6 @@ class IngestConfig(BaseModel):
         if not isinstance(values, dict):
             return values
         defaults: dict[str, Any] = {}
-        if values.get("fields"):
-            defaults |= {"sampling": "per-record", "label_column": ""}
         if values.get("sampling", defaults.get("sampling")) == "per-record":
             defaults |= {"cap_per_code": None, "min_per_code": 1}
         return defaults | values
@@ -261,11 +218,10 @@ class IngestConfig(BaseModel):
     def _consistent(self) -> IngestConfig:
         if fault := template_fault(self.text_columns, self.template):
             raise ValueError(fault)
-        for name, column in self.label_columns.items():
-            if column in self.text_columns:
-                of = f"fields.{name}.label_column" if name else "label_column"
-                raise ValueError(f"{of} is among text_columns, so the coder would read the answer. Remove it there")
-        self._check_fields()
+        if self.label_column in self.text_columns:
+            raise ValueError("label_column is among text_columns, so the coder would read the answer. Remove it there")
+        if not self.label_column:
+            raise ValueError("label_column is empty. Name the column of the codes")
         if self.max_per_unit is not None and self.unit_column is None:
             raise ValueError("max_per_unit has no unit_column. Name it")
         if self.split_by_unit and self.unit_column is None:
@@ -279,29 +235,6 @@ class IngestConfig(BaseModel):
         if self.date_format is not None and not re.search(r"%[YycxDF]", self.date_format):
             raise ValueError("date_format lacks a year. Use %Y")
         return self
-
-    def _check_fields(self) -> None:
-        if not self.fields:
-            if not self.label_column:
-                raise ValueError("label_column is empty. Name the column of the codes")
-            return
-        if self.label_column:
-            raise ValueError("label_column and fields are both set. Leave one out: each field has a label_column")
-        if len(self.fields) == 1:
-            raise ValueError(
-                "fields: only one is named. Name two or more, or give label_column and the code list alone"
-            )
-        if self.sampling != "per-record":
-            raise ValueError("fields: sampling by code allows one field. Set sampling=per-record")
-        for name in self.fields:
-            beside = [name[len(one) + 1 :] for one in self.fields if name.startswith(f"{one}_")]
-            if name in _RESERVED or any(map(_SUFFIX.fullmatch, beside)):
-                raise ValueError(
-                    f"fields: a coded table has a column {name} of another meaning. Give the field another name"
-                )
-        columns = list(self.label_columns.values())
-        if twice := [name for name, column in self.label_columns.items() if columns.count(column) > 1]:
-            raise ValueError(f"fields: {' and '.join(twice)} have the same label_column. Give each field another one")
 
     def _check_dates(self) -> None:
         if self.train_before is not None and self.date_column is None:

@@ -94,10 +94,7 @@ def column_options(config: IngestConfig) -> dict[str, str]:
         config.id_column: "data.ingest.id_column",
         config.unit_column: "data.ingest.unit_column",
         config.dates_from: '--date, "" for none',
-        **{
-            column: f"data.ingest.fields.{name}.label_column" if name else "--label"
-            for name, column in config.label_columns.items()
-        },
+        config.label_column: "--label",
     }
     named |= dict.fromkeys(config.text_columns, "--text")
     return {name: by for name, by in named.items() if name is not None}

@@ -11,15 +11,6 @@ LabelSpaceSource = Literal["codelist", "observed"]
 
 
 @dataclass(frozen=True)
-class FieldResult:
-    """Counts, for one of several fields, codes with a record in the sample and classes, with the classes' source."""
-
-    codes_observed: int
-    label_space: int
-    label_space_source: LabelSpaceSource
-
-
-@dataclass(frozen=True)
 class IngestResult:
     """Holds the counts of one ingest: aggregate figures, and `report` with counts per code, which stays private."""
 
@@ -37,8 +28,6 @@ class IngestResult:
     cohorts_source: CohortsSource
     fingerprint: str
     """SHA-256 over the sampled records; see `storage.ingest.writer`."""
-    fields: dict[str, FieldResult]
-    """Results of several fields, in order; empty where there is one. The counts above then cover all fields."""
     report: dict[str, Any] = field(repr=False)
 
 

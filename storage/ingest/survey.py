@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import cached_property
@@ -88,20 +88,18 @@ class _Slashed:
         ]
 
 
-class FieldSurvey:
-    """Collects the codes of one field, batch by batch; its name is empty where there is one field."""
+class CodeSurvey:
+    """Collects the codes, batch by batch."""
 
-    def __init__(
-        self, source: Source, name: str, column: str, codelist: Sequence[Code] | None, *, matched: bool = False
-    ) -> None:
-        self.name, self.column = name, column
-        self.label = f"{source.label}, {f'field `{name}`, ' if name else ''}column {column!r}"
+    def __init__(self, source: Source, column: str, codelist: Sequence[Code] | None, *, matched: bool = False) -> None:
+        self.column = column
+        self.label = f"{source.label}, column {column!r}"
         self.blank = 0
         """Rows whose cell is empty."""
         self.respelt = 0
         """Cells whose code was written otherwise, such as 111.0."""
         self.unknown: Counter[str] = Counter()
-        """Rows by code that the field's list lacks."""
+        """Rows by code that the list lacks."""
         self._code_at = {code.code: at for at, code in enumerate(codelist or ())}
         self._fixed = codelist is not None
         self._spellings = Spellings(self._code_at) if matched else None
@@ -152,12 +150,11 @@ class FieldSurvey:
 
     def notes(self) -> list[str]:
         """Says which codes were read in another spelling, and which of those without a list look like one code."""
-        of = f"field {self.name}: " if self.name else ""
         said = [f"{self.respelt:,} codes were read in another spelling, such as 111 for 111.0"] if self.respelt else []
         if not self._fixed:
             counts = np.bincount(self.codes[self.codes >= 0], minlength=len(self._code_at))
             said += twins(dict(zip(self._code_at, counts.tolist(), strict=True)))
-        return [of + one for one in said]
+        return said
 
 
 @dataclass(frozen=True)
@@ -165,8 +162,7 @@ class Survey:
     """Holds one entry per row of the source."""
 
     state: NDArray[np.int8]
-    fields: tuple[FieldSurvey, ...]
-    """One; of several fields, each."""
+    coded: CodeSurvey
     cohorts: NDArray[np.int32]
     """Index into `cohort_names`, -1 without a date."""
     units: NDArray[np.uint64] | None
@@ -183,8 +179,8 @@ class Survey:
 
     @property
     def codes(self) -> NDArray[np.int32]:
-        """Returns the codes of a single field, or of the first."""
-        return self.fields[0].codes
+        """Returns each row's index into `coded.code_names`, -1 where there is none."""
+        return self.coded.codes
 
     def dropped(self) -> dict[str, int]:
         """Returns the dropped rows by reason, reasons without rows left out."""
@@ -195,14 +191,10 @@ class Survey:
 class Surveyor:
     """Takes the batches of a source in order; `finish` refuses them or returns the survey."""
 
-    def __init__(
-        self, source: Source, config: IngestConfig, codelists: Mapping[str, Sequence[Code] | None], content: Content
-    ) -> None:
+    def __init__(self, source: Source, config: IngestConfig, codelist: Sequence[Code] | None, content: Content) -> None:
         self._source, self._config, self._content = source, config, content
-        self._fields = tuple(
-            FieldSurvey(source, name, column, codelists[name], matched=config.unknown_codes == "match")
-            for name, column in config.label_columns.items()
-        )
+        matched = config.unknown_codes == "match"
+        self._coded = CodeSurvey(source, config.label_column, codelist, matched=matched)
         self._cohort_at: dict[str, int] = {} if config.dated_cohorts else {ALL: 0}
         self._parts: dict[str, list[NDArray[Any]]] = defaultdict(list)
         self._bad_dates, self._no_content, self._no_id, self._outside = Faults(), Faults(), Faults(), Faults()
@@ -223,10 +215,8 @@ class Surveyor:
         lacking = self._content.lacking(batch)
         self._no_content.add(rows[lacking])
         state[lacking] = NO_CONTENT
-        reasons = [field.take(trim(batch, field.column)) for field in self._fields]
-        # A record that lacks some of its codes stays for those that it has.
-        none = np.logical_and.reduce([reason != USABLE for reason in reasons])
-        state[none] = np.maximum.reduce(reasons)[none]
+        reasons = self._coded.take(trim(batch, config.label_column))
+        state = np.where(reasons != USABLE, reasons, state)
         cohorts = np.zeros(n, dtype=np.int32)
         if config.dates_from is not None:
             cohorts, late, outside = self._dates(trim(batch, config.dates_from))
@@ -259,15 +249,14 @@ class Surveyor:
             raise InputError(f"{source.label} has a header and no records. Give a file of records")
         state, cohorts = (np.concatenate(self._parts[name]) for name in ("state", "cohorts"))
         column = f"{source.label}, column"
-        for field in self._fields:
-            if field.unknown and config.unknown_codes != "drop":
-                listed = f"its code list (data.ingest.fields.{field.name}.codelist)" if field.name else "the code list"
-                hint, matching = field.described()
-                raise InputError(
-                    f"{field.label}: {field.unknown.total()} of {self.rows} records have a code that "
-                    f"{listed} lacks ({describe_shape(field.unknown)}{hint}). Give the right list or column, or set "
-                    f"data.ingest.unknown_codes=drop{' (or =match: in the spelling of the list)' * matching}"
-                )
+        coded = self._coded
+        if coded.unknown and config.unknown_codes != "drop":
+            hint, matching = coded.described()
+            raise InputError(
+                f"{coded.label}: {coded.unknown.total()} of {self.rows} records have a code that "
+                f"the code list lacks ({describe_shape(coded.unknown)}{hint}). Give the right list or column, or set "
+                f"data.ingest.unknown_codes=drop{' (or =match: in the spelling of the list)' * matching}"
+            )
         if self._no_content.count and config.empty_text == "refuse":
             raise InputError(
                 f"{source.label}: {self._no_content.count} records without text ({self._no_content}). Fill "
@@ -302,29 +291,24 @@ class Surveyor:
         if not (state == USABLE).any():
             reasons = ", ".join(f"{name} {count}" for name, count in survey.dropped().items())
             raise InputError(f"{source.label}: none of {self.rows} records can be used ({reasons}). Check the columns")
-        for field in self._fields:
-            usable = field.codes[(state == USABLE) & (field.codes >= 0)]
-            if len(usable) == 0:
-                raise InputError(
-                    f"{field.label}: no usable record has a code. Check the column, or leave the field out"
-                )
-            if (usable == usable[0]).all():
-                raise InputError(
-                    f"{field.label}: all {len(usable)} usable records have the same code. Give records with two or more"
-                )
+        usable = coded.codes[state == USABLE]
+        if (usable == usable[0]).all():
+            raise InputError(
+                f"{coded.label}: all {len(usable)} usable records have the same code. Give records with two or more"
+            )
         return survey
 
     def _survey(self, state: NDArray[np.int8], cohorts: NDArray[np.int32]) -> Survey:
         return Survey(
             state=state,
-            fields=self._fields,
+            coded=self._coded,
             cohorts=cohorts,
             units=self._all("units"),
             late=self._all("late") if self._config.train_before is not None else None,
             identities=self._all("identities"),
             unit_identities=self._all("unit_identities"),
             cohort_names=list(self._cohort_at),
-            notes=tuple([*(note for field in self._fields for note in field.notes()), *self._slashed.notes()]),
+            notes=(*self._coded.notes(), *self._slashed.notes()),
         )
 
     def _all(self, name: str) -> NDArray[Any] | None:

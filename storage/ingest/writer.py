@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage.datasets import CELLS, label_columns, split_file
+from storage.datasets import CELLS, split_file
 from storage.errors import StorageError
 from storage.ingest.cell_digests import SIZE
 
@@ -26,8 +26,7 @@ class RecordWriter:
     """Writes one Parquet file per split under a temporary name and renames them when all are whole.
 
     `fingerprint` is the SHA-256 over one line of JSON per sampled record, in the order of the source:
-    [split, record_id, text, code, cohort, unit], of several fields with the codes of all by the field's
-    name (null where a record lacks one) in the place of the code, ASCII, no blanks, ended by a line feed. It depends
+    [split, record_id, text, code, cohort, unit], ASCII, no blanks, ended by a line feed. It depends
     on the records and their split alone: neither on Parquet nor on the numbering of the codes.
     """
 
@@ -38,14 +37,12 @@ class RecordWriter:
         content: pa.Field,
         *,
         named_ids: bool,
-        fields: tuple[str, ...] = (),
     ) -> None:
-        self._fields = fields
         self._schema = pa.schema(
             [
                 pa.field("record_id", pa.string() if named_ids else pa.int64(), nullable=False),
                 content,
-                *(pa.field(name, pa.int32(), nullable=False) for name in label_columns(fields)),
+                pa.field("label", pa.int32(), nullable=False),
                 pa.field("cohort", pa.string(), nullable=False),
                 pa.field("unit", pa.string()),
             ]
@@ -73,18 +70,17 @@ class RecordWriter:
         *,
         record_id: int | str,
         content: Any,
-        labels: tuple[int, ...],
-        codes: tuple[str | None, ...],
+        label: int,
+        code: str,
         cohort: str,
         unit: str | None,
         cells: bytes,
     ) -> None:
-        """Writes one record, with its label (-1: it has none) and code in each field, and the digests of its cells."""
+        """Writes one record, with its label, its code and the digests of its cells."""
         self._cells += cells
-        code = dict(zip(self._fields, codes, strict=True)) if self._fields else codes[0]
         line = json.dumps([split, record_id, content, code, cohort, unit], separators=(",", ":"))
         self._digest.update(line.encode("ascii") + b"\n")
-        self._pending[split].append((record_id, content, *labels, cohort, unit))
+        self._pending[split].append((record_id, content, label, cohort, unit))
         self.counts[split] += 1
         if len(self._pending[split]) == _GROUP:
             self._flush(split)

@@ -19,11 +19,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from mechanisms.audit import bounds as audit
 from mechanisms.audit import gradient_canaries
-from mechanisms.model.fields import Fields
 from mechanisms.privacy.events import Event, decode, descent_of
 from storage.artifacts import ArtifactRef
 from tasks.auditing import bounds as audit_bounds
@@ -31,7 +29,7 @@ from tasks.auditing.bounds import Bound, finite
 from tasks.auditing.pool import Pool
 from tasks.auditing.trials import Trials
 from tasks.fitting.fits import predictions as read
-from tasks.fitting.model_inputs import SPLITS, fields_of, load_inputs
+from tasks.fitting.model_inputs import SPLITS, load_inputs
 from tasks.running.stage import Step, Work
 
 RERUNS = ("trials", "halved")
@@ -72,7 +70,7 @@ def measure(
     """Declares the audit of one candidate.
 
     Args:
-        inputs: `prepared`; of several fields `dataset`; `predictions` of both halves by the candidate (of a posterior,
+        inputs: `prepared`; `predictions` of both halves by the candidate (of a posterior,
             by a separate repeatable draw: the released draw does not exist yet, and is drawn once); and optionally
             `pool` and `trials`, `halved` (trials at half noise), `references` and `gradients`.
         trials_of: name of the candidate's mechanism in the trials.
@@ -90,8 +88,7 @@ def measure(
 def _measure(work: Work, *, seed: int, design: Design, trials_of: str) -> Mapping[str, Any]:
     codes = [load_inputs(work.inputs["prepared"], split)[1] for split in SPLITS]
     scores = [read(work.inputs["predictions"], split)["log_probabilities"] for split in SPLITS]
-    layout = fields_of(work.inputs["dataset"]) if "dataset" in work.inputs else None
-    ell = [_log_likelihood(s, y, layout) for s, y in zip(scores, codes, strict=True)]
+    ell = [s.double().gather(1, y[:, None])[:, 0].numpy() for s, y in zip(scores, codes, strict=True)]
     pool = Pool.load(work.inputs["pool"]) if "pool" in work.inputs else None
     trials, halved = (Trials.load(work.inputs[key], trials_of) if key in work.inputs else None for key in RERUNS)
     reference = None if pool is None or trials is None else _reference_runs(pool, trials)
@@ -99,8 +96,6 @@ def _measure(work: Work, *, seed: int, design: Design, trials_of: str) -> Mappin
 
     heads = Trials.load(work.inputs[REFERENCES], "non-private") if REFERENCES in work.inputs else None
     figures, curves = _membership(ell, trials or heads)
-    # any grouping independent of membership is valid; all fields together would leave hardly a pair
-    paired = [labels if labels.dim() == 1 else labels[:, 0] for labels in codes]
     counted = work.context.store.figures(work.refs["gradients"]) if "gradients" in work.inputs else {"coins": 0}
 
     def bounds_at(alpha: Mapping[str, float], *, halved: Trials | None = None) -> tuple[list[Bound], dict[str, Any]]:
@@ -108,7 +103,7 @@ def _measure(work: Work, *, seed: int, design: Design, trials_of: str) -> Mappin
         measured = []
         if design.coin:
             options: dict[str, Any] = {"delta": design.delta, "confidence": 1 - alpha["pairs"], "seed": seed}
-            measured.append(audit_bounds.pair_bound(ell, paired, reference, **options))
+            measured.append(audit_bounds.pair_bound(ell, codes, reference, **options))
         if pool is not None and trials is not None:
             each = 1 - alpha["reruns"]
             measured += audit_bounds.trial_bounds(
@@ -205,11 +200,6 @@ def _gradient_bound(counted: Mapping[str, Any], event: Event, design: Design, *,
         alpha=alpha,
     )
     return replace(made, at_half_noise=halved.epsilon)
-
-
-def _log_likelihood(scores: Tensor, labels: Tensor, fields: Fields | None) -> np.ndarray:
-    """Returns that of each record, over all its fields."""
-    return (fields or Fields((scores.shape[1],))).log_likelihood(scores.double(), labels).numpy()
 
 
 def _reference_runs(pool: Pool, trials: Trials) -> audit.Reference:

@@ -40,7 +40,6 @@ _PLANTED, _REFERENCES = 16, 32
 class Pool:
     """Holds the model's inputs of n rows; labels and family int64 [n]; references int64 [planted, 1 + references].
 
-    With several fields labels are [n, fields], -1 where a record lacks one; a wrong code is then wrong in each.
     Rows start with the training half, then the test half, each in the order of its split. A row of `references` is a
     planted sequence followed by those that it is ranked among, all under its code.
     """
@@ -107,35 +106,35 @@ def _pool(work: Work, *, model: ModelConfig, canaries: int, seed: int) -> Mappin
     texts = [text for split in SPLITS for text in load_table(dataset, split).column("text").to_pylist()]
     family = torch.zeros(len(labels), dtype=torch.int64)
     pick = np.random.default_rng(derive_seed(seed, "audit", "canaries"))
-    columns = labels.unsqueeze(1) if labels.dim() == 1 else labels
-    observed = [torch.unique(column[column >= 0]).numpy() for column in columns.T]
+    observed = torch.unique(labels).numpy()
     chosen = pick.permutation(len(labels))[: 2 * canaries]
     originals, copied = chosen[:canaries], chosen[canaries:]
 
-    wrong = np.array([_wrong_codes(columns[i].tolist(), observed, pick) for i in originals])
+    wrong = np.array([int(pick.choice(observed[observed != int(labels[i])])) for i in originals])
     family[torch.from_numpy(originals)] = NEVER
-    rare_codes = np.stack([pick.choice(codes, canaries) for codes in observed], axis=1)
+    rare_codes = pick.choice(observed, canaries)
     twins = [_altered(texts[int(i)]) for i in copied]
     planted = [_gibberish(derive_seed(seed, "audit", "rare", i)) for i in range(canaries + _REFERENCES)]
     read = _read(work, model, [*twins, *planted], as_features=isinstance(records, FeatureInputs), seed=seed)
     twin, rare, others = (read.take(rows) for rows in torch.arange(len(read)).split([canaries, canaries, _REFERENCES]))
     exposed = min(_PLANTED, canaries)
-    counts = [torch.bincount(column[column >= 0]) for column in columns.T]
-    largest = (columns[:, 0] == int(counts[0].argmax())).nonzero()[:, 0]
+    counts = torch.bincount(labels)
+    largest = (labels == int(counts.argmax())).nonzero()[:, 0]
+    rarest = int(torch.where(counts > 0, counts, counts.max() + 1).argmin())
     mover = largest[_most_typical(work, model, records.take(largest), [texts[i] for i in largest.tolist()], seed=seed)]
     parts: list[tuple[FeatureInputs | TokenInputs, Any, int]] = [
         (records.take(torch.from_numpy(originals)), wrong, FAMILIES.index("mislabelled")),
         (rare, rare_codes, FAMILIES.index("rare-token")),
-        (twin, columns[torch.from_numpy(copied)].numpy(), FAMILIES.index("near-duplicate")),
-        (records.take(mover[None]), np.array([_rarest(counts)]), FAMILIES.index("alpha-mover")),
-        *((others, np.tile(rare_codes[i], (_REFERENCES, 1)), NEVER) for i in range(exposed)),
+        (twin, labels[torch.from_numpy(copied)].numpy(), FAMILIES.index("near-duplicate")),
+        (records.take(mover[None]), np.array([rarest]), FAMILIES.index("alpha-mover")),
+        *((others, np.repeat(rare_codes[i], _REFERENCES), NEVER) for i in range(exposed)),
     ]
-    every = torch.cat([columns, *(torch.as_tensor(codes, dtype=torch.int64) for _, codes, _ in parts)])
+    every = torch.cat([labels, *(torch.as_tensor(codes, dtype=torch.int64) for _, codes, _ in parts)])
     first_rare = len(labels) + canaries
     first_reference = len(labels) + 3 * canaries + 1
     result = Pool(
         inputs=inputs.joined([records, *(part for part, _, _ in parts)]),
-        labels=every.view(-1, *labels.shape[1:]),
+        labels=every,
         family=torch.cat([family, *(torch.full((len(part),), which) for part, _, which in parts)]),
         references=torch.tensor(
             [
@@ -186,25 +185,12 @@ def _gibberish(seed: int) -> str:
     return " ".join(words) + "."
 
 
-def _wrong_codes(codes: Sequence[int], observed: Sequence[np.ndarray], pick: np.random.Generator) -> list[int]:
-    """Draws another code for each field of a record; a field with a single code keeps it."""
-    return [
-        code if code < 0 or len(others) == 1 else int(pick.choice(others[others != code]))
-        for code, others in zip(codes, observed, strict=True)
-    ]
-
-
 def _most_typical(work: Work, model: ModelConfig, records: inputs.Inputs, texts: Sequence[str], *, seed: int) -> Tensor:
-    """Returns the record of the (first field's) largest code nearest to their mean, int64 [].
+    """Returns the record of the largest code nearest to their mean, int64 [].
 
-    Under each field's rarest code no fit can give it a small loss. The largest risk is the scale of all weights
+    Under the rarest code no fit can give it a small loss. The largest risk is the scale of all weights
     (alpha = 1 - r / max r), so its presence raises those of all others.
     """
     features = records if isinstance(records, FeatureInputs) else _read(work, model, texts, as_features=True, seed=seed)
     assert isinstance(features, FeatureInputs)
     return (features.features - features.features.mean(0)).norm(dim=1).argmin()
-
-
-def _rarest(counts: Sequence[Tensor]) -> list[int]:
-    """Returns the rarest observed code of each field."""
-    return [int(torch.where(count > 0, count, count.max() + 1).argmin()) for count in counts]

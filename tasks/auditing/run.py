@@ -169,8 +169,6 @@ def _evidence(
     candidate = {"purpose": "audit-candidate", "splits": ("train", "test")}
     predictions = experiment.predict(outcome.mechanism, outcome.fitted, **candidate)
     inputs: dict[str, ArtifactRef | None] = {"prepared": study.prepared, "predictions": predictions}
-    if study.facts.get("fields"):
-        inputs["dataset"] = study.dataset
     trials_of = ""
     if pool is not None:
         inputs["pool"] = pool

@@ -22,7 +22,6 @@ from mechanisms.mechanism import Batched, Mechanism, Plan, Records, Reruns, Run
 from mechanisms.model import checkpoint
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
-from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.linear_head import from_flat
 from mechanisms.model.seeding import derive_seed
@@ -32,7 +31,7 @@ from mechanisms.privacy.events import Event
 from storage.artifacts import ArtifactRef, Store
 from tasks.auditing.pool import Pool
 from tasks.fitting.fits import plan_of
-from tasks.fitting.model_inputs import build, fields_of, label_count
+from tasks.fitting.model_inputs import build, label_count
 from tasks.running.parts import Part, compute_part, run_parts_of
 from tasks.running.stage import Step, Work
 
@@ -171,11 +170,11 @@ def _run(work: Work, selection: TrialRange) -> dict[str, Tensor]:
     included = torch.stack([pool.coins(seed=selection.seed, trial=t) for t in selection.trials])
     seeds = tuple(derive_seed(selection.seed, "audit", "trial", t) >> 10 for t in selection.trials)
     head = build(work.context, model, work.inputs["dataset"], seed=selection.seed)
-    classes, fields = label_count(work.inputs["dataset"]), fields_of(work.inputs["dataset"])
+    classes = label_count(work.inputs["dataset"])
     if isinstance(plan.mechanism, Batched) and model.linear_head:
         assert isinstance(pool.inputs, FeatureInputs)
         initial = from_flat(head.flat.cpu(), classes=classes)
-        records = PoolRecords(pool.inputs.features, pool.labels, included, seeds=seeds, fields=fields)
+        records = PoolRecords(pool.inputs.features, pool.labels, included, seeds=seeds)
         scored = plan.mechanism.fit_many(plan, records, initial, progress=work.progress)
     else:
         scored = _one_by_one(work, selection, plan, pool, included, seeds, head)
@@ -209,8 +208,7 @@ def _one_by_one(
     head: Classifier,
 ) -> Mapping[str, Reruns]:
     start = head.flat.clone()
-    classes, fields = label_count(work.inputs["dataset"]), fields_of(work.inputs["dataset"])
-    layout = fields or Fields((classes,))
+    classes = label_count(work.inputs["dataset"])
 
     def untrained() -> Classifier:
         head.flat.copy_(start)
@@ -220,14 +218,13 @@ def _one_by_one(
     for trial, members, seed in zip(selection.trials, included, seeds, strict=True):
         # long trials resume from the last epoch; the folder is private, and removed when the trial has been scored
         folder = None if isinstance(pool.inputs, FeatureInputs) else work.scratch / f"trial_{trial:05d}"
-        run = Run(classes, seed, untrained, fields=fields, folder=folder, resampled=True)
+        run = Run(classes, seed, untrained, folder=folder, resampled=True)
         fitted = plan.fit(Records(pool.inputs.take(members), pool.labels[members]), run)
         scores = fitted.model.log_probabilities(pool.inputs)
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
-        ell.append(layout.log_likelihood(scores, pool.labels).float())
-        right_codes = layout.predicted(scores) == pool.labels
-        right.append(right_codes if fields is None else (right_codes | (pool.labels < 0)).all(1))
+        ell.append(scores.gather(1, pool.labels[:, None])[:, 0].float())
+        right.append(scores.argmax(-1) == pool.labels)
         events.append(fitted.event)
         work.progress(len(events), len(seeds))
     return {plan.mechanism.kind: Reruns(torch.stack(ell), torch.stack(right), tuple(events))}

@@ -50,7 +50,7 @@ class Branch(BaseModel, frozen=True, extra="forbid", title="Branch"):
     def model(self, parameters: RetrainParameters) -> ModelConfig:
         """Returns the run's model, with the branch's prior where the data allow it."""
         model = parameters.model
-        possible = self.prior != "titles" or (parameters.data.has_codelists and model.pooling == "mean")
+        possible = self.prior != "titles" or (parameters.data.codelist is not None and model.pooling == "mean")
         return model if self.prior is None or not possible else model.model_copy(update={"prior": self.prior})
 
     def mechanism_for(self, parameters: RetrainParameters, terms: Terms) -> Mechanism:
@@ -160,25 +160,20 @@ def choose(
     """Selects branches by comma-separated names; `all` selects every one that the model allows.
 
     Args:
-        data: whether it codes several fields, which few mechanisms fit at once, and has a code list; None: one field
-            with a list.
+        data: whether it has a code list; None: it has one.
     """
     branches, form = standard_branches() if branches is None else branches, form_of(model)
-    several, listed = data is not None and bool(data.ingest.fields), data is None or data.has_codelists
+    listed = data is None or data.codelist is not None
     chosen: dict[str, Branch] = {}
     for name in (part.strip() for part in names.split(",")):
         if name == "all":
             fits = {n: b for n, b in branches.items() if b.in_all and form in b.mechanism.reads}
-            fits = {n: b for n, b in fits.items() if listed or not b.needs_titles}
-            chosen |= {n: b for n, b in fits.items() if b.mechanism.several or not several}
+            chosen |= {n: b for n, b in fits.items() if listed or not b.needs_titles}
         elif name and name not in branches:
             raise InputError(f"--branches: branch {name} does not exist. Choose from {', '.join(branches)}")
         elif name:
             if form not in branches[name].mechanism.reads:
                 raise InputError(f"--branches: {name} needs {_needs(branches[name].mechanism)}")
-            if several and not branches[name].mechanism.several:
-                can = ", ".join(n for n, b in branches.items() if b.mechanism.several)
-                raise InputError(f"--branches: {name} codes one field. For several fields use {can}")
             if branches[name].needs_titles and not listed:
                 raise InputError(f"--branches: {name} starts at the titles of codes. Give --codelist, or leave it out")
             chosen[name] = branches[name]

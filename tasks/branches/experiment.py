@@ -112,7 +112,6 @@ class Experiment:
             records_per_unit=privacy_unit(self.study.parameters.data.ingest)[1],
             target_epsilon=self.study.target,
             delta=self.delta,
-            fields=tuple(field["label_space"] for field in facts.get("fields", ())),
         )
 
     @cached_property

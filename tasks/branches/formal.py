@@ -10,8 +10,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mechanisms.mechanism import Task
-from mechanisms.privacy.separately import PerFieldComposition, composed_cost
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
 from tasks.branches import plan
@@ -20,8 +18,7 @@ from tasks.branches.experiment import Outcome, Study, has_one_fit
 from tasks.branches.swag_chain import prepare
 from tasks.fitting import fits, scores
 from tasks.parameters import FormalParameters, RetrainParameters
-from tasks.releasing.claims import privacy_unit, release_method
-from tasks.releasing.ledger_access import default_delta
+from tasks.releasing.claims import release_method
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context, Step
 
@@ -77,27 +74,6 @@ def run(context: Context, parameters: RetrainParameters, do: Callable[[Step], Ar
     branch, terms = formal_branch(parameters)
     study = Study.of(context, parameters, terms, [branch], do)
     return study, study.at(branch).run()
-
-
-def price_separately(context: Context, parameters: RetrainParameters, *, records: int) -> PerFieldComposition | None:
-    """Prices one release per field, in place of one release of all fields. It reads no record.
-
-    Args:
-        records: about how many train; the price depends on it by the default delta alone.
-    """
-    branch, terms = formal_branch(parameters)
-    fields = parameters.data.ingest.fields
-    task = Task(
-        records=records,
-        classes=len(fields),
-        records_per_unit=privacy_unit(parameters.data.ingest)[1],
-        target_epsilon=terms.given_epsilon,
-        delta=terms.delta or default_delta(context, parameters, records=records),
-        fields=(1,) * len(fields),
-    )
-    noise_plan = branch.mechanism_for(parameters, terms).plan(task)
-    assert noise_plan.event is not None
-    return composed_cost(noise_plan.event, fields=len(fields), delta=task.delta, records_per_unit=task.records_per_unit)
 
 
 def plan_release(study: Study, outcome: Outcome, *, prefect_run_id: str | None) -> PlannedRelease:

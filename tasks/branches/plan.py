@@ -126,15 +126,9 @@ def _with_absolute_paths(parameters: RetrainParameters) -> RetrainParameters:
     def absolute(file: str | None) -> str | None:
         return None if file is None else str(Path(file).expanduser().absolute())
 
-    fields = {
-        name: one.model_copy(update={"codelist": absolute(one.codelist)}) for name, one in data.ingest.fields.items()
-    }
-    ingest = data.ingest.model_copy(update={"fields": fields}) if fields else data.ingest
-    placed = {
-        "source": tuple(str(file.absolute()) for file in data.sources),
-        "codelist": absolute(data.codelist),
-        "ingest": ingest,
-    }
+    sources = tuple(str(file.absolute()) for file in data.sources)
+    placed: dict[str, Any] = {"source": sources, "codelist": absolute(data.codelist)}
+    placed["labels"] = {column: absolute(file) for column, file in data.labels.items()}
     return parameters.model_copy(update={"data": data.model_copy(update=placed)})
 
 

@@ -32,9 +32,19 @@ def prepare(parameters: RetrainParameters, models: Iterable[ModelConfig], do: Ca
     """Returns the records and their features or tokens, after the titles that these models start from."""
     dataset = do(ingest_records(parameters.data))
     for model in dict.fromkeys(models):
-        for step in prior.stages(model, parameters.data.complete_codelists, parameters.data.ingest.codelist_columns):
+        for step in prior.stages(model, parameters.data.complete_codelist, parameters.data.ingest.codelist_columns):
             do(step)
-    return dataset, do(data.prepare(parameters.model, dataset))
+    return dataset, _prepare(parameters, dataset, do)
+
+
+def _prepare(parameters: RetrainParameters, dataset: Ref, do: Callable[[Step], Ref]) -> Ref:
+    """Returns the features or tokens; of code columns planned together, from one encoding of the texts of all."""
+    model, labels = parameters.model, parameters.data.labels
+    if not labels or model.trainable != "head":
+        return do(data.prepare(model, dataset))
+    texts = do(data.distinct_texts([do(ingest_records(parameters.data.of_label(column))) for column in labels]))
+    encoding = {"texts": texts, "encoding": do(data.encoding_of(model, texts))}
+    return do(data.prepare(model, dataset, encoding=encoding))
 
 
 @dataclass(frozen=True)
@@ -76,7 +86,7 @@ def run_chain(
     if ingested is None:
         dataset, prepared = prepare(parameters, [model], do)
     else:
-        dataset, prepared = ingested, do(data.prepare(model, ingested))
+        dataset, prepared = ingested, _prepare(parameters, ingested, do)
     posteriors: dict[str, Ref] = {}
 
     def fit_round(name: RoundName, weights: Ref | None) -> Ref:

@@ -7,11 +7,10 @@ import hashlib
 import io
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from mechanisms.model.config import ModelConfig
 from mechanisms.model.encoder_files import PACKAGED
 from storage.bundle import folder as bundle
 from storage.codelist import Code
-from storage.datasets import load_spaces
+from storage.datasets import load_codes
 from storage.egress import gate
 from storage.egress.allow_list import GRAPH, encoder_place
 from storage.errors import StorageError
@@ -38,9 +37,6 @@ from tasks.fitting.prior import lexicon_of
 from tasks.pages.render import render
 from tasks.parameters import BundleParameters
 from tasks.running.stage import Context
-
-Spaces = Mapping[str, Sequence[Code]]
-"""The label space by field name; the name is "" for a single field."""
 
 
 def fill(
@@ -72,36 +68,28 @@ def fill(
             f"release {row.release_id} was reserved for other artifacts than those of this plan. Release the reserved "
             "plan"
         )
-    spaces = load_spaces(context.store.open(candidate.dataset))
-    fields = tuple(name for name in spaces if name)
+    codes = load_codes(context.store.open(candidate.dataset))
     facts = context.store.figures(candidate.dataset)
     classification, version = facts.get("classification", ""), facts.get("classification_version", "")
     model = candidate.build_untrained(context) if theta is None else candidate.classifier(context, theta)
-    tensors = export.save(model, folder, codes=_names(spaces), precision=settings.precision)
+    tensors = export.save(model, folder, codes=[entry.code for entry in codes], precision=settings.precision)
     documents = _Documents(folder)
     if deployment is not None:
         documents.add(bundle.RECORD, bundle.json_text(registry_record(deployment)))
         documents.add(bundle.ANSWERS, answers(deployment))
-    claimed = statement(row, fields=fields, documents=tuple(documents.texts))
+    claimed = statement(row, documents=tuple(documents.texts))
     documents.add(bundle.STATEMENT, bundle.json_text(claimed))
     documents.add(bundle.PAGE, statement_page(claimed))
-    thresholds: dict[str, dict[str, Any] | None] = {}
-    whole, score = export.load(folder), export.Released.logits
+    released, score = export.load(folder), export.Released.logits
     if candidate.model.trainable == "head":
-        features, encoder = context.workspace.private / "public-features", public_features.encoder_digest(whole)
+        features, encoder = context.workspace.private / "public-features", public_features.encoder_digest(released)
         score = partial(public_features.logits, folder=features, encoder=encoder)
-    for name, released in whole.fields.items():
-        codes, place = spaces[name], f"{name}/" if name else ""
-        documents.add(f"{place}{bundle.CODELIST}", codes_text(codes, classification, version))
-        documents.add(f"{place}{bundle.GOLDEN}", golden.answers_text(released, codes, score=score))
-        titles = {entry.code: entry.title for entry in codes} if name else None
-        fitted = calibration.thresholds_on_generated(
-            released, classification=classification, field=name, titles=titles, score=score
-        )
-        if fitted is not None:
-            documents.add(f"{place}{bundle.THRESHOLDS}", bundle.json_text(fitted))
-        thresholds[name] = fitted
-    graph = _write_graph(folder, golden.texts(next(iter(spaces.values())))) if settings.onnx else None
+    documents.add(bundle.CODELIST, codes_text(codes, classification, version))
+    documents.add(bundle.GOLDEN, golden.answers_text(released, codes, score=score))
+    thresholds = calibration.thresholds_on_generated(released, classification=classification, score=score)
+    if thresholds is not None:
+        documents.add(bundle.THRESHOLDS, bundle.json_text(thresholds))
+    graph = _write_graph(folder, golden.texts(codes)) if settings.onnx else None
     licence_id = licence.resolve(settings.licence)
     documents.add(bundle.LICENCE, licence.text_of(licence_id))
     encoder_name = "all-MiniLM-L6-v2" if candidate.model.encoder == PACKAGED else name_of(candidate.model.encoder)
@@ -113,8 +101,8 @@ def fill(
         training=training,
         mean_pooled=candidate.model.pooling == "mean",
         lexical=candidate.model.lexical,
-        example=golden.texts(next(iter(spaces.values())))[0],
-        labels={name: len(codes) for name, codes in spaces.items()},
+        example=golden.texts(codes)[0],
+        labels=len(codes),
         classification=f"{classification} {version}".strip(),
         precision=settings.precision,
         encoded_in=candidate.model.precision,
@@ -135,7 +123,7 @@ def fill(
         licence=licence_id,
     )
     documents.add(bundle.MATERIALS, bundle.json_text(bill))
-    expected = _expected(context, candidate, spaces, tensors, texts)
+    expected = _expected(context, candidate, codes, tensors, texts)
     expected = replace(expected, documents=documents.texts, graph=graph)
     gate.inspect(folder, expected)
     return expected
@@ -150,7 +138,6 @@ class _Documents:
 
     def add(self, name: str, text: str) -> None:
         self.texts[name] = text
-        (self._folder / name).parent.mkdir(exist_ok=True)
         (self._folder / name).write_bytes(text.encode())
 
 
@@ -200,29 +187,23 @@ def rehearse(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _names(spaces: Spaces) -> export.Codes:
-    """Returns the codes in the order of the scores."""
-    named = {name: [entry.code for entry in codes] for name, codes in spaces.items()}
-    return named.get("", named)
-
-
 def _expected(
     context: Context,
     candidate: Candidate,
-    spaces: Spaces,
+    codes: Sequence[Code],
     tensors: dict[str, export.Shapes],
     texts: Sequence[str] | None,
 ) -> gate.Expected:
     encoder, facts = candidate.model.encoder, context.store.figures(candidate.dataset)
     lexicon = lexicon_of(context, candidate.model, context.store.open(candidate.dataset))
-    signed = frozenset(own_texts(spaces, facts, encoder) if texts is None else texts)
+    signed = frozenset(own_texts(codes, facts, encoder) if texts is None else texts)
     return gate.Expected(
-        codes={name: tuple(codes) for name, codes in spaces.items()},
+        codes=tuple(codes),
         tokenizer=_tokenizer_digest(encoder, encoder_digest(encoder)),
         tensors=tensors,
-        golden_texts={name: golden.texts(codes) for name, codes in spaces.items()},
-        settings=known_settings(encoder, spaces),
-        unsigned_texts=tuple(text for text in own_texts(spaces, facts, encoder) if text not in signed),
+        golden_texts=golden.texts(codes),
+        settings=known_settings(encoder, codes),
+        unsigned_texts=tuple(text for text in own_texts(codes, facts, encoder) if text not in signed),
         lexicon=None if lexicon is None else lexicon.model_dump(mode="json"),
     )
 

@@ -77,12 +77,8 @@ def answers_text(
     return "".join(lines)
 
 
-def check(released: Released, answers: Sequence[dict[str, Any]], *, file: str = GOLDEN) -> None:
+def check(released: Released, answers: Sequence[dict[str, Any]]) -> None:
     """Codes the texts again and compares.
-
-    Args:
-        released: the model of the field that the answers belong to.
-        file: the file of the answers, for messages.
 
     Raises:
         UnsoundBundle: a probability differs by more than `TOLERANCE`, or another code is better by more than that.
@@ -93,11 +89,11 @@ def check(released: Released, answers: Sequence[dict[str, Any]], *, file: str = 
         probabilities = [row[at[code]] for code in answer["codes"]]
         far = max(abs(value - score) for value, score in zip(probabilities, answer["scores"], strict=True))
         if not (far <= TOLERANCE and max(row) - probabilities[0] <= TOLERANCE):  # also if a score is NaN
-            raise UnsoundBundle(file, f"narrative {answer['id']}: the model gives another answer")
+            raise UnsoundBundle(GOLDEN, f"narrative {answer['id']}: the model gives another answer")
 
 
 def check_answers(bundle: Path, contents: Mapping[str, Any], *, required: bool = False) -> int | None:
-    """Loads a bundle's model and checks the golden answers of each field; returns their number.
+    """Loads a bundle's model and checks the golden answers; returns their number.
 
     None where torch or transformers is not installed.
 
@@ -120,14 +116,10 @@ def check_answers(bundle: Path, contents: Mapping[str, Any], *, required: bool =
     except Exception as error:
         name = "modules.json" if (bundle / "modules.json").is_file() else "config.json"
         raise UnsoundBundle(name, f"the model cannot be loaded with it ({type(error).__name__})") from None
-    checked = 0
-    for field, model in released.fields.items():
-        file = f"{field}/{GOLDEN}" if field else GOLDEN
-        try:
-            check(model, contents[file], file=file)
-        except UnsoundBundle:
-            raise
-        except Exception as error:
-            raise UnsoundBundle(file, f"the model cannot answer ({type(error).__name__})") from None
-        checked += len(contents[file])
-    return checked
+    try:
+        check(released, contents[GOLDEN])
+    except UnsoundBundle:
+        raise
+    except Exception as error:
+        raise UnsoundBundle(GOLDEN, f"the model cannot answer ({type(error).__name__})") from None
+    return len(contents[GOLDEN])

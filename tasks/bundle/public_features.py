@@ -31,12 +31,19 @@ def logits(released: Released, texts: Sequence[str], *, folder: Path, encoder: s
     model = released.model
     if not isinstance(model, MeanPooled) or released.precision != "float32":
         return released.logits(texts)
+    return logits_from(released, _features(released, texts, folder, encoder or encoder_digest(released)), texts)
+
+
+def logits_from(released: Released, features: Tensor, texts: Sequence[str]) -> Tensor:
+    """Returns a mean-pooled model's scores from its encoder's features of these texts, float32 [n, codes]."""
+    model = released.model
+    assert isinstance(model, MeanPooled)
     words = None if model.lexicon is None else model.lexicon.words(texts)
     with torch.inference_mode():
-        return model.scores(_features(released, model, texts, folder, encoder or encoder_digest(released)), words)
+        return model.scores(features, words)
 
 
-def _features(released: Released, model: MeanPooled, texts: Sequence[str], folder: Path, encoder: str) -> Tensor:
+def _features(released: Released, texts: Sequence[str], folder: Path, encoder: str) -> Tensor:
     """Returns the stored features of these texts, float32 [n, width]; computes them once."""
     file = folder / f"{_key(released, texts, encoder)[:32]}.safetensors"
     try:
@@ -58,7 +65,7 @@ def compute(released: Released, texts: Sequence[str]) -> Tensor:
     width = model.head.in_features - (0 if model.lexicon is None else model.lexicon.columns)
     pooled = MeanPooled(model.encoder, width, 1)
     pooled.head = nn.Identity()  # pyrefly: ignore[bad-assignment]
-    alone = replace(released, model=pooled.eval(), codes=tuple(map(str, range(width))), spans={})
+    alone = replace(released, model=pooled.eval(), codes=tuple(map(str, range(width))))
     return alone.logits_in("float32", texts)
 
 

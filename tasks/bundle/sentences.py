@@ -30,7 +30,6 @@ _CONDITIONS: dict[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
     "not audited": ("where it was not audited", lambda fields: "audit" not in fields),
     "records": ("where the unit is a record", lambda fields: (fields["max_records_per_unit"] or 1) == 1),
     "units": ("where a unit has several records", lambda fields: (fields["max_records_per_unit"] or 1) > 1),
-    "fields": ("where it codes several fields", lambda fields: "fields" in fields),
     "added": (
         "where neighbours differ by one unit more or less",
         lambda fields: fields.get("neighbouring_relation") != "replace-one",
@@ -154,13 +153,6 @@ EVERY = (
         "Of a person with m records nothing better is promised than m times the figure for one (a formal delta grows "
         "faster). Name a unit column and `max_per_unit` to promise it.",
         "records",
-    ),
-    proved(
-        "The figures are those of a record with all of its fields: one epsilon for all of them, and not one a field.",
-        "A record's log-likelihood is the sum over the fields that it has, and its gradient, clip and surprise are "
-        "those of that sum (`mechanisms/model/fields.py`); `tests/mechanisms/test_joint_fields.py` compares with "
-        "gradients record by record. That a record lacks a field is part of the record, and protected with it.",
-        "fields",
     ),
     proved(
         "The figures are those of a unit with all of its records, of which no unit has more than stated.",

@@ -15,7 +15,6 @@ from tasks.pages.render import render
 def statement(
     row: Row,
     *,
-    fields: Sequence[str] = (),
     documents: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Returns the privacy statement of a drawn release, without anything that reveals records.
@@ -23,7 +22,6 @@ def statement(
     It contains the audit's figures, so they are listed as unprotected.
 
     Args:
-        fields: the fields of a model that codes several.
         documents: the record for a registry and the answers to NIST SP 800-226, where the bundle has them.
     """
     public, audited = row.as_json(), "audit" in row.details
@@ -33,8 +31,6 @@ def statement(
         content["epsilon_replace_one"] = format(amounts.epsilon(replaced), "f")
     if audited:
         content |= {"audit": row.details["audit"], "unprotected_inputs": [*public["unprotected_inputs"], AUDITED]}
-    if fields:
-        content["fields"] = list(fields)
     if documents:
         content["documents"] = list(documents)
     content["does_not_mean"] = list(DOES_NOT_MEAN[row.guarantee_kind])

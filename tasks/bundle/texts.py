@@ -25,18 +25,15 @@ _PUBLIC_NAME = 12
 """Letters and digits of a classification's name and version from which on they are listed."""
 
 
-def own_texts(spaces: Mapping[str, Sequence[Code]], facts: Mapping[str, Any], encoder: str) -> tuple[str, ...]:
+def own_texts(codes: Sequence[Code], facts: Mapping[str, Any], encoder: str) -> tuple[str, ...]:
     """Lists every text of a bundle that is neither published nor a name or number in a narrow form.
 
     Args:
-        spaces: the codes of each field by its name; of a single field by "".
         facts: figures of the ingest: classification, version and cohorts.
         encoder: its name or folder.
     """
-    texts: list[str] = []
-    for field, codes in spaces.items():
-        # guard: entries of another list are listed
-        texts += [] if published_name(codes) is not None else code_texts(field, codes)
+    # guard: entries of another list are listed
+    texts = [] if published_name(codes) is not None else code_texts(codes)
     named = " ".join(filter(None, (facts.get("classification", ""), facts.get("classification_version", ""))))
     if len(re.findall(r"\w", named)) >= _PUBLIC_NAME or len(named) > 2 * _PUBLIC_NAME or not named.isascii():
         texts.append(f"classification: {named}")
@@ -59,11 +56,10 @@ def _escape(character: str) -> str:
     return f"\\u{ord(character):04x}" if character <= "\uffff" else f"\\U{ord(character):08x}"
 
 
-def code_texts(field: str, codes: Sequence[Code]) -> list[str]:
+def code_texts(codes: Sequence[Code]) -> list[str]:
     """Lists the entries of a code list that is not published; a number without words is none."""
     listed = (one for one in codes if one.title or one.description or not _NUMBER.fullmatch(one.code))
-    of = f" of {field}" if field else ""
-    return [f"code list{of}: {' '.join(filter(None, (one.code, one.title, one.description)))}" for one in listed]
+    return [f"code list: {' '.join(filter(None, (one.code, one.title, one.description)))}" for one in listed]
 
 
 def name_of(encoder: str) -> str:
@@ -110,11 +106,11 @@ LIBRARY_SETTINGS = frozenset({
 """Texts that the libraries write into the configuration of any model."""
 
 
-def known_settings(encoder: str, spaces: Mapping[str, Sequence[Code]]) -> frozenset[str]:
+def known_settings(encoder: str, codes: Sequence[Code]) -> frozenset[str]:
     """Returns the texts that a model's configuration may contain: the encoder's, the libraries' and the codes."""
     versions = (importlib.metadata.version(name) for name in ("torch", "transformers", "sentence-transformers"))
-    codes = (one.code for listed in spaces.values() for one in listed)
-    return LIBRARY_SETTINGS.union(_configured(encoder, encoder_digest(encoder)), versions, codes, spaces)
+    named = (code.code for code in codes)
+    return LIBRARY_SETTINGS.union(_configured(encoder, encoder_digest(encoder)), versions, named)
 
 
 @lru_cache(maxsize=4)

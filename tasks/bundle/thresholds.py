@@ -43,8 +43,6 @@ def thresholds_on_generated(
     released: Released,
     *,
     classification: str,
-    field: str = "",
-    titles: Mapping[str, str] | None = None,
     score: Callable[[Released, Sequence[str]], Tensor] = Released.logits,
 ) -> dict[str, Any] | None:
     """Fits `thresholds_for` a released model on generated narratives; None if they do not suit its codes.
@@ -52,23 +50,18 @@ def thresholds_on_generated(
     The narratives come from a fixed seed, not the demo's, and depend on no record.
 
     Args:
-        field: the field that the model codes, of several. Its name goes into the file, so that no other field uses it.
-        titles: titles of its codes. Lists may share a number; a generated code counts only if the title matches.
         score: returns the model's scores of texts.
     """
     if not are_generated_for(classification):
         return None
     at = {code: place for place, code in enumerate(released.codes)}
 
-    def same(row: Mapping[str, str]) -> bool:
-        return titles is None or titles.get(row["Nature"]) == row["NatureTitle"]
-
-    rows = [(row["Final Narrative"], at.get(row["Nature"], -1) if same(row) else -1) for row in _generated()]
+    rows = [(row["Final Narrative"], at.get(row["Nature"], -1)) for row in _generated()]
     labels = torch.tensor([label for _, label in rows])
     if float((labels >= 0).float().mean()) < 0.5:
         return None
     logits = score(released, [text for text, _ in rows])
-    return _of_field(field) | thresholds_for(
+    return thresholds_for(
         logits, labels, fitted_on=f"{_GENERATED} generated narratives (storage.demo_data); no agency's records"
     )
 
@@ -86,10 +79,6 @@ def generated_narratives() -> list[str]:
     return [row["Final Narrative"] for row in _generated()]
 
 
-def _of_field(field: str) -> dict[str, Any]:
-    return {"field": field} if field else {}
-
-
 def thresholds_on_table(
     released: Released,
     data: Path,
@@ -98,7 +87,6 @@ def thresholds_on_table(
     join: Callable[[Sequence[Sequence[str]]], list[str]],
     label: str,
     name: str,
-    field: str = "",
     targets: Sequence[float] = TARGETS,
     sets: bool = False,
 ) -> dict[str, Any]:
@@ -109,7 +97,6 @@ def thresholds_on_table(
     Args:
         columns: the text columns, which `join` joins.
         label: the column of the codes.
-        field: the field that the model codes, of several.
         targets: accuracies that need a threshold.
         sets: also finds the limits of conformal sets, on the records of the thresholds.
 
@@ -131,7 +118,7 @@ def thresholds_on_table(
         progress.report("calibrate", done, table.rows)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     shuffled, right = torch.cat(logits)[order], torch.tensor(labels)[order]
-    fitted = _of_field(field) | thresholds_for(shuffled, right, fitted_on=name, targets=targets)
+    fitted = thresholds_for(shuffled, right, fitted_on=name, targets=targets)
     if sets:
         temperature, chosen = fitted["temperature"], fits_temperature(len(right))
         fitted["sets"] = sets_for(shuffled, right, released.codes, temperature=temperature, chosen=chosen)
@@ -189,7 +176,7 @@ def read_thresholds(path: Path) -> dict[str, Any]:
             if not 0 < entry["target_accuracy"] < 1 or (value is not None and not 0 <= value <= 1):
                 raise MechanismError(f"{path}: a target accuracy or a threshold is outside 0 to 1.")
         str(content["fitted_on"])
-        for key in ("field", "release", "bundle_digest"):
+        for key in ("release", "bundle_digest"):
             if not isinstance(content.get(key, ""), str):
                 raise MechanismError(f"{path}: its {key} is not a text.")
         if "reached" in content:

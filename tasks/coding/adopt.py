@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,15 @@ from mechanisms.model.config import TARGETS
 from storage.bundle.adoption import KEY, REPORT, AdoptedBundle, Adoption
 from storage.bundle.archive import open_folder
 from storage.bundle.check import VerifiedBundle, check
-from storage.bundle.folder import STATEMENT
+from storage.bundle.folder import STATEMENT, THRESHOLDS
 from storage.bundle.trust import Trust
 from storage.durable import write_atomically
 from storage.errors import InputError
 from storage.tables.narratives import Narratives
 from storage.tables.reader import survey
 from tasks.bundle import golden
-from tasks.coding.calibrate import calibrate, lines, require_field
-from tasks.coding.joint import open_bundle
+from tasks.coding.calibrate import calibrate, lines
+from tasks.coding.coder import open_bundle
 from tasks.pages.render import render
 from tasks.running import progress
 
@@ -31,8 +31,8 @@ class OwnRecords:
     """Names the records that a partner coded by hand, and how its tables are read."""
 
     data: Path | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
-    """Column of the codes by field; "" for a single field."""
+    label: str | None = None
+    """Column of the codes."""
     columns: tuple[str, ...] = ()
     template: str | None = None
     accuracy: float | None = None
@@ -47,13 +47,13 @@ class AdoptionReport:
     sound: VerifiedBundle
     answers: int | None
     """Golden answers that were checked. None without torch."""
-    thresholds: Mapping[str, Mapping[str, Any]]
-    """Content of the partner's thresholds by field."""
+    thresholds: Mapping[str, Any] | None
+    """Content of the partner's thresholds."""
 
     @property
     def threshold_lines(self) -> list[str]:
         """Returns the partner's thresholds in words."""
-        return [f"{f'{name}: ' if name else ''}{line}" for name, one in self.thresholds.items() for line in lines(one)]
+        return [] if self.thresholds is None else list(lines(self.thresholds))
 
     @property
     def unchecked(self) -> list[str]:
@@ -97,10 +97,10 @@ def adopt(source: Path, out: Path, key: Path, roots: Path | None, own: OwnRecord
         InputError, MechanismError: the records cannot be used.
     """
     if own.data is not None:
-        if not own.labels:
+        if own.label is None:
             raise InputError("--label: missing. Name the column of --data with the codes that people gave.")
         texts = own.columns or ("Final Narrative",)
-        survey(own.data, text_columns=[*texts, *own.labels.values()], option="--data")
+        survey(own.data, text_columns=[*texts, own.label], option="--data")
     staging = out.with_name(f".{out.name}.adopting")
     shutil.rmtree(staging, ignore_errors=True)  # of an adoption that was killed
     staging.mkdir(mode=0o700, parents=True)
@@ -124,25 +124,17 @@ def _fill(source: Path, folder: Path, key: Path, roots: Path | None, own: OwnRec
     answers = golden.check_answers(placed, sound.contents)
     progress.report("check", 1, 1)
     shutil.copyfile(key, folder / KEY)
-    fitted: dict[str, Mapping[str, Any]] = {}
-    files: list[str] = []
-    records = Narratives(own.columns or ("Final Narrative",), own.template)
-    if own.data is not None:
-        coder = open_bundle(placed)
-        for name, label in own.labels.items():
-            require_field(coder, name, option="--label")
-            file = f"thresholds-{name}.json" if name else "thresholds.json"
-            fitted[name] = calibrate(
-                coder,
-                own.data,
-                records,
-                folder / file,
-                label=label,
-                field=name,
-                targets=sorted({*TARGETS} if own.accuracy is None else {*TARGETS, own.accuracy}),
-                sets=own.sets,
-            )
-            files.append(file)
+    fitted: Mapping[str, Any] | None = None
+    if own.data is not None and own.label is not None:
+        fitted = calibrate(
+            open_bundle(placed),
+            own.data,
+            Narratives(own.columns or ("Final Narrative",), own.template),
+            folder / THRESHOLDS,
+            label=own.label,
+            targets=sorted({*TARGETS} if own.accuracy is None else {*TARGETS, own.accuracy}),
+            sets=own.sets,
+        )
     adopted = AdoptedBundle(
         folder,
         Adoption(
@@ -150,7 +142,7 @@ def _fill(source: Path, folder: Path, key: Path, roots: Path | None, own: OwnRec
             columns=own.columns,
             template=own.template,
             roots=None if roots is None else str(roots.absolute()),
-            thresholds=tuple(files),
+            has_thresholds=fitted is not None,
             accuracy=own.accuracy if _reached(own.accuracy, fitted) else None,
         ),
     )
@@ -158,7 +150,7 @@ def _fill(source: Path, folder: Path, key: Path, roots: Path | None, own: OwnRec
     return AdoptionReport(adopted, sound, answers, fitted)
 
 
-def _reached(accuracy: float | None, fitted: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Returns whether a score of each field reaches an accuracy with confidence."""
-    entries = [entry for one in fitted.values() for entry in one["thresholds"] if entry["target_accuracy"] == accuracy]
-    return bool(entries) and all(entry["threshold"] is not None for entry in entries)
+def _reached(accuracy: float | None, fitted: Mapping[str, Any] | None) -> bool:
+    """Returns whether a score reaches an accuracy with confidence."""
+    entries = [] if fitted is None else fitted["thresholds"]
+    return any(entry["target_accuracy"] == accuracy and entry["threshold"] is not None for entry in entries)

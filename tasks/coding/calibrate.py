@@ -10,35 +10,23 @@ from typing import Any
 from mechanisms.model.config import TARGETS
 from mechanisms.model.conformal import Sets
 from storage.durable import write_atomically
-from storage.errors import InputError
 from storage.tables.narratives import Narratives
 from tasks.bundle.thresholds import best_accuracy, thresholds_on_table
 from tasks.coding.coder import Coder
-from tasks.coding.joint import JointCoder
-
-
-def require_field(coder: Coder | JointCoder, field: str, *, option: str) -> Coder:
-    """Returns the coder of a field; refuses one that the bundle lacks."""
-    if field not in coder.fields:
-        several = ", ".join(filter(None, coder.fields))
-        remedy = f"Name one of {several}" if several else "Leave it out: there is one field"
-        raise InputError(f"{option}: the bundle has no field {field!r}. {remedy}.")
-    return coder.fields[field]
 
 
 def calibrate(
-    coder: Coder | JointCoder,
+    coder: Coder,
     data: Path,
     records: Narratives,
     out: Path,
     *,
     label: str,
-    field: str = "",
     name: str = "own coded records",
     targets: Sequence[float] = (),
     sets: bool = False,
 ) -> dict[str, Any]:
-    """Writes a thresholds file of one field, and returns its content.
+    """Writes a thresholds file, and returns its content.
 
     Args:
         name: describes the records to readers.
@@ -48,19 +36,17 @@ def calibrate(
     Raises:
         InputError, MechanismError: the table cannot be read, or has too few records.
     """
-    of_field = coder.fields[field]
     fitted = thresholds_on_table(
-        of_field.model,
+        coder.model,
         data,
         columns=records.columns,
         join=records.texts,
         label=label,
         name=name,
-        field=field,
         targets=targets or TARGETS,
         sets=sets,
     )
-    fitted |= {"release": of_field.release, "bundle_digest": of_field.digest}
+    fitted |= {"release": coder.release, "bundle_digest": coder.digest}
     write_atomically(out, json.dumps(fitted, indent=2).encode() + b"\n", source=data)
     return fitted
 

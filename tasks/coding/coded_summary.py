@@ -10,9 +10,10 @@ from itertools import islice
 from pathlib import Path
 
 from storage.durable import write_atomically
+from storage.errors import InputError
 from storage.tables.formulas import unquote
-from storage.tables.reader import Table, survey
-from tasks.coding.coded_table import code_column, column_of, fields_of
+from storage.tables.reader import survey
+from tasks.coding.coded_table import DIGEST, prefixes_of
 from tasks.pages.render import render
 
 _REVIEW = "needs_review"
@@ -21,10 +22,10 @@ _TENTHS = 10
 
 
 @dataclass
-class FieldSummary:
-    """Counts the answers of one field."""
+class BundleSummary:
+    """Counts the answers of one bundle."""
 
-    name: str
+    prefix: str
     scores: list[int] = field(default_factory=lambda: [0] * _TENTHS)
     """Rows by tenths of the score."""
     rows: Counter[str] = field(default_factory=Counter)
@@ -79,19 +80,23 @@ def write_summary(coded: Path, *, columns: Sequence[str] = ()) -> Path:
         InputError: the file is not a coded table.
     """
     table = survey(coded, text_columns=[])
-    names = fields_of(table)
-    wanted, reviewed = _columns(table, names)
-    summaries = [FieldSummary(name) for name in names]
+    prefixes = prefixes_of(table.columns)
+    if not prefixes:
+        raise InputError(f"{coded} is no table that `autocoder code` wrote: it has no column {DIGEST}.")
+    reviews = [f"{prefix}{_REVIEW}" for prefix in prefixes if f"{prefix}{_REVIEW}" in table.columns]
+    wanted = [f"{prefix}{name}" for prefix in prefixes for name in ("code", "title", "score")] + reviews
+    summaries = [BundleSummary(prefix) for prefix in prefixes]
     blank = review = 0
     for row in table.text_rows(wanted):
         cells = [unquote(cell) for cell in row]
-        marked = reviewed and cells[-1].strip().lower() == "true"
-        blank += not any(cells[0 : 3 * len(names) : 3])
-        review += marked
-        for at, one in enumerate(summaries):
+        marks = {name: cells[3 * len(prefixes) + at].strip().lower() == "true" for at, name in enumerate(reviews)}
+        blank += not any(cells[0 : 3 * len(prefixes) : 3])
+        review += any(marks.values())
+        for at, summary in enumerate(summaries):
             code, title, score = cells[3 * at : 3 * at + 3]
             if code:
-                one.add(code, title, float(score), review=marked)
+                marked = marks.get(f"{summary.prefix}{_REVIEW}", False)
+                summary.add(code, title, float(score), review=marked)
     page = coded.with_name(f"{coded.name}.summary.html")
     shown = render(
         "coded.html",
@@ -99,22 +104,15 @@ def write_summary(coded: Path, *, columns: Sequence[str] = ()) -> Path:
         name=coded.name,
         rows=table.rows,
         blank=blank,
-        review=review if reviewed else None,
-        fields=summaries,
+        review=review if reviews else None,
+        bundles=summaries,
         commands=_commands(coded, columns),
     )
     write_atomically(page, shown.encode(), source=coded)
     return page
 
 
-def _columns(table: Table, fields: Sequence[str]) -> tuple[list[str], bool]:
-    """Returns code, title and score of each field, then the mark for review if the table has one."""
-    triples = [(code_column(name), column_of(name, "title"), column_of(name, "score")) for name in fields]
-    reviewed = _REVIEW in table.columns
-    return [column for triple in triples for column in triple] + [_REVIEW] * reviewed, reviewed
-
-
 def _commands(coded: Path, columns: Sequence[str]) -> str:
     name, stem = shlex.quote(str(coded)), coded.name.partition(".")[0]
-    texts = "".join(f" --text {shlex.quote(one)}" for one in columns if "=" not in one)
+    texts = "".join(f" --text {shlex.quote(one)}" for one in columns)
     return f"autocoder qa draw {name}{texts} --out {stem}-sample.csv\nautocoder drift {name} --reference EARLIER.csv"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 from itertools import takewhile
@@ -20,7 +20,7 @@ from mechanisms.model.config import Choice
 from mechanisms.model.conformal import Sets
 from mechanisms.model.precision import resolved
 from storage.artifacts import file_digest
-from storage.bundle.folder import CODELIST, PROOF, STATEMENT, THRESHOLDS
+from storage.bundle.folder import CODELIST, PROOF, STATEMENT, THRESHOLDS, bundle_digest
 from storage.errors import InputError, StorageError
 from storage.paths import Workspace
 from storage.tables.formulas import unquote
@@ -31,7 +31,6 @@ from tasks.coding.groups import Groups, groups_of
 
 if TYPE_CHECKING:
     from storage.ledger import Ledger
-    from tasks.coding.joint import JointCoder
 
 
 @dataclass(frozen=True)
@@ -90,73 +89,6 @@ class Coder:
     sets: Sets | None = None
     """The limits of the conformal sets to answer with, if any."""
 
-    @classmethod
-    def of(
-        cls,
-        folder: Path,
-        release: str,
-        digest: str,
-        model: export.Released,
-        *,
-        field: str = "",
-        thresholds: Path | None = None,
-        by_digits: bool | None = None,
-    ) -> Coder:
-        """Returns the coder of a single field, or of one of several by name.
-
-        Args:
-            thresholds: a file in place of the bundle's.
-            by_digits: as in `groups_of`.
-
-        Raises:
-            InputError: its code list or thresholds cannot be read, or belong to another field or model.
-        """
-        place = folder / field
-        try:
-            with (place / CODELIST).open(newline="", encoding="utf-8") as file:
-                listed = [{name: unquote(cell) for name, cell in row.items()} for row in csv.DictReader(file)]
-            titles = {row["code"]: row["title"] for row in listed}
-            first = listed[0]
-        except (OSError, ValueError, KeyError, IndexError, TypeError, csv.Error, RecursionError):
-            raise _damaged(folder, (place / CODELIST).relative_to(folder)) from None
-        if field and tuple(titles) != model.codes:
-            raise InputError(f"--bundle: {folder} is damaged: {field}/{CODELIST} does not list the codes of {field}.")
-        # The content identifies a list without a name or version.
-        name = first.get("classification") or "unnamed"
-        version = first.get("version") or f"list-{file_digest(place / CODELIST)[:12]}"
-        packaged = place / THRESHOLDS
-        try:
-            fitted = read_thresholds(thresholds or packaged) if thresholds or packaged.is_file() else None
-        except MechanismError as error:
-            raise InputError(f"{'--thresholds' if thresholds else '--bundle'}: {error}") from None
-        if fitted is not None and fitted.get("field", "") != field:
-            which = fitted.get("field") or "a single field"
-            raise InputError(
-                f"{'--thresholds' if thresholds else '--bundle'}: {thresholds or packaged} belongs to {which}, not to "
-                f"{field or 'the field of this bundle'}."
-            )
-        # guard: thresholds are of the bundle that they were fitted on
-        if thresholds and fitted is not None and fitted.get("bundle_digest", digest) != digest:
-            raise InputError(
-                f"--thresholds: {thresholds} was fitted on another bundle (release {fitted.get('release', 'unknown')}, "
-                f"not {release}). Fit it again with `autocoder calibrate`."
-            )
-        return cls(
-            release=release,
-            digest=digest,
-            classification=name,
-            version=version,
-            model=model,
-            titles=titles,
-            groups=groups_of(model.codes, classification=name, by_digits=by_digits),
-            thresholds=fitted,
-        )
-
-    @property
-    def fields(self) -> Mapping[str, Coder]:
-        """Returns this coder under the name ""."""
-        return {"": self}
-
     @property
     def origin(self) -> dict[str, str]:
         """Returns the columns of every row that name the model and its classification."""
@@ -179,7 +111,11 @@ class Coder:
 
     def scores(self, texts: Sequence[str]) -> Tensor:
         """Returns the probability of every code, float32 [n, codes], calibrated if there is a temperature."""
-        return (self.model.logits(texts) / self.temperature).softmax(-1)
+        return self.calibrated(self.model.logits(texts))
+
+    def calibrated(self, logits: Tensor) -> Tensor:
+        """Returns the probabilities that these logits stand for."""
+        return (logits / self.temperature).softmax(-1)
 
     def code(self, texts: Sequence[str], *, top_k: int = 1, threshold: float | None = None) -> list[Coding]:
         """Codes narratives. A blank one gets no code."""
@@ -273,17 +209,68 @@ CLOSED = "AUTOCODER_LEDGER_CLOSED"
 """Variable of a process that may not read the ledger whose address it has."""
 
 
-def load_model(folder: Path, *, precision: Choice) -> tuple[str, export.Released]:
-    """Returns release id and model of a bundle, of one field or several.
+def open_bundle(
+    folder: Path,
+    *,
+    thresholds: Path | None = None,
+    by_digits: bool | None = None,
+    precision: Choice = "float32",
+    coverage: float | None = None,
+) -> Coder:
+    """Loads a bundle.
+
+    Args:
+        thresholds: a local file in place of the bundle's.
+        by_digits: as in `groups_of`.
+        precision: of the encoder. `auto` takes bfloat16 if the processor has instructions for it and the golden
+            narratives get the same codes as in float32.
+        coverage: adds conformal sets of this coverage, from the thresholds.
 
     Raises:
-        InputError: the folder is not a bundle, or is damaged.
+        InputError: the folder is not a bundle or is damaged, or the thresholds belong to another one.
     """
+    release, model = _load(folder, precision)
+    digest = bundle_digest(folder)
+    try:
+        with (folder / CODELIST).open(newline="", encoding="utf-8") as file:
+            listed = [{name: unquote(cell) for name, cell in row.items()} for row in csv.DictReader(file)]
+        titles = {row["code"]: row["title"] for row in listed}
+        first = listed[0]
+    except (OSError, ValueError, KeyError, IndexError, TypeError, csv.Error, RecursionError):
+        raise _damaged(folder, Path(CODELIST)) from None
+    # The content identifies a list without a name or version.
+    name = first.get("classification") or "unnamed"
+    version = first.get("version") or f"list-{file_digest(folder / CODELIST)[:12]}"
+    packaged = folder / THRESHOLDS
+    try:
+        fitted = read_thresholds(thresholds or packaged) if thresholds or packaged.is_file() else None
+    except MechanismError as error:
+        raise InputError(f"{'--thresholds' if thresholds else '--bundle'}: {error}") from None
+    # guard: thresholds are of the bundle that they were fitted on
+    if thresholds and fitted is not None and fitted.get("bundle_digest", digest) != digest:
+        raise InputError(
+            f"--thresholds: {thresholds} was fitted on another bundle (release {fitted.get('release', 'unknown')}, "
+            f"not {release}). Fit it again with `autocoder calibrate`."
+        )
+    coder = Coder(
+        release=release,
+        digest=digest,
+        classification=name,
+        version=version,
+        model=model,
+        titles=titles,
+        groups=groups_of(model.codes, classification=name, by_digits=by_digits),
+        thresholds=fitted,
+    )
+    return coder if coverage is None else coder.with_sets(coverage)
+
+
+def _load(folder: Path, precision: Choice) -> tuple[str, export.Released]:
+    """Returns release id and model of a bundle."""
     if not (folder / STATEMENT).is_file():
         raise InputError(f"--bundle: {folder} is not a bundle: it has no {STATEMENT}.")
     try:
-        statement = json.loads((folder / STATEMENT).read_text(encoding="utf-8"))
-        release, fields = str(statement["release_id"]), [str(name) for name in statement.get("fields", ())]
+        release = str(json.loads((folder / STATEMENT).read_text(encoding="utf-8"))["release_id"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise _damaged(folder, Path(STATEMENT)) from None
     try:
@@ -293,14 +280,12 @@ def load_model(folder: Path, *, precision: Choice) -> tuple[str, export.Released
     except Exception as error:  # a damaged model may raise anything in the libraries
         what = type(error).__name__
         raise InputError(f"--bundle: {folder} is damaged: its model cannot be loaded ({what}).") from None
-    if list(model.spans) != fields:
-        raise InputError(f"--bundle: {folder} is damaged: its model and {STATEMENT} name different fields.")
     quick = replace(model, precision=resolved(precision, "cpu"))
     if quick.precision == "bfloat16":
-        bands = [near_tie(model_of_field, folder / name) for name, model_of_field in quick.fields.items()]
-        if precision == "auto" and None in bands:
+        band = near_tie(quick, folder)
+        if precision == "auto" and band is None:
             return release, model
-        quick = replace(quick, near_tie=max(band or export.NEAR_TIE for band in bands))
+        quick = replace(quick, near_tie=band or export.NEAR_TIE)
     return release, quick
 
 
@@ -308,7 +293,7 @@ def _damaged(folder: Path, file: Path) -> InputError:
     return InputError(f"--bundle: {folder} is damaged: {file} cannot be read.")
 
 
-def require_not_revoked(coder: Coder | JointCoder, home: Path, *, otherwise: str) -> None:
+def require_not_revoked(coder: Coder, home: Path, *, otherwise: str) -> None:
     """Refuses a bundle that was revoked, by the machine's ledger or the workspace's.
 
     Without a readable ledger, the roots that `revoke` writes next to the bundles decide. A partner has neither and

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -27,7 +26,7 @@ from numpy.typing import NDArray
 from storage.bundle.folder import GOLDEN
 from storage.errors import InputError
 from storage.tables.reader import survey
-from tasks.coding.coded_table import TEMPERATURE, code_column, column_of, fields_of, temperature_of
+from tasks.coding.coded_table import TEMPERATURE
 
 Verdict = Literal["stable", "investigate", "drift"]
 
@@ -60,29 +59,24 @@ class Period:
     """Whether its rows have conformal sets."""
 
 
-def fields_in(path: Path) -> tuple[str, ...]:
-    """Returns the fields that a table was coded in; "" for a single field."""
-    return fields_of(survey(path, text_columns=[], option="CODED"))
-
-
-def titles_of(path: Path, field: str) -> dict[str, str]:
+def titles_of(path: Path, prefix: str) -> dict[str, str]:
     """Returns the titles of the codes in a coded table; none where it has no such column."""
-    title = column_of(field, "title")
+    title = f"{prefix}title"
     table = survey(path, text_columns=[])
     if title not in table.columns:
         return {}
-    return {code.strip(): name.strip() for code, name in table.text_rows([code_column(field), title])}
+    return {code.strip(): name.strip() for code, name in table.text_rows([f"{prefix}code", title])}
 
 
-def read_period(path: Path, option: str, *, field: str = "") -> Period:
+def read_period(path: Path, option: str, *, prefix: str = "") -> Period:
     """Reads the coded rows of a table from `autocoder code`; skips rows without a code.
 
     Raises:
         InputError: too few rows, a missing column, a score that is not a number, or several models or versions.
     """
-    columns = [code_column(field), column_of(field, "score"), "model", *_VERSION]
+    columns = [f"{prefix}{name}" for name in ("code", "score", "model", *_VERSION)]
     table = survey(path, text_columns=columns, option=option)
-    columns += [TEMPERATURE] if TEMPERATURE in table.columns else []
+    columns += [f"{prefix}{TEMPERATURE}"] if f"{prefix}{TEMPERATURE}" in table.columns else []
     codes: list[str] = []
     scores: list[float] = []
     origins: Counter[tuple[str, ...]] = Counter()
@@ -99,7 +93,7 @@ def read_period(path: Path, option: str, *, field: str = "") -> Period:
         scores.append(value)
         codes.append(code)
         model, name, version, *temperature = origin
-        origins[model, name, version, temperature_of("".join(temperature), field)] += 1
+        origins[model, name, version, "".join(temperature).strip()] += 1
     if len(codes) < _FEWEST:
         raise InputError(f"{option}: {path} has {len(codes)} coded rows. A comparison needs {_FEWEST}.")
     if len(origins) > 1:
@@ -107,7 +101,7 @@ def read_period(path: Path, option: str, *, field: str = "") -> Period:
             f"{option}: {path} contains rows of {len(origins)} models, versions or temperatures. Compare one with one."
         )
     ((model, name, version, temperature),) = origins
-    has_sets = column_of(field, "set") in table.columns
+    has_sets = f"{prefix}set" in table.columns
     return Period(np.array(codes), np.array(scores), f"{name} {version}", model, temperature, has_sets)
 
 
@@ -254,27 +248,20 @@ def plot(now: Period, reference: Period, drift: Drift, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def golden_periods(folder: Path, *, like: Mapping[str, Period]) -> dict[str, Period]:
-    """Codes a bundle's golden texts, by field: a coarse reference, since they are not records.
-
-    They get the temperatures of the periods that they are compared with (`like`).
+def golden_period(folder: Path, *, temperature: str) -> Period:
+    """Codes a bundle's golden texts at this temperature: a coarse reference, since they are not records.
 
     Raises:
         InputError: the folder is not a bundle, or has no golden texts.
     """
-    from tasks.coding.joint import open_bundle
+    from tasks.coding.coder import open_bundle
 
-    opened, periods = open_bundle(folder), {}
-    for name, field_coder in opened.fields.items():
-        temperature = like[name].temperature if name in like else ""
-        coder = field_coder.with_temperature(float(temperature)) if temperature else field_coder
-        file = folder / name / GOLDEN
-        try:
-            texts = [str(json.loads(line)["text"]) for line in file.read_text(encoding="utf-8").splitlines() if line]
-        except (OSError, ValueError, KeyError, TypeError):
-            raise InputError(f"--bundle: {file} cannot be read") from None
-        answers = [coding.answers[0] for coding in coder.code(texts) if coding.answers]
-        codes, scores = np.array([answer.code for answer in answers]), np.array([answer.score for answer in answers])
-        version = f"{opened.classification} {opened.version}"
-        periods[name] = Period(codes, scores, version, opened.release, temperature)
-    return periods
+    coder, file = open_bundle(folder), folder / GOLDEN
+    coder = coder.with_temperature(float(temperature)) if temperature else coder
+    try:
+        texts = [str(json.loads(line)["text"]) for line in file.read_text(encoding="utf-8").splitlines() if line]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(f"--bundle: {file} cannot be read") from None
+    answers = [coding.answers[0] for coding in coder.code(texts) if coding.answers]
+    codes, scores = np.array([answer.code for answer in answers]), np.array([answer.score for answer in answers])
+    return Period(codes, scores, f"{coder.classification} {coder.version}", coder.release, temperature)

@@ -36,7 +36,6 @@ from storage.durable import replace_atomically
 from storage.errors import InputError
 from storage.tables.reader import survey
 from storage.tables.writer import open_writer, output_kind
-from tasks.coding.coded_table import code_column, column_of, fields_of
 from tasks.coding.quality import read_returned, unquoted
 
 Floats = NDArray[np.float64]
@@ -238,7 +237,7 @@ class Estimates:
         return lines
 
 
-def estimate(coded: Path, sample: Path, *, by: Sequence[str] = (), field: str = "") -> Estimates:
+def estimate(coded: Path, sample: Path, *, by: Sequence[str] = (), prefix: str = "") -> Estimates:
     """Estimates the counts of every code, of the whole table and of each group.
 
     Args:
@@ -250,12 +249,8 @@ def estimate(coded: Path, sample: Path, *, by: Sequence[str] = (), field: str = 
     """
     if len(by) > _MOST_GROUPS or len(set(by)) < len(by):
         raise InputError(f"--by: name at most {_MOST_GROUPS} different columns.")
-    fields = fields_of(survey(coded, text_columns=[]))
-    if field not in fields:
-        names = ", ".join(filter(None, fields)) or "one field only"
-        raise InputError(f"--field: no field {field or 'of that name'}. The table has {names}.")
-    title = column_of(field, "title")
-    columns = [code_column(field), *by]
+    title = f"{prefix}title"
+    columns = [f"{prefix}code", *by]
     table = survey(coded, text_columns=columns)
     columns += [title] if title in table.columns else []
     codes: list[str] = []
@@ -265,7 +260,7 @@ def estimate(coded: Path, sample: Path, *, by: Sequence[str] = (), field: str = 
         codes.append(unquoted(code))
         groups.append(tuple(unquoted(cell) for cell in cells[: len(by)]))
         titles.setdefault(codes[-1], "".join(cells[len(by) :]))
-    human, missing = read_returned(sample, field=field, codes=codes)
+    human, missing = read_returned(sample, prefix=prefix, codes=codes)
     rows = sorted(human)
     weights = _adjusted(np.array([human[at][1] for at in rows]), np.array(missing), len(codes), sample)
     names = sorted({*codes, *(code for code, _ in human.values())})

@@ -1,6 +1,6 @@
 """Computes which words of a narrative spoke for a code of a released model. Nothing is logged.
 
-The logit of a code is taken relative to the mean over the codes of its field, which changes no probability.
+The logit of a code is taken relative to the mean over all codes, which changes no probability.
 
 - **Words next to the encoder**: the head is linear in them, so a word's contribution is feature times weight, exactly.
 - **The encoder**: gradient times input at the embeddings of the tokens, e_t . d logit / d e_t, a first-order share
@@ -25,7 +25,6 @@ from mechanisms.model.lexicon import MOST_CHARACTERS, Lexicon
 from storage.errors import InputError
 from storage.tables.reader import read_small
 from tasks.coding.coder import Coder
-from tasks.coding.joint import JointCoder
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _LEXICAL_WORD = re.compile(r"[^\W\d_]{3,}")
@@ -37,7 +36,6 @@ _AT_ONCE = 256
 class Reason:
     """Holds what each word added to the logit of one code."""
 
-    field: str
     code: str
     score: float
     lexical: tuple[float, ...]
@@ -56,23 +54,18 @@ class Explanation:
     """Characters that the encoder read; a longer narrative is cut."""
 
 
-def explain(coder: Coder | JointCoder, text: str, codes: Sequence[tuple[str, str]]) -> Explanation:
+def explain(coder: Coder, text: str, codes: Sequence[str]) -> Explanation:
     """Explains some codes of one narrative.
 
-    Args:
-        codes: pairs of field, "" for the only one, and code.
-
     Raises:
-        InputError: the narrative is blank, or a field has no such code; quotes neither.
+        InputError: the narrative is blank, or the model has no such code; quotes neither.
     """
     released = coder.model
-    spans = released.spans or {"": slice(0, len(released.codes))}
-    places: list[tuple[slice, int]] = []
-    for number, (name, code) in enumerate(codes):
-        span = spans.get(name)
-        if span is None or code not in released.codes[span]:
-            raise InputError(f"codes.{number}: the model has no such field and code. Take them from /codes.")
-        places.append((span, released.codes[span].index(code)))
+    places: list[int] = []
+    for number, code in enumerate(codes):
+        if code not in released.codes:
+            raise InputError(f"codes.{number}: the model has no such code. Take them from /codes.")
+        places.append(released.codes.index(code))
     text = text[:MOST_CHARACTERS]
     if not text.strip():
         raise InputError("narrative: it is blank. Send one with words.")
@@ -87,9 +80,8 @@ def explain(coder: Coder | JointCoder, text: str, codes: Sequence[tuple[str, str
     logits, embedded = _forward(model, tokens, None if lexicon is None else lexicon.words([text]))
 
     shares = torch.zeros(len(codes), len(words))
-    for row, (span, at) in enumerate(places):
-        own = logits[span]
-        (slope,) = torch.autograd.grad(own[at] - own.mean(), embedded, retain_graph=True)
+    for row, at in enumerate(places):
+        (slope,) = torch.autograd.grad(logits[at] - logits.mean(), embedded, retain_graph=True)
         for (start, end), share in zip(offsets, (slope * embedded).sum(-1)[0].tolist(), strict=True):
             if end > start and words:
                 start += len(text[start:end]) - len(text[start:end].lstrip())
@@ -98,29 +90,25 @@ def explain(coder: Coder | JointCoder, text: str, codes: Sequence[tuple[str, str
     if lexicon is not None:
         exact = _exact(cast(MeanPooled, model), lexicon, text, starts, places)
     reasons = []
-    for at, ((name, code), (span, place)) in enumerate(zip(codes, places, strict=True)):
-        score = (logits[span].detach() / coder.fields[name].temperature).softmax(-1)[place]
-        own = tuple(shares[at].tolist())
-        reasons.append(Reason(name, code, float(score), tuple(exact[at]), own))
+    scores = (logits.detach() / coder.temperature).softmax(-1)
+    for at, (code, place) in enumerate(zip(codes, places, strict=True)):
+        reasons.append(Reason(code, float(scores[place]), tuple(exact[at]), tuple(shares[at].tolist())))
     return Explanation(words, tuple(reasons), max((end for _, end in offsets), default=0))
 
 
-def read_sensitive(path: Path, coder: Coder | JointCoder) -> dict[str, tuple[str, ...]]:
-    """Reads an operator's public list of codes that a review shows first, by field.
+def read_sensitive(path: Path, coder: Coder) -> tuple[str, ...]:
+    """Reads an operator's public list of codes that a review shows first.
 
     Raises:
-        InputError: the file cannot be read, or names a code that its field lacks.
+        InputError: the file cannot be read, or names a code that the bundle lacks.
     """
-    option, several = "--sensitive", "" not in coder.fields
-    required = ("field", "code") if several else ("code",)
-    columns, rows = read_small(path.expanduser(), required, option=option)
-    chosen: dict[str, list[str]] = {}
-    for number, row in enumerate(rows, start=1):
-        field, code = (row[columns.index(name)].strip() if name in required else "" for name in ("field", "code"))
-        if field not in coder.fields or code not in coder.fields[field].model.codes:
+    option = "--sensitive"
+    columns, rows = read_small(path.expanduser(), ("code",), option=option)
+    codes = [row[columns.index("code")].strip() for row in rows]
+    for number, code in enumerate(codes, start=1):
+        if code not in coder.model.codes:
             raise InputError(f"{option}: {path}: row {number}: the bundle has no such code. Correct the row.")
-        chosen.setdefault(field, []).append(code)
-    return {field: tuple(codes) for field, codes in chosen.items()}
+    return tuple(codes)
 
 
 def _forward(model: nn.Module, tokens: Any, words: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -143,7 +131,7 @@ def _forward(model: nn.Module, tokens: Any, words: Tensor | None) -> tuple[Tenso
 
 
 def _exact(
-    model: MeanPooled, lexicon: Lexicon, text: str, starts: Sequence[int], places: Sequence[tuple[slice, int]]
+    model: MeanPooled, lexicon: Lexicon, text: str, starts: Sequence[int], places: Sequence[int]
 ) -> list[list[float]]:
     """Returns feature times weight of each word and code; a feature of several words is shared out by occurrence."""
     chosen = _weights(model, lexicon, places)
@@ -162,10 +150,10 @@ def _exact(
     return out.tolist()
 
 
-def _weights(model: MeanPooled, lexicon: Lexicon, places: Sequence[tuple[slice, int]]) -> Tensor:
-    """Returns the weight of each word, relative to the mean of the field, float32 [codes, columns]."""
+def _weights(model: MeanPooled, lexicon: Lexicon, places: Sequence[int]) -> Tensor:
+    """Returns the weight of each word, relative to the mean of all codes, float32 [codes, columns]."""
     weights = model.head.weight.detach()[:, width(model) :] * lexicon.word_scale
-    return torch.stack([weights[span][at] - weights[span].mean(0) for span, at in places])
+    return torch.stack([weights[at] - weights.mean(0) for at in places])
 
 
 def _lower(text: str) -> tuple[str, Sequence[int]]:

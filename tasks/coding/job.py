@@ -18,7 +18,6 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,12 +29,11 @@ from storage.tables.formulas import escape_formula
 from storage.tables.narratives import Narratives
 from storage.tables.reader import Row, Table, pieces, survey
 from storage.tables.writer import open_writer, output_kind
-from tasks.coding.coder import Coder
-from tasks.coding.columns import AnswerColumns, JointAnswerColumns, output_schema
-from tasks.coding.joint import JointCoder
+from tasks.coding.bundles import Bundles
+from tasks.coding.columns import AnswerColumns, output_schema
 from tasks.running import progress
 
-_FORMAT = 2
+_FORMAT = 3
 _STAGE = "code"
 _JOB, _LOCK = "job.json", "lock"
 _HANDED_IN = "workers-"
@@ -60,7 +58,8 @@ class CodingJob:
     table: Table
     out: Path
     narratives: Narratives
-    answers: AnswerColumns | JointAnswerColumns
+    answers: tuple[AnswerColumns, ...]
+    """Of each bundle."""
     append: bool = False
     overwrite: bool = False
 
@@ -74,9 +73,9 @@ class CodingJob:
         """Returns the file that marks the output as this job's until cleanup is complete."""
         return self.out.with_name(f".{self.out.name}.coded")
 
-    def spread_folder(self, coder: Coder | JointCoder) -> Path:
+    def spread_folder(self, bundles: Bundles) -> Path:
         """Returns the folder for answers from workers of this job."""
-        return self.folder / f"{_HANDED_IN}{self.key(coder)[:16]}"
+        return self.folder / f"{_HANDED_IN}{self.key(bundles)[:16]}"
 
     def part(self, folder: Path, number: int) -> Path:
         """Returns the file with the answers of one piece."""
@@ -87,89 +86,79 @@ class CodingJob:
         with closing(self.table.text_rows(self.narratives.columns)) as rows:
             yield from enumerate(pieces(rows, columns=len(self.table.columns)))
 
-    def key(self, coder: Coder | JointCoder) -> str:
+    def key(self, bundles: Bundles) -> str:
         """Returns the digest of all inputs of the answers, so that jobs do not share pieces."""
-        temperatures = [(one.thresholds or {}).get("temperature") for one in coder.fields.values()]
-        precision = coder.model.precision
-        # float32 adds nothing, so that earlier jobs can resume
-        rounded = {} if precision == "float32" else {"precision": precision, "near_tie": coder.model.near_tie}
         return digest(
-            rounded
-            | {
+            {
                 "format": _FORMAT,
                 "input": self.table.sha256,
                 "kind": self.table.kind,
                 "columns": list(self.narratives.columns),
                 "template": self.narratives.template,
-                "bundle": coder.digest,
-                "temperature": temperatures[0] if len(temperatures) == 1 else temperatures,
+                "bundles": bundles.key,
                 "append": self.append,
+                "answers": [columns.key for columns in self.answers],
             }
-            | self.answers.key
         )
 
 
-def run(coder: Coder | JointCoder, job: CodingJob, *, spread: Callable[[], object] | None = None) -> CodingReport:
+def run(bundles: Bundles, job: CodingJob, *, spread: Callable[[], object] | None = None) -> CodingReport:
     """Codes a table or resumes it; `spread` lets workers code pieces first, and the rest is coded in this process.
 
     Raises:
         InputError: the output exists and may not be replaced, or has other columns or another version.
         StorageError: another process codes into the same file, or the input changed.
     """
-    schema = output_schema(job.table, job.answers, coder)
+    schema = output_schema(job.table, job.answers, bundles.origin)
     kind = output_kind(job.out)
     if kind != "csv" and len(set(schema.names)) < len(schema.names):
         raise InputError(f"--data: {job.table.source.name} has duplicate column names, which only CSV supports.")
-    _check_output(job, coder)
+    _check_output(job, bundles)
     with _locked(job):
-        coded = _finished(job, coder)  # not None: an earlier run died during cleanup
+        coded = _finished(job, bundles)  # not None: an earlier run died during cleanup
         if coded is None:
-            _begin(job, coder)
-            before = _before(job, schema, coder) if job.append else None
-            _collect(coder, job)
+            _begin(job, bundles)
+            before = _before(job, schema, bundles) if job.append else None
+            _collect(bundles, job)
             resumed = sum(pq.read_metadata(part).num_rows for part in _parts(job))
             if spread is not None:
                 spread()
-                _collect(coder, job)
-            _code(coder, job)
+                _collect(bundles, job)
+            _code(bundles, job)
             coded = _tally(job, resumed=resumed)
-            _merge(coder, job, schema, before, coded)
+            _merge(bundles, job, schema, before, coded)
         shutil.rmtree(job.folder)
         job.mark.unlink(missing_ok=True)
     return coded
 
 
-def _code(coder: Coder | JointCoder, job: CodingJob) -> None:
+def _code(bundles: Bundles, job: CodingJob) -> None:
     """Codes the missing pieces."""
     done = 0
     with closing(job.pieces()) as every:
         for number, piece in every:
             part = job.part(job.folder, number)
             if not part.is_file():
-                code_piece(coder, job, piece, part)
+                code_piece(bundles, job, piece, part)
             done += len(piece)
             progress.report(_STAGE, done, job.table.rows)
 
 
-def code_piece(coder: Coder | JointCoder, job: CodingJob, piece: list[Row], part: Path) -> None:
+def code_piece(bundles: Bundles, job: CodingJob, piece: list[Row], part: Path) -> None:
     """Codes one piece and stores the answers."""
-    answers: Any = job.answers  # of the coder's own kind
-    codings = coder.code(job.narratives.texts(piece), top_k=answers.top_k, threshold=answers.threshold)
-    rows = [answers.row(coding) for coding in codings]
-    _write_part(part, rows, job.answers.schema())
+    rows = bundles.rows(job.narratives.texts(piece), job.answers)
+    _write_part(part, rows, pa.schema([field for columns in job.answers for field in columns.schema()]))
 
 
-def _collect(coder: Coder | JointCoder, job: CodingJob) -> None:
+def _collect(bundles: Bundles, job: CodingJob) -> None:
     """Moves the workers' answers to those of the job."""
-    for part in sorted(job.spread_folder(coder).glob("*.parquet")):
+    for part in sorted(job.spread_folder(bundles).glob("*.parquet")):
         part.replace(job.folder / part.name)
 
 
-def _merge(
-    coder: Coder | JointCoder, job: CodingJob, schema: pa.Schema, before: Table | None, coded: CodingReport
-) -> None:
+def _merge(bundles: Bundles, job: CodingJob, schema: pa.Schema, before: Table | None, coded: CodingReport) -> None:
     """Writes the output to a temporary file, then moves it into place."""
-    fresh, origin = job.folder / "output", tuple(coder.origin.values())
+    fresh, origin = job.folder / "output", tuple(bundles.origin.values())
     with open_writer(fresh, output_kind(job.out), schema) as write:
         if before is not None:
             # JSON objects may lack keys, which then stay absent
@@ -184,8 +173,8 @@ def _merge(
         raise StorageError(f"{job.table.source.name} changed during coding. Run again.")
     limit_rights(fresh, job.out, job.table.source.path)
     sync(fresh)
-    _check_output(job, coder)  # another may have appeared meanwhile
-    mark = {"key": job.key(coder), "sha256": file_digest(fresh), "blank": coded.blank, "review": coded.review}
+    _check_output(job, bundles)  # another may have appeared meanwhile
+    mark = {"key": job.key(bundles), "sha256": file_digest(fresh), "blank": coded.blank, "review": coded.review}
     write_atomically(job.mark, json.dumps(mark).encode())
     fresh.replace(job.out)
     sync(job.out.parent)
@@ -199,28 +188,28 @@ def _answers(job: CodingJob) -> Iterator[Row]:
 
 def _tally(job: CodingJob, *, resumed: int) -> CodingReport:
     blank = review = 0
+    reviewed = [f"{columns.prefix}needs_review" for columns in job.answers if columns.threshold is not None]
     for part in _parts(job):
         answers = pq.read_table(part)
-        blank += answers[job.answers.blank_column].null_count
-        if job.answers.reviewed:
-            review += sum(answers["needs_review"].to_pylist())
-    return CodingReport(job.table.rows, blank, review if job.answers.reviewed else None, resumed)
+        blank += answers[f"{job.answers[0].prefix}code"].null_count
+        review += sum(map(any, zip(*(answers[name].to_pylist() for name in reviewed), strict=True)))
+    return CodingReport(job.table.rows, blank, review if reviewed else None, resumed)
 
 
 def _parts(job: CodingJob) -> list[Path]:
     return sorted(job.folder.glob("*.parquet"))
 
 
-def _check_output(job: CodingJob, coder: Coder | JointCoder) -> None:
+def _check_output(job: CodingJob, bundles: Bundles) -> None:
     if job.out.is_dir():
         raise InputError(f"--out: {job.out} is a folder. Name a file.")
-    if job.out.exists() and not (job.append or job.overwrite or _finished(job, coder)):
+    if job.out.exists() and not (job.append or job.overwrite or _finished(job, bundles)):
         raise InputError(f"--out: {job.out} exists. --overwrite replaces it, --append adds rows to it.")
 
 
-def _begin(job: CodingJob, coder: Coder | JointCoder) -> None:
+def _begin(job: CodingJob, bundles: Bundles) -> None:
     """Keeps the answers of an earlier run of the same job; removes those of other jobs."""
-    file, content = job.folder / _JOB, json.dumps({"key": job.key(coder)}).encode()
+    file, content = job.folder / _JOB, json.dumps({"key": job.key(bundles)}).encode()
     if file.is_file() and file.read_bytes() == content:
         return
     for path in job.folder.iterdir():
@@ -231,27 +220,27 @@ def _begin(job: CodingJob, coder: Coder | JointCoder) -> None:
     write_atomically(file, content)
 
 
-def _finished(job: CodingJob, coder: Coder | JointCoder) -> CodingReport | None:
+def _finished(job: CodingJob, bundles: Bundles) -> CodingReport | None:
     """Returns the result of an earlier run of the same job if its output is in place."""
     try:
         mark = json.loads(job.mark.read_text())
-        if (mark["key"], mark["sha256"]) == (job.key(coder), file_digest(job.out)):
+        if (mark["key"], mark["sha256"]) == (job.key(bundles), file_digest(job.out)):
             return CodingReport(job.table.rows, mark["blank"], mark["review"], resumed=job.table.rows)
     except (OSError, ValueError, KeyError):
         pass
     return None
 
 
-def _before(job: CodingJob, schema: pa.Schema, coder: Coder | JointCoder) -> Table | None:
+def _before(job: CodingJob, schema: pa.Schema, bundles: Bundles) -> Table | None:
     try:
-        return _existing(job, schema, coder)
+        return _existing(job, schema, bundles)
     except InputError:
         if not _parts(job):
             shutil.rmtree(job.folder)
         raise
 
 
-def _existing(job: CodingJob, schema: pa.Schema, coder: Coder | JointCoder) -> Table | None:
+def _existing(job: CodingJob, schema: pa.Schema, bundles: Bundles) -> Table | None:
     """Returns the existing rows of the output to append to.
 
     Raises:
@@ -260,16 +249,16 @@ def _existing(job: CodingJob, schema: pa.Schema, coder: Coder | JointCoder) -> T
     if not job.out.is_file():
         return None
     before = survey(job.out, text_columns=())
-    origin = ("classification", "classification_version")
-    if not set(origin) <= set(before.columns):
+    origin = [name for name in bundles.origin if name.endswith(("classification", "classification_version"))]
+    if missing := [name for name in origin if name not in before.columns]:
         raise InputError(
-            f"--append: {job.out} has no column {origin[1]!r}, so this command did not write it. Name another file."
+            f"--append: {job.out} has no column {missing[-1]!r}, so this command did not write it. Name another file."
         )
-    mine = tuple(coder.origin[name] for name in origin)
+    mine = tuple(bundles.origin[name] for name in origin)
     for number, row in enumerate(before.read(origin), start=1):
         if row != mine:
             raise InputError(
-                f"--append: {job.out} contains codes of another version (row {number}). This bundle codes "
+                f"--append: {job.out} contains codes of another version (row {number}). These bundles code "
                 f"{' '.join(mine)}, and a table must not mix versions. Name another file."
             )
     names = [escape_formula(name) for name in schema.names] if before.kind == "csv" else schema.names

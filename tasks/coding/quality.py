@@ -28,7 +28,6 @@ from storage.durable import replace_atomically
 from storage.errors import InputError
 from storage.tables.reader import Row, pieces, survey
 from storage.tables.writer import open_writer, output_kind
-from tasks.coding.coded_table import code_column, fields_of
 from tasks.coding.strata import Stratum, stratify
 
 ROW, HUMAN, WEIGHT = "qa_row", "human_code", "qa_weight"
@@ -39,9 +38,7 @@ class Policy(BaseModel, frozen=True, extra="forbid"):
     """Holds an agency's rule on which rows are coded twice."""
 
     share: float = Field(default=0.05, gt=0, le=1, description="Share of all coded rows.")
-    sensitive_codes: tuple[str, ...] = Field(
-        default=(), description="Codes that are always coded twice. With several fields: `nature=1311`, field and code."
-    )
+    sensitive_codes: tuple[str, ...] = Field(default=(), description="Codes that are always coded twice.")
 
 
 def read_policy(path: Path) -> Policy:
@@ -71,19 +68,14 @@ class Sample:
     sensitive: int
 
 
-def human_column(field: str) -> str:
-    """Returns the column for the human's code of a field."""
-    return f"human_{field}" if field else HUMAN
-
-
-def text_column(coded: Path) -> str:
+def text_column(coded: Path, prefix: str = "") -> str:
     """Returns the column of a coded table that the narratives seem to be in: the longest texts left of the answers.
 
     Raises:
         InputError: it is no coded table, or has the answers alone.
     """
     table = survey(coded, text_columns=[])
-    code = code_column(fields_of(table)[0])
+    code = f"{prefix}code"
     if code not in table.columns:
         raise InputError(f"CODED: {coded} has no column {code!r}. Give a table that `autocoder code` wrote.")
     given = table.columns[: table.columns.index(code)]
@@ -101,9 +93,9 @@ def draw(
     policy: Policy,
     seed: int | None,
     size: int | None = None,
-    field: str = "",
+    prefix: str = "",
 ) -> Sample:
-    """Writes the sample of a coded table: row number, text, weight and an empty column per field for the human's code.
+    """Writes the sample of a coded table: row number, text, weight and an empty column for the human's code.
 
     Rows without a code take part: they may not be blank to a person.
 
@@ -111,66 +103,47 @@ def draw(
         columns: the columns for the human coder.
         seed: repeats a sample. Without a seed nobody can predict it.
         size: rows in all, in place of the policy's share: stratified, by Neyman's allocation (`tasks.coding.strata`).
-        field: whose code and score form the strata, of several; the first by default.
+        prefix: of the columns of one bundle, where the table has the codes of several.
 
     Raises:
-        InputError: the table lacks a column, a sensitive code names no field, the output exists, or the sensitive codes
+        InputError: the table lacks a column, the output exists, or the sensitive codes
             have more rows than the size.
     """
     if out.exists():
         raise InputError(f"--out: {out} exists and may contain work. Name another file.")
     kind = output_kind(out)
-    fields = fields_of(survey(coded, text_columns=[]))
-    taken = (ROW, WEIGHT, *map(human_column, fields))
+    code, human = f"{prefix}code", f"{prefix}{HUMAN}"
+    taken = (ROW, WEIGHT, human)
     if twice := [name for at, name in enumerate(columns) if name in taken or name in columns[:at]]:
         raise InputError(f"--text {twice[0]!r}: the sample has such a column already. Leave it out, or rename it.")
-    code_columns = [code_column(field) for field in fields]
-    table = survey(coded, text_columns=[*code_columns, *columns])
+    table = survey(coded, text_columns=[code, *columns])
     rng = Random(seed) if seed is not None else SystemRandom()
-    sensitive = _sensitive(policy, fields)
-    always = {
-        at
-        for at, row in enumerate(table.text_rows(code_columns))
-        if any((field, code) in sensitive for field, code in zip(fields, row, strict=True))
-    }
+    always = {at for at, (cell,) in enumerate(table.text_rows([code])) if cell in policy.sensitive_codes}
     others = [at for at in range(table.rows) if at not in always]
     if size is None:
         strata = [Stratum(others, math.ceil(policy.share * len(others)))]
     elif size <= len(always):
         raise InputError(f"--hours: they allow {size} rows, and sensitive codes have {len(always)}. Give more hours.")
     else:
-        strata = stratify(coded, others, field=field or fields[0], fields=fields, size=size - len(always))
+        strata = stratify(coded, others, prefix=prefix, size=size - len(always))
     weight = dict.fromkeys(always, 1.0)
     for stratum in strata:
         weight |= dict.fromkeys(rng.sample(stratum.rows, stratum.size), stratum.weight)
-    blank: Row = (None,) * len(fields)
     schema = pa.schema(
         [
             (ROW, pa.int64()),
             *((name, pa.string()) for name in columns),
             (WEIGHT, pa.float64()),
-            *((human_column(field), pa.string()) for field in fields),
+            (human, pa.string()),
         ]
     )
     picked: Iterator[Row] = (
-        (at + 1, *row, round(weight[at], 6), *blank) for at, row in enumerate(table.text_rows(columns)) if at in weight
+        (at + 1, *row, round(weight[at], 6), None) for at, row in enumerate(table.text_rows(columns)) if at in weight
     )
     with replace_atomically(out, source=coded) as fresh, open_writer(fresh, kind, schema) as write:
         for piece in pieces(picked, columns=len(schema)):
             write(piece)
     return Sample(rows=table.rows, sampled=len(weight), sensitive=len(always))
-
-
-def _sensitive(policy: Policy, fields: Sequence[str]) -> set[tuple[str, str]]:
-    if fields == ("",):
-        return {("", code) for code in policy.sensitive_codes}
-    pairs = {(name, code) for name, _, code in (one.partition("=") for one in policy.sensitive_codes)}
-    if wrong := sorted(name for name, code in pairs if name not in fields or not code):
-        raise InputError(
-            f"--sensitive: {wrong[0]!r} is not a field and code of this table. Write {fields[0]}=CODE. Its fields are "
-            f"{', '.join(fields)}."
-        )
-    return pairs
 
 
 @dataclass(frozen=True)
@@ -210,12 +183,7 @@ class Agreement:
         return content | {"kappa_interval": self.kappa_interval, "confidence": 0.95, "codes": per_code}
 
 
-def agreements(coded: Path, sample: Path) -> dict[str, Agreement]:
-    """Returns the `agreement` of each field of a coded table by name; "" for a single field."""
-    return {field: agreement(coded, sample, field=field) for field in fields_of(survey(coded, text_columns=[]))}
-
-
-def agreement(coded: Path, sample: Path, *, field: str = "") -> Agreement:
+def agreement(coded: Path, sample: Path, *, prefix: str = "") -> Agreement:
     """Compares the returned codes with those of the sampled table.
 
     The human's codes went through a table program and are normalised (`normalise_code`); the model's are not.
@@ -225,10 +193,10 @@ def agreement(coded: Path, sample: Path, *, field: str = "") -> Agreement:
     Raises:
         InputError: a column is missing, a row number occurs twice or not in the table, or no row has a code.
     """
-    model_column = code_column(field)
+    model_column = f"{prefix}code"
     table = survey(coded, text_columns=[model_column])
     codes = [unquoted(code) for (code,) in table.text_rows([model_column])]
-    human, missing = read_returned(sample, field=field, codes=codes)
+    human, missing = read_returned(sample, prefix=prefix, codes=codes)
     rows = sorted(human)
     theirs, given = [human[at][0] for at in rows], [codes[at - 1] for at in rows]
     names = sorted({*theirs, *given})
@@ -256,13 +224,13 @@ def agreement(coded: Path, sample: Path, *, field: str = "") -> Agreement:
 
 
 def read_returned(
-    sample: Path, *, field: str, codes: Sequence[str]
+    sample: Path, *, prefix: str, codes: Sequence[str]
 ) -> tuple[dict[int, tuple[str, float]], list[float]]:
     """Reads a sample that came back: code and weight by row number, and the weights of rows without a code.
 
     `codes` are the model's, of the sampled table in its order.
     """
-    human_code, vocabulary = human_column(field), set(codes)
+    human_code, vocabulary = f"{prefix}{HUMAN}", set(codes)
     returned = survey(sample, text_columns=[ROW, human_code, WEIGHT], option="--sample")
     human: dict[int, tuple[str, float]] = {}
     missing: list[float] = []

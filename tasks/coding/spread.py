@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import json
 import secrets
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -25,10 +25,10 @@ from storage.durable import write_atomically
 from storage.errors import InputError, StorageError
 from storage.tables.narratives import Narratives
 from storage.tables.reader import Row, survey
-from tasks.coding.coder import Coder
+from tasks.coding.bundles import Bundles
+from tasks.coding.coder import open_bundle
 from tasks.coding.columns import answer_columns
 from tasks.coding.job import CodingJob, code_piece
-from tasks.coding.joint import JointCoder, open_bundle
 from tasks.running.engine import map_parts
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -43,12 +43,11 @@ class JobRequest(BaseModel, frozen=True, extra="forbid"):
     template: str | None
     bundle: str
     precision: Literal["float32", "bfloat16"]
-    thresholds: tuple[str, ...]
+    thresholds: str | None
     by_digits: bool | None
     top_k: int = Field(ge=1, le=50)
-    threshold: Share | dict[str, Share] | None
+    threshold: Share | None
     coverage: Share | None
-    rules: str | None
     append: bool
     job: str
     """Keyed digest of table, bundle, precision and options. A worker with other files refuses."""
@@ -57,15 +56,14 @@ class JobRequest(BaseModel, frozen=True, extra="forbid"):
 
 
 def spread(
-    coder: Coder | JointCoder,
+    bundles: Bundles,
     job: CodingJob,
     *,
     engine: str,
     report: Callable[[int, int], None],
     bundle: Path,
-    thresholds: Sequence[Path] = (),
+    thresholds: Path | None = None,
     by_digits: bool | None = None,
-    rules: Path | None = None,
 ) -> None:
     """Lets workers code all pieces of a job that are missing, and returns when they are there.
 
@@ -74,15 +72,18 @@ def spread(
         bundle: the folder that the coder was opened with, as the other files are.
 
     Raises:
-        InputError: the bundle is packed.
+        InputError: there are several bundles, or the bundle is packed.
     """
+    if list(bundles.coders) != [""]:
+        raise InputError("--engine: workers code with one bundle. Give one --bundle without a name.")
+    coder, (answers,) = bundles.coders[""], job.answers
     if not bundle.is_dir():
         raise InputError(
             "--bundle: workers cannot use a packed bundle. Unpack it where every worker sees it and name the folder."
         )
     with closing(job.pieces()) as every:
         number = sum(1 for _ in every)
-    folder = job.spread_folder(coder)
+    folder = job.spread_folder(bundles)
     folder.mkdir(mode=0o700, exist_ok=True)
     request = JobRequest(
         data=str(job.table.source.path.resolve()),
@@ -91,14 +92,13 @@ def spread(
         template=job.narratives.template,
         bundle=str(bundle.resolve()),
         precision=coder.model.precision,
-        thresholds=tuple(_path(file) for file in thresholds),
+        thresholds=None if thresholds is None else _path(thresholds),
         by_digits=by_digits,
-        top_k=job.answers.top_k,
-        threshold=job.answers.threshold,
-        coverage=next((one.sets.coverage for one in coder.fields.values() if one.sets), None),
-        rules=None if rules is None else _path(rules),
+        top_k=answers.top_k,
+        threshold=answers.threshold,
+        coverage=None if coder.sets is None else coder.sets.coverage,
         append=job.append,
-        job=_job_name(job, coder, create=True) or "",
+        job=_job_name(job, bundles, create=True) or "",
         code=_code(),
     ).model_dump_json()
     missing = [n for n in range(number) if not any(job.part(place, n).is_file() for place in (folder, job.folder))]
@@ -126,34 +126,34 @@ def compute(part: str) -> str:
     """
     request, number = json.loads(part)
     opened = _opened(request)
-    file = opened.job.part(opened.job.spread_folder(opened.coder), number)
+    file = opened.job.part(opened.job.spread_folder(opened.bundles), number)
     if not file.is_file():
         piece = opened.piece(number)
         with _one_at_a_time(file):
             if not file.is_file():
-                code_piece(opened.coder, opened.job, piece, file)
+                code_piece(opened.bundles, opened.job, piece, file)
     return ""
 
 
 class _Opened:
     def __init__(self, request: JobRequest) -> None:
         table = survey(Path(request.data), text_columns=request.columns)
-        self.coder = open_bundle(
+        coder = open_bundle(
             Path(request.bundle),
-            thresholds=[Path(file) for file in request.thresholds],
+            thresholds=None if request.thresholds is None else Path(request.thresholds),
             by_digits=request.by_digits,
             precision=request.precision,
-            rules=Path(request.rules) if request.rules else None,
             coverage=request.coverage,
         )
-        answers = answer_columns(self.coder, top_k=request.top_k, threshold=request.threshold)
+        self.bundles = Bundles.of(coder)
+        answers = (answer_columns(coder, top_k=request.top_k, threshold=request.threshold),)
         narratives = Narratives(request.columns, request.template)
         self.job = CodingJob(table, Path(request.out), narratives, answers, append=request.append)
         self._pieces: Generator[tuple[int, list[Row]], None, None] | None = None
         self._next = 0
         if _code() != request.code:
             raise StorageError("engine: a worker's code or libraries differ from this machine's. Upgrade the worker.")
-        if _job_name(self.job, self.coder, create=False) != request.job:
+        if _job_name(self.job, self.bundles, create=False) != request.job:
             raise StorageError(
                 "engine: the table, the bundle or one of its files differs on a worker, the output's folder is not "
                 "shared, or that run has ended. Give all workers the same files and run again."
@@ -182,16 +182,16 @@ def _opened(request: str) -> _Opened:
     return _Opened(JobRequest.model_validate_json(request))
 
 
-def _job_name(job: CodingJob, coder: Coder | JointCoder, *, create: bool) -> str | None:
+def _job_name(job: CodingJob, bundles: Bundles, *, create: bool) -> str | None:
     """Returns the job's digest under a key that stays in its folder, so that no request holds a digest of a table.
 
     None where the folder has no key: it is another job's, ended, or not shared.
     """
-    file = job.spread_folder(coder) / "key"
+    file = job.spread_folder(bundles) / "key"
     if create and not file.is_file():
         write_atomically(file, secrets.token_bytes(32))
     try:
-        return hmac.new(file.read_bytes(), job.key(coder).encode(), hashlib.sha256).hexdigest()
+        return hmac.new(file.read_bytes(), job.key(bundles).encode(), hashlib.sha256).hexdigest()
     except FileNotFoundError:
         return None
 

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from storage.errors import InputError
 from storage.tables.reader import survey
-from tasks.coding.coded_table import code_column, column_of
 
 _BANDS = (0.5, 0.9)
 """Scores at which strata end."""
@@ -39,15 +38,13 @@ class Stratum:
         return len(self.rows) / self.size if self.size else 1.0
 
 
-def stratify(coded: Path, rows: Sequence[int], *, field: str, fields: Sequence[str], size: int) -> list[Stratum]:
+def stratify(coded: Path, rows: Sequence[int], *, prefix: str, size: int) -> list[Stratum]:
     """Divides these rows of a coded table into strata, with `size` rows to draw from all.
 
     Raises:
-        InputError: no such field, a score is missing, or too few rows are to be drawn.
+        InputError: a score is missing, or too few rows are to be drawn.
     """
-    if field not in fields:
-        raise InputError(f"--field: no field {field}. The table has {', '.join(filter(None, fields)) or 'one field'}.")
-    columns = [code_column(field), column_of(field, "score")]
+    columns = [f"{prefix}code", f"{prefix}score"]
     codes, scores = [], []
     for number, (code, score) in enumerate(survey(coded, text_columns=columns).text_rows(columns), start=1):
         codes.append(code)

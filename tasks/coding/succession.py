@@ -23,13 +23,12 @@ from mechanisms.model.seeding import generator
 from mechanisms.posterior import risks, swag
 from storage.artifacts import ArtifactRef
 from storage.bundle.folder import bundle_digest
-from storage.datasets import label_columns, load_labels, load_spaces, load_table
+from storage.datasets import load_codes, load_labels, load_table
 from storage.durable import write_atomically
 from storage.errors import InputError, StorageError
 from storage.ledger import Row
 from storage.ledger.reader import LedgerReader
-from tasks.coding.coder import Coder
-from tasks.coding.joint import open_bundle
+from tasks.coding.coder import Coder, open_bundle
 from tasks.coding.successor import Answers, compare
 from tasks.fitting.candidate import Candidate
 from tasks.fitting.model_inputs import build, load_inputs
@@ -40,6 +39,7 @@ from tasks.running.stage import Context, Step, Work
 
 _MOST = 5_000
 """Held-out records that both models answer."""
+_PAGE = "page.html"
 BASIS = (
     "Both models coded the same held-out records of this plan, which also stand for the records without codes. The "
     "release in use may have been trained on some of them: it then looks better than it is. Where the plan is a "
@@ -77,10 +77,8 @@ def compare_with_release(
         )
     try:
         output = do(_step(planned.candidate, folder, str(earlier.bundle_digest)))
-        place = context.store.open(output)
-        for page in sorted(place.glob("*.html")):
-            file = succession_file(context, planned, page.stem.removeprefix("page").removeprefix("-"))
-            write_atomically(file, page.read_bytes())
+        page = context.store.open(output) / _PAGE
+        write_atomically(succession_file(context, planned), page.read_bytes())
     except SAFE as error:
         return f"the plan was not compared with release {release}, now in use: {error}"
     return None
@@ -110,42 +108,26 @@ def _compare(work: Work, *, candidate: Candidate, bundle: Path, digest: str) -> 
         raise StorageError(f"bundle {bundle} is not the committed one. Restore it")
     earlier = open_bundle(bundle)
     dataset = work.inputs["dataset"]
-    spaces, table = load_spaces(dataset), load_table(dataset, "test")
+    codes, table = [code.code for code in load_codes(dataset)], load_table(dataset, "test")
     facts = work.context.store.figures(candidate.dataset)
-    named = {name: f"{facts.get('classification', '')} {facts.get('classification_version', '')}" for name in spaces}
-    for name in spaces:
-        coder = earlier.fields.get(name)
-        if coder is None:
-            raise InputError("they code different fields. Compare the bundles of one field after the release")
-        if named[name].strip() and f"{coder.classification} {coder.version}" != named[name].strip():
-            raise InputError("they code different versions of a classification")
+    named = f"{facts.get('classification', '')} {facts.get('classification_version', '')}".strip()
+    if named and f"{earlier.classification} {earlier.version}" != named:
+        raise InputError("they code different versions of a classification")
+    if 2 * len(set(codes) & set(earlier.model.codes)) < min(len(codes), len(earlier.model.codes)):
+        raise InputError("they code different fields. Compare the bundles of one field after the release")
     records, labels = load_inputs(work.inputs["prepared"], "test")
     if not np.array_equal(load_labels(dataset, "test"), labels.numpy()):
         raise StorageError("the prepared records are not those of the data set. Run the retrain again")
     model = _model(work, candidate)
     order = torch.randperm(len(labels), generator=generator(candidate.seed, "successor"))[:_MOST].sort().values
-    work.sized(len(order) * (1 + len(spaces)))
+    work.sized(2 * len(order))
     logits = model.predict(records)[order]
-    spans = [slice(None)] if model.fields is None else model.fields.spans
     chosen = table.take(order.numpy())
     texts, cohorts = chosen.column("text").to_pylist(), np.array(chosen.column("cohort").to_pylist(), dtype=str)
-    columns = label_columns([name for name in spaces if name])
-    for at, ((name, codes), span, column) in enumerate(zip(spaces.items(), spans, columns, strict=True)):
-        right = torch.from_numpy(chosen.column(column).to_numpy().astype(np.int64))
-        here = right >= 0  # of several fields a record may lack one
-        own = [text for text, is_here in zip(texts, here.tolist(), strict=True) if is_here]
-        answered = _answers(
-            earlier.fields[name],
-            own,
-            logits[here][:, span],
-            [code.code for code in codes],
-            right[here],
-            cohorts[here.numpy()],
-        )
-        page = replace(compare(earlier.release, "the planned release", answered, answered), basis=BASIS).page()
-        write_atomically(work.out / f"page{f'-{name}' if name else ''}.html", page.encode())
-        work.progress(at + 1, len(spaces))
-    return {"pages": len(spaces)}
+    answered = _answers(earlier, texts, logits, codes, labels[order], cohorts)
+    page = replace(compare(earlier.release, "the planned release", answered, answered), basis=BASIS).page()
+    write_atomically(work.out / _PAGE, page.encode())
+    return {"records": len(order)}
 
 
 def _model(work: Work, candidate: Candidate) -> Classifier:

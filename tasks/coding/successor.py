@@ -23,7 +23,6 @@ from storage.errors import InputError
 from storage.tables.narratives import Narratives
 from storage.tables.reader import pieces, survey
 from tasks.coding.coder import Coder
-from tasks.coding.joint import JointCoder
 from tasks.pages.render import render
 from tasks.running import progress
 
@@ -228,18 +227,10 @@ def compare(old: str, new: str, labelled: Answers, unlabelled: Answers) -> Succe
     )
 
 
-def coders_of(old: Coder | JointCoder, new: Coder | JointCoder, field: str) -> tuple[Coder, Coder]:
-    """Returns the coders of one field of two bundles; refuses a field that one lacks, and two classifications."""
-    chosen = []
-    for name, coder in (("OLD", old), ("NEW", new)):
-        if field not in coder.fields:
-            fields = ", ".join(filter(None, coder.fields))
-            remedy = f"Name one of {fields} with --field" if fields else "Leave --field out: there is one field"
-            raise InputError(f"{name}: the bundle has no field {field!r}. {remedy}.")
-        chosen.append(coder.fields[field])
-    if chosen[0].classification != chosen[1].classification:
+def require_same_classification(old: Coder, new: Coder) -> None:
+    """Refuses bundles of two classifications."""
+    if old.classification != new.classification:
         raise InputError(
-            f"NEW: it codes {chosen[1].classification}, OLD codes {chosen[0].classification}. Compare bundles of one "
+            f"NEW: it codes {new.classification}, OLD codes {old.classification}. Compare bundles of one "
             "classification."
         )
-    return chosen[0], chosen[1]

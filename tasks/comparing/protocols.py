@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from storage.errors import InputError
 from storage.ingest import IngestConfig
 from tasks.parameters import RetrainParameters
 
@@ -27,8 +26,6 @@ _SAMPLING: dict[Protocol, dict[str, Any]] = {
 
 def apply_protocol(parameters: RetrainParameters, protocol: Protocol) -> RetrainParameters:
     """Returns the same run on the protocol's records. With all records, a date that splits training from test stays."""
-    if protocol == "paper" and parameters.data.ingest.fields:
-        raise InputError("--protocols: `paper` samples by the code of one field. For several fields use `all-records`")
     sampling = parameters.data.ingest.model_dump() | _SAMPLING[protocol]
     data = parameters.data.model_copy(update={"ingest": IngestConfig.model_validate(sampling)})
     return parameters.model_copy(update={"data": data})

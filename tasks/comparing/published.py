@@ -72,7 +72,7 @@ class Publication(BaseModel, frozen=True, extra="forbid"):
         records = (self.population, self.classification, self.classification_version)
         named = records == (data.population, data.classification, data.classification_version)
         sampled = all(getattr(data.ingest, name) == value for name, value in self.sampling.items())
-        return self.population is None or (named and sampled and not data.ingest.fields)
+        return self.population is None or (named and sampled)
 
     @property
     def columns(self) -> list[str]:

@@ -106,13 +106,6 @@ def _section(one: Decision, number: int) -> Mapping[str, Any]:
     losses = {o.branch.title: o.losses for name, o in first.items() if o.losses and name not in swept}
     if losses:
         pictures["training"] = figures.curves(losses)
-    fields = tuple(study.parameters.data.ingest.fields)
-    of_fields = {}
-    if fields:
-        of_fields = {
-            "F1 by field": tables.fields_table(summaries, fields),
-            "One release for all fields, and one per field": tables.separate_table(summaries, len(fields)),
-        }
     return {
         "title": protocols.protocol_title(study.parameters),
         "prefix": f"protocol-{number + 1}-" if number else "",
@@ -124,7 +117,6 @@ def _section(one: Decision, number: int) -> Mapping[str, Any]:
         "tables": {
             PRIVACY: tables.claims_table(summaries, publications),
             "Differences, and their errors": tables.differences_table(summaries),
-            **of_fields,
             "Utility in full": tables.utility_table(summaries),
             QUARTILES: tables.quartile_table(summaries, publications),
             "F1 by code, first seed": tables.code_table(by_code, publications, titles=_titles(study.parameters.data)),
@@ -136,13 +128,10 @@ def _section(one: Decision, number: int) -> Mapping[str, Any]:
 
 
 def _titles(data: DataParameters) -> dict[str, str]:
-    """Returns the title of each code of the lists, by the code as `codes_of` writes it."""
-    lists = {
-        name: read_codelist(file, columns=data.ingest.codelist_columns)
-        for name, file in data.codelists.items()
-        if file is not None
-    }
-    return {f"{name} {one.code}".strip(): one.title for name, codes in lists.items() for one in codes}
+    """Returns the title of each code of the list."""
+    file = data.codelist_path
+    codes = () if file is None else read_codelist(file, columns=data.ingest.codelist_columns)
+    return {code.code: code.title for code in codes}
 
 
 def _artifacts(sections: Sequence[Mapping[str, Any]], decisions: Sequence[Decision], folder: Path) -> None:
@@ -175,15 +164,9 @@ def _artifacts(sections: Sequence[Mapping[str, Any]], decisions: Sequence[Decisi
 
 
 def weights_by_quartile(context: Context, prepared: ArtifactRef, weights: ArtifactRef) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the risk weights of training records in the (largest, smallest) quarter of codes.
-
-    The codes of several fields are taken together, and a record counts once for each of its fields.
-    """
+    """Returns the risk weights of training records in the (largest, smallest) quarter of codes."""
     alpha = checkpoint.load(context.store.open(weights) / "weights.safetensors")[0]["alpha"].numpy()
     labels = load_inputs(context.store.open(prepared), "train")[1].numpy()
-    each = labels.reshape(len(labels), -1)
-    record, field = np.nonzero(each >= 0)
-    alpha, labels = alpha[record], each[record, field] * each.shape[1] + field
     code, size = np.unique(labels, return_counts=True)
     order = code[np.lexsort((code, size))]
     quarter = -(-len(order) // 4)

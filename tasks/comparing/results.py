@@ -54,8 +54,7 @@ def page(
         pictures: addresses of figures by their names.
         others: title and branches of every further protocol, whose tables have no published figures.
     """
-    publications, names = published.publications_for(parameters.data), tuple(parameters.data.ingest.fields)
-    fields = {"F1 by field": tables.fields_table(summaries, names)} if names else {}
+    publications = published.publications_for(parameters.data)
     return render(
         "results.md",
         kinds=KINDS,
@@ -71,7 +70,6 @@ def page(
         tables={
             "Table 1: privacy and utility": tables.claims_table(summaries, publications),
             "Differences, and their errors": tables.differences_table(summaries),
-            **fields,
             "Utility in full": tables.utility_table(summaries),
             "Table 2: by quartile of class sizes": tables.quartile_table(summaries, publications),
             "Table 4: over δ": tables.delta_table(summaries, publications, delta=delta),

@@ -44,11 +44,6 @@ def refuse_early(
     reweighted = [b for b in chosen if isinstance(b.mechanism, SwagPpm) and b.mechanism.round == "reweighted"]
     if reweighted and not parameters.pseudo_posterior.reweight:
         raise InputError("--branches: swag-ppm-reweighted needs pseudo_posterior.reweight=true. Set it")
-    refused = [branch.name for branch in chosen if not branch.mechanism.several]
-    if parameters.data.ingest.fields and refused:
-        raise InputError(
-            f"--branches: {refused[0]} codes one field, and data.ingest.fields names several. Leave it out"
-        )
     single = [branch for branch in chosen if has_one_fit(branch.mechanism)]
     passes = {branch.name: branch.epochs_for(parameters, terms) for branch in single}
     return preflight.check(context, parameters).with_fits(passes)

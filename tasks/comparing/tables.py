@@ -112,26 +112,6 @@ def terms_table(summaries: Sequence[BranchSummary]) -> Table:
     return ["branch", "settings tried", "start of the head"], rows
 
 
-def fields_table(summaries: Sequence[BranchSummary], fields: Sequence[str]) -> Table:
-    """Tabulates weighted and macro F1 of each of several fields, and their means."""
-    names = ("weighted_f1", "macro_f1")
-    head = ["branch", *(f"{name}: F1 w / m" for name in fields), "mean of the fields"]
-    rows = []
-    for one in summaries:
-        pairs = [[_measure(one, f"{prefix}{name}") for name in names] for prefix in (*(f"{f}." for f in fields), "")]
-        rows.append([one.title, *(" / ".join(pair) for pair in pairs)])
-    return head, rows
-
-
-def separate_table(summaries: Sequence[BranchSummary], fields: int) -> Table:
-    """Tabulates the price of the same fields as separate releases."""
-    head = ["branch", "ε of all fields in one release", f"ε of each of {fields} releases at that total"]
-    head += [f"ε of {fields} releases at that ε each"]
-    names = ("epsilon", "separate_each_epsilon", "separate_together_epsilon")
-    compared = [one for one in summaries if names[1] in one.cost]
-    return head, [[one.title, *(_cost(one, name, ".2f") for name in names)] for one in compared]
-
-
 def utility_table(summaries: Sequence[BranchSummary]) -> Table:
     """Tabulates all other measures."""
     names = {

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
@@ -19,7 +21,7 @@ from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import TokenInputs, save_features
 from mechanisms.model.lexicon import Lexicon
 from storage.artifacts import ArtifactRef, Store, files_digest
-from storage.datasets import load_labels, load_table
+from storage.datasets import load_labels, load_table, split_file
 from storage.errors import StorageError
 from tasks.fitting.model_inputs import SPLITS
 from tasks.fitting.prior import lexicon_of
@@ -29,6 +31,8 @@ from tasks.running.stage import Step, Work
 PART = 4096
 """Texts that are encoded, saved and joined at a time; what is in memory grows with it and not with the records."""
 _FEATURES = "features.safetensors"
+_ALL = "train"
+"""The split of the distinct texts of several data sets."""
 
 
 class Texts(Part, frozen=True):
@@ -39,27 +43,90 @@ class Texts(Part, frozen=True):
     split: str
 
 
-def prepare(model: ModelConfig, dataset: ArtifactRef | None) -> Step:
-    """Prepares both splits: tokens, or the frozen encoder's features."""
+def prepare(
+    model: ModelConfig, dataset: ArtifactRef | None, *, encoding: Mapping[str, ArtifactRef | None] | None = None
+) -> Step:
+    """Prepares both splits: tokens, or the frozen encoder's features.
+
+    Args:
+        encoding: the outputs of `distinct_texts` and `encoding_of` by the names `texts` and `encoding`, where the texts
+            are encoded already.
+    """
     head = model.trainable == "head"
-    config: dict[str, Any] = model.model_dump(include={"encoder", "max_length"})
-    if head:
-        config["pooling"] = model.pooling
-        if model.precision != "float32":
-            config["precision"] = model.precision
+    config = _encoder_of(model)
     if model.lexical != "none":
-        config |= model.model_dump(include={"lexical", "lexical_language", "prior_sentence", "prior_sentences"})
+        config |= model.model_dump(include={"lexical", "lexical_language", "prior_sentence"})
     if model.lora_layers is not None:
         config |= model.model_dump(include={"lora_layers", "precision"})
-    config["encoder_digest"] = _digest_of(model)
     return Step(
         name="features" if head else "tokens",
         label="features" if head else "tokens",
         config=config,
-        inputs={"dataset": dataset},
+        inputs={"dataset": dataset, **(encoding or {})},
         body=partial(_prepare, model=model, encoder_digest=str(config["encoder_digest"])),
         modules=("tasks.fitting.data",),
     )
+
+
+def _encoder_of(model: ModelConfig) -> dict[str, Any]:
+    """Returns what the encoder's passes depend on."""
+    config: dict[str, Any] = model.model_dump(include={"encoder", "max_length"})
+    if model.trainable == "head":
+        config["pooling"] = model.pooling
+        if model.precision != "float32":
+            config["precision"] = model.precision
+    return config | {"encoder_digest": _digest_of(model)}
+
+
+def distinct_texts(datasets: Sequence[ArtifactRef | None]) -> Step:
+    """Collects the distinct texts of several data sets of the same records, whatever code each is there for."""
+
+    def body(work: Work) -> Mapping[str, Any]:
+        columns = [load_table(folder, split).column("text") for folder in work.inputs.values() for split in SPLITS]
+        texts = sorted({text for column in columns for text in column.to_pylist()})
+        pq.write_table(pa.table({"text": texts}), split_file(work.out, _ALL))
+        return {"texts": len(texts)}
+
+    return Step(
+        name="texts",
+        label="texts",
+        config={},
+        inputs={f"dataset_{number}": dataset for number, dataset in enumerate(datasets)},
+        body=body,
+        modules=("tasks.fitting.data",),
+    )
+
+
+def encoding_of(model: ModelConfig, texts: ArtifactRef | None) -> Step:
+    """Encodes the output of `distinct_texts`, once for all releases that are planned together."""
+    config = _encoder_of(model)
+
+    def body(work: Work) -> Mapping[str, Any]:
+        number = load_table(work.inputs["dataset"], _ALL).num_rows
+        work.sized(number)
+        for at, part in enumerate(_parts(work, model, str(config["encoder_digest"]), _ALL, work.progress)):
+            checkpoint.save(work.out / f"{at:06d}.safetensors", part, {})
+        return {"texts": number}
+
+    return Step(
+        name="encoding",
+        label="encoding",
+        config=config,
+        inputs={"dataset": texts},
+        body=body,
+        modules=("tasks.fitting.data",),
+    )
+
+
+def _parts(
+    work: Work, model: ModelConfig, encoder_digest: str, split: str, report: Callable[[int, int], None]
+) -> list[dict[str, torch.Tensor]]:
+    """Encodes the distinct texts of a split of the stage's data set by parts."""
+    distinct, _ = _distinct(work.inputs["dataset"], split)
+    whole = Texts(end=max(len(distinct), 1), model=model.frozen(), encoder_digest=encoder_digest, split=split)
+    refs = run_parts(work.context, encode, whole.cut(PART), {"dataset": work.refs["dataset"]}, part_step, report=report)
+    work.parts.extend(refs)
+    return [checkpoint.load(work.context.store.open(ref) / _FEATURES)[0] for ref in refs]
 
 
 def _digest_of(model: ModelConfig) -> str:
@@ -84,12 +151,14 @@ def _prepare(work: Work, *, model: ModelConfig, encoder_digest: str) -> Mapping[
             states = _states(work, tokens, model=model, before=done, total=total)
             replace(tokens, words=words, states=states).save(file)
         else:
-            distinct, places = _distinct(dataset, name)
-            whole = Texts(end=max(len(distinct), 1), model=model.frozen(), encoder_digest=encoder_digest, split=name)
-            report = partial(_report, work, before=done, total=total)
-            refs = run_parts(work.context, encode, whole.cut(PART), work.refs, part_step, report=report)
-            work.parts.extend(refs)
-            parts = [checkpoint.load(work.context.store.open(ref) / _FEATURES)[0] for ref in refs]
+            if "encoding" in work.inputs:
+                place = {text: at for at, text in enumerate(_distinct(work.inputs["texts"], _ALL)[0])}
+                places = torch.tensor([place[text] for text in texts], dtype=torch.int64)
+                parts = [checkpoint.load(part)[0] for part in sorted(work.inputs["encoding"].glob("*.safetensors"))]
+            else:
+                report = partial(_report, work, before=done, total=total)
+                _, places = _distinct(dataset, name)
+                parts = _parts(work, model, encoder_digest, name, report)
             tokens_seen += int(torch.cat([part["lengths"] for part in parts])[places].sum())
             blocks = blocks_of(texts, places, [part["features"] for part in parts], lexicon)
             width = parts[0]["features"].shape[1] + (0 if lexicon is None else lexicon.columns)
@@ -188,5 +257,5 @@ def _states(work: Work, tokens: TokenInputs, *, model: ModelConfig, before: int,
 
 
 def save_labels(folder: Path, split: str, labels: Sequence[int] | NDArray[np.int64]) -> None:
-    """Saves labels of a split ([n]; of several fields [n, fields]) next to its inputs, for `load_inputs`."""
+    """Saves labels [n] of a split next to its inputs, for `load_inputs`."""
     save_file({"labels": torch.as_tensor(labels, dtype=torch.int64)}, folder / f"{split}_labels.safetensors")

@@ -8,20 +8,18 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mechanisms.mechanism import Aimed, Mechanism, Plan, Records, Releasable, Run, Task
+from mechanisms.mechanism import Mechanism, Plan, Records, Releasable, Run, Task
 from mechanisms.model import checkpoint
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
-from mechanisms.privacy import separately
 from mechanisms.privacy.events import Event, decode
 from storage.artifacts import ArtifactRef
-from tasks.fitting.model_inputs import build, fields_of, label_count, load_inputs
+from tasks.fitting.model_inputs import build, label_count, load_inputs
 from tasks.running.stage import Step, Work
 
 _BUILDING = threading.Lock()
@@ -41,7 +39,7 @@ def plan(name: str, mechanism: Mechanism, task: Task) -> Step:
     def body(work: Work) -> Mapping[str, Any]:
         planned = mechanism.plan(task)
         (work.out / "plan.json").write_text(planned.model_dump_json())
-        return dict(planned.mechanism.cost(planned, task)) | _separately(planned, task)
+        return dict(planned.mechanism.cost(planned, task))
 
     return Step(
         name="plan",
@@ -51,17 +49,6 @@ def plan(name: str, mechanism: Mechanism, task: Task) -> Step:
         body=body,
         modules=modules(mechanism),
     )
-
-
-def _separately(planned: Plan, task: Task) -> dict[str, float]:
-    """Prices one release per field, in place of one release of all fields."""
-    if not task.fields or planned.event is None:
-        return {}
-    delta = (planned.mechanism.delta if isinstance(planned.mechanism, Aimed) else None) or task.delta
-    apart = separately.composed_cost(
-        planned.event, fields=len(task.fields), delta=delta, records_per_unit=task.records_per_unit
-    )
-    return {} if apart is None else {f"separate_{name}": value for name, value in asdict(apart).items()}
 
 
 def plan_of(folder: Path) -> Plan:
@@ -115,7 +102,6 @@ def run_of(work: Work, model: ModelConfig, seed: int) -> Run:
         classes=label_count(work.inputs["dataset"]),
         seed=seed,
         classifier=classifier,
-        fields=fields_of(work.inputs["dataset"]),
         folder=work.scratch,
         progress=work.progress,
     )
@@ -158,5 +144,5 @@ def predict(
 
 
 def predictions(folder: Path, split: str) -> dict[str, torch.Tensor]:
-    """Loads `log_probabilities` float32 [n, classes] and `predicted` int64 [n] of a split ([n, fields] of several)."""
+    """Loads `log_probabilities` float32 [n, classes] and `predicted` int64 [n] of a split."""
     return checkpoint.load(folder / f"{split}.safetensors")[0]

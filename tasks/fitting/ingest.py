@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from storage import ingest as ingestion
@@ -18,32 +17,26 @@ if TYPE_CHECKING:
 
 def ingest_records(data: DataParameters) -> Step:
     """Reads, validates, samples and splits the records."""
-    sources, lists = data.sources, data.codelists
-    for path in filter(None, (*sources, *lists.values())):
+    sources = data.sources
+    for path in filter(None, (*sources, data.codelist_path)):
         if not path.is_file():
             raise InputError(f"file {path} does not exist. Check the path")
     named = {"classification": data.classification, "classification_version": data.classification_version}
     config: dict[str, Any] = {**named, "ingest": data.ingest.model_dump(mode="json")}
-    for name, path in lists.items():
-        content = None if path is None else file_digest(path)
-        if name:
-            config["ingest"]["fields"][name]["codelist"] = content  # of the file, wherever it is
-        elif content is not None:
-            config["codelist"] = content
+    if data.codelist_path is not None:
+        config["codelist"] = file_digest(data.codelist_path)
 
     def body(work: Work) -> Mapping[str, Any]:
         result = ingestion.ingest(
             sources,
             work.out,
             data.ingest,
-            lists.get(""),
+            data.codelist_path,
             progress=lambda done, total: work.progress(done, total or done),
         )
         counted = ("rows_read", "train", "test", "codes_observed", "label_space", "label_space_source")
         figures = named | {name: getattr(result, name) for name in counted}
         figures["fingerprint"] = work.context.store.keyed(result.fingerprint)
-        if result.fields:
-            figures["fields"] = [{"name": name, **asdict(field)} for name, field in result.fields.items()]
         figures |= {"cohorts_source": result.cohorts_source, "sampling": data.ingest.sampling}
         return figures | {"records": result.train + result.test, "cohorts": list(result.cohorts)}
 

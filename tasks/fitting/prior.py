@@ -20,45 +20,42 @@ from mechanisms.model.lexicon import Lexicon
 from storage import demo_data
 from storage.artifacts import digest, files_digest
 from storage.codelist import Code, describe, describe_in_sentence, describe_with_levels, read_codelist
-from storage.datasets import load_spaces
+from storage.datasets import load_codes
 from storage.errors import InputError
 from tasks.running.stage import Context, Step, Work, run_step
 
 _FILE = "titles.safetensors"
 
 
-def stages(model: ModelConfig, codelists: Mapping[str, Path | None], columns: Sequence[str] = ()) -> list[Step]:
-    """Returns the stages that a run needs before its fits: one for the code list of each field whose titles are read.
+def stages(model: ModelConfig, codelist: Path | None, columns: Sequence[str] = ()) -> list[Step]:
+    """Returns the stages that a run needs before its fits: one for the code list, where its titles are read.
 
     Args:
-        columns: those of code and title in the lists, where they have other names.
-        codelists: those whose every code is a class. For observed codes, which ingest counts, `start` embeds them.
+        columns: those of code and title in the list, where they have other names.
+        codelist: one whose every code is a class. For observed codes, which ingest counts, `start` embeds them.
     """
     public = [narratives(model)] if model.lexical == "hashed" else []
-    if "titles" not in (model.prior, model.lexical):
+    if "titles" not in (model.prior, model.lexical) or codelist is None:
         return public
-    lists = {name: file for name, file in codelists.items() if file is not None}
-    return public + [titles(model, read_codelist(file, columns=columns), field=name) for name, file in lists.items()]
+    return [*public, titles(model, read_codelist(codelist, columns=columns))]
 
 
-def titles(model: ModelConfig, codes: Sequence[Code], *, field: str = "") -> Step:
-    """Embeds each code's public text, of one field; refuses a list without any title."""
-    model = model.of_field(field)
+def titles(model: ModelConfig, codes: Sequence[Code]) -> Step:
+    """Embeds each code's public text; refuses a list without any title."""
     texts = texts_of(model, codes)
     if not any(texts[0]):
-        option = f"data.ingest.fields.{field}.codelist" if field else "--codelist"
         setting = "prior" if model.prior == "titles" else "lexical"
         instead = "--prior none" if model.prior == "titles" else "set model.lexical=hashed"
         raise InputError(
-            f"model.{setting}: the code list has no titles. Give {option} a list with titles, or {instead}"
+            f"model.{setting}: the code list has no titles. Give --codelist a list with titles, or {instead}"
         )
-    return _step(f"titles of {field}" if field else "titles", model, texts)
+    return _step("titles", model, texts)
 
 
 def texts_of(model: ModelConfig, codes: Sequence[Code]) -> list[list[str]]:
-    """Returns the kinds of text of each code: its title, that with the levels above, and that in the field's sentence.
+    """Returns the kinds of text of each code: its title, that with the levels above, and that in the sentence.
 
-    The last kind exists where the field has a sentence. A code without title or description has empty texts.
+    The last kind exists where there is a sentence. A code without title or description has empty texts.
     """
     texts = [describe(codes), describe_with_levels(codes)]
     if model.prior_sentence:
@@ -114,21 +111,19 @@ def embeddings(context: Context, step: Step) -> tuple[torch.Tensor, torch.Tensor
 
 
 def start(context: Context, built: Classifier, dataset: Path, lexicon: Lexicon | None) -> None:
-    """Puts the prior of a data set's code lists into an untrained classifier."""
-    spaces = load_spaces(dataset)
-    rows = (slice(None),) if built.fields is None else built.fields.spans
-    for (name, codes), span in zip(spaces.items(), rows, strict=True):
-        embedded, with_title = embeddings(context, titles(built.config, codes, field=name))
-        if lexicon is not None:
-            kinds = zip(embedded, texts_of(built.config.of_field(name), codes), strict=True)
-            embedded = torch.stack([lexicon.join(kind, lexicon.words(texts)) for kind, texts in kinds])
-        prior.start(built, embedded, with_title, rows=span)
+    """Puts the prior of a data set's code list into an untrained classifier."""
+    codes = load_codes(dataset)
+    embedded, with_title = embeddings(context, titles(built.config, codes))
+    if lexicon is not None:
+        kinds = zip(embedded, texts_of(built.config, codes), strict=True)
+        embedded = torch.stack([lexicon.join(kind, lexicon.words(texts)) for kind, texts in kinds])
+    prior.start(built, embedded, with_title)
 
 
 def lexicon_of(context: Context, model: ModelConfig, dataset: Path) -> Lexicon | None:
-    """Makes the lexicon of a data set's code lists, one vocabulary for all fields; None where the model reads no words.
+    """Makes the lexicon of a data set's code list; None where the model reads no words.
 
-    The scales come from the titles, each in its field's sentence where there is one. `hashed` needs no code list: its
+    The scales come from the titles, in the sentence where there is one. `hashed` needs no code list: its
     scales come from invented narratives.
     """
     if model.lexical == "none":
@@ -139,17 +134,10 @@ def lexicon_of(context: Context, model: ModelConfig, dataset: Path) -> Lexicon |
         return words.build(
             "hashed", vocabulary=(), texts=invented_narratives(), features=embedded[0], language=language
         )
-    spaces = load_spaces(dataset)
-    texts, features = list[str](), list[torch.Tensor]()
-    for name, codes in spaces.items():
-        field = model.of_field(name)
-        embedded, with_title = embeddings(context, titles(model, codes, field=name))
-        kind = -1 if field.prior_sentence else 0
-        texts += [text for text in texts_of(field, codes)[kind] if text]
-        features.append(embedded[kind][with_title])
-    vocabulary = words.vocabulary_of(
-        (text for codes in spaces.values() for text in describe(codes)),
-        leave_out=[model.of_field(name).prior_sentence for name in spaces],
-        language=language,
-    )
-    return words.build("titles", vocabulary=vocabulary, texts=texts, features=torch.cat(features), language=language)
+    codes = load_codes(dataset)
+    embedded, with_title = embeddings(context, titles(model, codes))
+    kind = -1 if model.prior_sentence else 0
+    texts = [text for text in texts_of(model, codes)[kind] if text]
+    vocabulary = words.vocabulary_of(describe(codes), leave_out=[model.prior_sentence], language=language)
+    features = embedded[kind][with_title]
+    return words.build("titles", vocabulary=vocabulary, texts=texts, features=features, language=language)

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from mechanisms.model import calibration, checkpoint, metrics
-from mechanisms.model.fields import Fields
 from mechanisms.model.resampling import resampled_f1
 from storage.artifacts import ArtifactRef
 from storage.codelist import Code
-from storage.datasets import load_codes, load_fields
+from storage.datasets import load_codes
 from tasks.fitting.fits import predictions as read
 from tasks.fitting.model_inputs import load_inputs
 from tasks.running.stage import Context, Step, Work
@@ -43,43 +41,23 @@ def _score(work: Work) -> Mapping[str, Any]:
     predicted, probabilities = scored["predicted"].numpy(), scored["log_probabilities"].double().exp().numpy()
     resampled = {name: torch.from_numpy(f1) for name, f1 in resampled_f1(labels, predicted).items()}
     checkpoint.save(work.out / _RESAMPLED, resampled, {})
-    several = load_fields(work.inputs["dataset"])
-    if several is None:
-        figures, rows = _of_field(labels, trained_on, predicted, probabilities, load_codes(work.inputs["dataset"]))
-        _write_codes(work.out / "codes.json", rows)
-        return figures | calibration.coded_alone(scored["log_probabilities"], torch.from_numpy(labels))
-    each: dict[str, dict[str, Any]] = {}
-    written: list[dict[str, Any]] = []
-    spans = Fields(tuple(map(len, several.values()))).spans
-    for at, ((name, codes), span) in enumerate(zip(several.items(), spans, strict=True)):
-        tested, trained = labels[:, at] >= 0, trained_on[:, at] >= 0
-        figures, rows = _of_field(
-            labels[tested, at], trained_on[trained, at], predicted[tested, at], probabilities[tested, span], codes
-        )
-        field_scores = scored["log_probabilities"][:, span][torch.from_numpy(tested)]
-        each[name] = figures | calibration.coded_alone(field_scores, torch.from_numpy(labels[tested, at]))
-        written += [row | {"code": f"{name} {row['code']}"} for row in rows]
-    _write_codes(work.out / "codes.json", written)
-    first, *others = each.values()
-    alone = [key for key in first if key.startswith(ALONE) and all(key in one for one in others)]
-    over = {key: float(np.mean([one[key] for one in each.values()])) for key in (*OVER_FIELDS, *alone)}
-    return over | {f"{name}.{key}": value for name, one in each.items() for key, value in one.items()}
+    figures, rows = _figures(labels, trained_on, predicted, probabilities, load_codes(work.inputs["dataset"]))
+    (work.out / "codes.json").write_text(json.dumps(rows))
+    return figures | calibration.coded_alone(scored["log_probabilities"], torch.from_numpy(labels))
 
 
 ALONE = ("alone_at_", "surest_")
 """Prefixes of the figures of records that could be coded without a person."""
-OVER_FIELDS = ("weighted_f1", "macro_f1", "accuracy", "ece")
-"""Figures that are also given as a mean over fields, with equal weights."""
 
 
-def _of_field(
+def _figures(
     labels: np.ndarray,
     trained_on: np.ndarray,
     predicted: np.ndarray,
     probabilities: np.ndarray,
     space: Sequence[Code],
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Returns the figures of one field, and its F1 by code, over the records that have the field."""
+    """Returns the figures, and F1 by code."""
     classes = probabilities.shape[1]
     codes = metrics.per_code(labels, predicted)
     top, bottom = metrics.quartiles(codes)
@@ -103,12 +81,8 @@ def _of_field(
     return figures, rows
 
 
-def _write_codes(file: Path, rows: list[dict[str, Any]]) -> None:
-    file.write_text(json.dumps(rows))
-
-
 def codes_of(context: Context, measured: ArtifactRef) -> list[dict[str, Any]]:
-    """Loads F1 by code of a scored branch: code (of several fields after the field's name), test size, F1. Internal."""
+    """Loads F1 by code of a scored branch: code, test size, F1. Internal."""
     return json.loads((context.store.open(measured) / "codes.json").read_text())
 
 

@@ -10,7 +10,7 @@ from mechanisms.model.config import ModelConfig
 from mechanisms.posterior.rounds import event_of
 from mechanisms.privacy.claims import claim_of
 from mechanisms.privacy.events import Claim, Event, SwagPpmEvent
-from storage.artifacts import digest, file_digest
+from storage.artifacts import digest
 from storage.ingest import ALL, IngestConfig
 from tasks.bundle.sentences import COUPLED
 from tasks.parameters import RetrainParameters
@@ -34,7 +34,7 @@ SEARCHED = "c: searched for a target epsilon by fits on these records, each a ro
 
 NOT_METHOD: Any = {
     "release": True,
-    "data": {"source": True, "codelist": True, "classification": True, "classification_version": True, "public": True},
+    "data": dict.fromkeys(("source", "codelist", "labels", "classification", "classification_version", "public"), True),
 }
 """Parameters about paths and requester, which do not affect the training."""
 
@@ -43,14 +43,8 @@ _claim_of = lru_cache(maxsize=64)(claim_of)
 
 
 def method_of(parameters: RetrainParameters, left_out: Any = NOT_METHOD) -> dict[str, Any]:
-    """Returns the parameters that a fit depends on, as JSON. For several fields a code list counts by its content; for
-    a single field the fingerprint of the records covers it.
-    """
-    method = parameters.model_dump(mode="json", exclude=left_out)
-    for name, path in parameters.data.codelists.items():
-        if name and path is not None:
-            method["data"]["ingest"]["fields"][name]["codelist"] = file_digest(path)
-    return method
+    """Returns the parameters that a fit depends on, as JSON. The fingerprint of the records covers the code list."""
+    return parameters.model_dump(mode="json", exclude=left_out)
 
 
 def release_method(parameters: RetrainParameters) -> dict[str, Any]:
@@ -103,8 +97,7 @@ def public_inputs(model: ModelConfig) -> tuple[str, ...]:
 
 def _prior_settings(model: ModelConfig) -> str:
     """Names the hyperparameters of a prior of titles: words that suit the records may have been chosen by them."""
-    of_fields = (model.prior_sentences[name] for name in sorted(model.prior_sentences))  # a plan's file sorts them
-    sentences = dict.fromkeys(one for one in (model.prior_sentence, *of_fields) if one)
+    sentences = [model.prior_sentence] if model.prior_sentence else []
     quoted = " or ".join(f"`{one}`" for one in sentences)
     words = f"the sentence that titles are read in ({quoted}) and their scale" if quoted else "the scale of the titles"
     return (

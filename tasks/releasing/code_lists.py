@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from storage.artifacts import ArtifactRef
 from storage.codelist import Code, read_codelist
-from storage.datasets import load_spaces
+from storage.datasets import load_codes
 from storage.egress.public_lists import advice, published_name
 from tasks.bundle.texts import code_texts
 from tasks.fitting.ingest import ingest_records
@@ -20,10 +20,8 @@ Verdict = Literal["published", "numbers", "to be signed"]
 
 @dataclass(frozen=True)
 class CodeListVerdict:
-    """Holds the verdict on the code list of one field."""
+    """Holds the verdict on the code list."""
 
-    field: str
-    """Its name; "" of the only one."""
     published_name: str | None
     """The published list that it is, or some entries of."""
     verdict: Verdict
@@ -47,11 +45,11 @@ class CodeListVerdict:
         """Returns a warning where something is to be done, None otherwise."""
         if self.verdict != "to be signed":
             return None
-        return f"code list{f' of {self.field}' if self.field else ''}: {self.description}"
+        return f"code list: {self.description}"
 
 
-def assess_parameters(context: Context, parameters: RetrainParameters) -> tuple[CodeListVerdict, ...]:
-    """Assesses a retrain's lists: those of its records where an earlier run ingested them, otherwise the files.
+def assess_parameters(context: Context, parameters: RetrainParameters) -> CodeListVerdict | None:
+    """Assesses a retrain's list: that of its records where an earlier run ingested them, otherwise the file.
 
     Before there are records, none of codes without a list.
     """
@@ -59,33 +57,23 @@ def assess_parameters(context: Context, parameters: RetrainParameters) -> tuple[
     dataset = ingest_records(given).find(context.store)
     if dataset is not None:
         return assess_dataset(context, dataset)
-    return _verdicts(
-        {
-            name: read_codelist(file, option=_option(name), columns=given.ingest.codelist_columns)
-            for name, file in given.codelists.items()
-            if file is not None
-        }
-    )
+    file = given.codelist_path
+    if file is None:
+        return None
+    return assess(read_codelist(file, option="--codelist (data.codelist)", columns=given.ingest.codelist_columns))
 
 
-def assess_dataset(context: Context, dataset: ArtifactRef) -> tuple[CodeListVerdict, ...]:
-    """Assesses the lists of ingested records."""
-    return _verdicts(load_spaces(context.store.open(dataset)))
+def assess_dataset(context: Context, dataset: ArtifactRef) -> CodeListVerdict:
+    """Assesses the list of ingested records."""
+    return assess(load_codes(context.store.open(dataset)))
 
 
-def _option(field: str) -> str:
-    return f"data.ingest.fields.{field}.codelist" if field else "--codelist (data.codelist)"
-
-
-def _verdicts(spaces: Mapping[str, Sequence[Code]]) -> tuple[CodeListVerdict, ...]:
-    return tuple(_verdict(name, codes) for name, codes in spaces.items())
-
-
-def _verdict(field: str, codes: Sequence[Code]) -> CodeListVerdict:
+def assess(codes: Sequence[Code]) -> CodeListVerdict:
+    """Returns the verdict on a list."""
     known = published_name(codes)
     if known is not None:
-        return CodeListVerdict(field, known, "published")
-    texts = len(code_texts(field, codes))
+        return CodeListVerdict(known, "published")
+    texts = len(code_texts(codes))
     if not texts:
-        return CodeListVerdict(field, None, "numbers")
-    return CodeListVerdict(field, None, "to be signed", texts=texts, advice=advice(codes))
+        return CodeListVerdict(None, "numbers")
+    return CodeListVerdict(None, "to be signed", texts=texts, advice=advice(codes))

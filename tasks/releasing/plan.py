@@ -18,7 +18,7 @@ from mechanisms.errors import MechanismError
 from mechanisms.model.config import Precision
 from mechanisms.privacy.events import Claim, Event, decode
 from storage.artifacts import ArtifactRef, Store, digest
-from storage.datasets import load_spaces
+from storage.datasets import load_codes
 from storage.durable import write_atomically
 from storage.errors import InputError, StorageError
 from storage.ledger import BudgetRefused, Ledger, ReleasePlan, Row
@@ -38,7 +38,7 @@ from tasks.releasing.claims import (
     release_method,
     swag_event,
 )
-from tasks.releasing.plan_artifacts import NOISE_OF_THE_FIT, field_names, section, wrong_fields
+from tasks.releasing.plan_artifacts import NOISE_OF_THE_FIT, section, wrong_fields
 from tasks.running.provenance import provenance
 from tasks.running.stage import Context
 
@@ -79,8 +79,8 @@ class Output(BaseModel, frozen=True, extra="forbid"):
     def with_contents(self, context: Context, candidate: Candidate) -> Output:
         """Returns the settings with the encoder and the texts that a bundle of this candidate contains."""
         encoder, store = candidate.model.encoder, context.store
-        spaces = load_spaces(store.open(candidate.dataset))
-        texts = own_texts(spaces, store.figures(candidate.dataset), encoder)
+        codes = load_codes(store.open(candidate.dataset))
+        texts = own_texts(codes, store.figures(candidate.dataset), encoder)
         return self.model_copy(update={"encoder": encoder_digest(encoder), "texts": texts})
 
     @property
@@ -109,8 +109,6 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
     plan: ReleasePlan
     candidate: Candidate
     output: Output = Output()
-    fields: tuple[str, ...] = ()
-    """That the one model codes at once, for the one epsilon of the claim; none where there is a single field."""
     method: dict[str, Any] = {}
     """The settings that the key names by their digest."""
 
@@ -198,7 +196,7 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
             prefect_run_id=prefect_run_id,
         )
         output = Output.from_settings(settings).with_contents(context, candidate)
-        return PlannedRelease(plan=plan, candidate=candidate, output=output, fields=field_names(facts), method=method)
+        return PlannedRelease(plan=plan, candidate=candidate, output=output, method=method)
 
     @property
     def digest(self) -> str:

@@ -34,11 +34,6 @@ _FORMS: dict[str, str] = {
 """Forms of identifiers and digests that the caller supplies; none is free text."""
 
 
-def field_names(facts: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the names of several fields, from the figures of an ingest; empty for a single field."""
-    return tuple(field["name"] for field in facts.get("fields", ()))
-
-
 def wrong_fields(planned: PlannedRelease, store: Store) -> list[str]:
     """Returns the names of what a plan states otherwise than its artifacts, whose files are there and whole."""
     made, event = planned.candidate, planned.plan.event
@@ -91,7 +86,6 @@ def _wrong_records(planned: PlannedRelease, store: Store) -> list[str]:
     claim = planned.plan.claim
     fields = {
         "cohorts": (planned.plan.cohorts, tuple(facts["cohorts"])),
-        "fields": (planned.fields, field_names(facts)),
         "data_fingerprint": (planned.plan.data_fingerprint, facts["fingerprint"]),
         "records": (planned.plan.records_rounded, facts["records"]),
         "privacy_unit": (claim.privacy_unit, unit),
@@ -125,7 +119,7 @@ def _wrong_method(planned: PlannedRelease, store: Store) -> list[str]:
     ingest = store.recipe(made.dataset)["config"]["ingest"]
     fields = {
         "method.data.population": (data.get("population"), planned.plan.population),
-        "method.data.ingest": (_without_lists(section(data, "ingest")), _without_lists(ingest)),
+        "method.data.ingest": (section(data, "ingest"), ingest),
         "method.fit.seed": (fit.get("seed"), made.seed),
     }
     if made.measured is not None:
@@ -162,15 +156,6 @@ def _recipe_by_digest(store: Store, kind: str, sha256: str | None) -> dict[str, 
         if file_digest(manifest) == sha256:
             return json.loads(manifest.read_bytes())["recipe"]
     return {}
-
-
-def _without_lists(ingest: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings of an ingest without the code lists: a path in one place, a digest in the other."""
-    fields = {
-        name: {key: value for key, value in field.items() if key != "codelist"}
-        for name, field in section(ingest, "fields").items()
-    }
-    return {**ingest, "fields": fields}
 
 
 def section(content: Mapping[str, Any], name: str) -> dict[str, Any]:

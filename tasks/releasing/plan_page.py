@@ -129,7 +129,6 @@ def page_of(plan: CheckedPlan, status: ApprovalStatus, *, file: str, context: Pl
             "neighbouring_relation": claim.neighbouring_relation,
             "max_records_per_unit": claim.max_records_per_unit,
             "unprotected_inputs": claim.unprotected_inputs,
-            **({"fields": list(planned.fields)} if planned.fields else {}),
         }
     )
     estimated = claim.guarantee_kind != "formal"
@@ -170,7 +169,6 @@ def facts(page: PlanPage) -> list[tuple[str, str]]:
         ("cohorts", ", ".join(plan.cohorts)),
         ("records (rounded)", f"{page.status.policy.round_records(plan.records_rounded):,}"),
         ("mechanism", plan.event.mechanism),
-        *([("fields", ", ".join(page.planned.fields))] if page.planned.fields else []),
         ("precision", page.planned.output.precision),
         *([("ONNX graph", "model.onnx")] if page.planned.output.onnx else []),
         ("licence", page.planned.output.licence),
@@ -220,7 +218,7 @@ def _promise(planned: PlannedRelease) -> Answer:
     claim, formal = planned.plan.claim, planned.plan.claim.guarantee_kind == "formal"
     large_delta = describe_large_delta(planned.plan.records_rounded, claim.delta)
     figures: dict[str, Any] = {"claim": claim, "mechanism": planned.plan.event.mechanism, "formal": formal}
-    figures |= {"fields": planned.fields, "large_delta": large_delta}
+    figures |= {"large_delta": large_delta}
     proven = "note" if claim.unprotected_inputs else "fine"
     return Answer("promise", proven if formal and not large_delta else "investigate", figures)
 
@@ -384,17 +382,17 @@ class PlanContext:
             records = save_record_set(context, planned.candidate.dataset)
         except StorageError:
             return PlanContext()
-        files = [succession_file(context, planned, field) for field in planned.fields or ("",)]
+        files = [succession_file(context, planned)]
         made = tuple(str(file) for file in files if file.is_file())
         bundled = planned.has_bundle(context.store)
-        lists = code_lists.assess_dataset(context, planned.candidate.dataset) if bundled else None
+        lists = (code_lists.assess_dataset(context, planned.candidate.dataset),) if bundled else None
         return PlanContext(records, lists, made, _outdated(context, plan))
 
 
-def succession_file(context: Context, planned: PlannedRelease, field: str) -> Path:
+def succession_file(context: Context, planned: PlannedRelease) -> Path:
     """Returns the path of the private page that compares a plan with the release in use; names the fit too."""
     plan, fit = planned.plan.idempotency_key[:16], planned.candidate.fitted.sha256[:8]
-    return context.workspace.private / "plans" / f"{plan}-{fit}.successor{f'-{field}' if field else ''}.html"
+    return context.workspace.private / "plans" / f"{plan}-{fit}.successor.html"
 
 
 def _outdated(context: Context, plan: CheckedPlan) -> str | None:

@@ -164,12 +164,11 @@ def check(context: Context, parameters: RetrainParameters, *, to_release: bool =
     """
     if parameters.release.policy and not Path(parameters.release.policy).expanduser().is_file():
         raise InputError(f"release.policy: no file {parameters.release.policy}")
-    for name in (name for name, file in parameters.data.codelists.items() if file is None):
-        option = f"data.ingest.fields.{name}.codelist" if name else "--codelist"
+    if parameters.data.codelist is None:
         if parameters.model.prior == "titles":
-            raise InputError(f"model.prior: `titles` need a code list. Give {option}, or --prior none")
+            raise InputError("model.prior: `titles` need a code list. Give --codelist, or --prior none")
         if parameters.model.lexical == "titles":
-            raise InputError(f"model.lexical: `titles` need a code list. Give {option}, or set model.lexical=hashed")
+            raise InputError("model.lexical: `titles` need a code list. Give --codelist, or set model.lexical=hashed")
     device = check_device(context)
     context.store.check()
     engine.check(context.engine)

@@ -22,8 +22,7 @@ from storage.artifacts import ArtifactRef, file_digest
 from storage.bundle import folder as bundle
 from storage.bundle.seal import release_key, seal, workspace_signer
 from storage.bundle.signing import Signer
-from storage.datasets import load_spaces
-from storage.egress.allow_list import allowed_content, read_fields
+from storage.egress.allow_list import CONTENT
 from storage.errors import InputError, StorageError
 from storage.ledger import Ledger, ReleasePlan, Row
 from storage.ledger.content import anticipated
@@ -211,12 +210,8 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
 
 def _threshold_warnings(folder: Path) -> list[str]:
     """Returns the warnings about a bundle's thresholds."""
-    lines = []
-    for name in read_fields(folder) or ("",):
-        file = folder / name / bundle.THRESHOLDS
-        warnings = thresholds.warnings(thresholds.read_thresholds(file) if file.is_file() else None)
-        lines += [f"{name}: {line}" if name else line for line in warnings]
-    return lines
+    file = folder / bundle.THRESHOLDS
+    return thresholds.warnings(thresholds.read_thresholds(file) if file.is_file() else None)
 
 
 def _require_undrawn(context: Context, plan: ReleasePlan) -> None:
@@ -310,10 +305,8 @@ def _bundle(
     left = row.state == "drawn" and earlier.is_dir()
     if left and bundle.bundle_digest(earlier) != announced_bundle(context.workspace, release_id):
         raise StorageError(f"bundle {earlier} is not what was built for this release. Remove it and run again")
-    spaces = load_spaces(context.store.open(candidate.dataset))
-    allowed = allowed_content([name for name in spaces if name])
     return bundle.publish(
-        context.workspace.bundles, release_id, allowed=allowed, build=build, expected=row.bundle_digest
+        context.workspace.bundles, release_id, allowed=CONTENT, build=build, expected=row.bundle_digest
     )
 
 

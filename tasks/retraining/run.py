@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mechanisms.privacy.separately import PerFieldComposition
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
 from storage.ingest import IngestConfig, SourcePreview, preview
@@ -142,10 +141,10 @@ def _check_code_lists(context: Context, parameters: RetrainParameters, dataset: 
     label, started = "code list", time.monotonic()
     with progress.report_failures(label):
         progress.started(label)
-        words = code_lists.assess_dataset(context, dataset)
-        facts = {word.field or "titles": word.description for word in words}
+        verdict = code_lists.assess_dataset(context, dataset)
+        facts = {"titles": verdict.description}
         progress.finished(label, facts, reused=False, seconds=time.monotonic() - started)
-        texts, settings = sum(word.texts for word in words), parameters.release
+        texts, settings = verdict.texts, parameters.release
         signed = ledger_access.current_policy(context, settings).approvals.minimum > 0
         if settings.enabled and texts and not (signed or settings.accept_texts):
             raise InputError(
@@ -183,10 +182,8 @@ class Preview:
     source: SourcePreview
     estimate: Estimate
     charge: ExpectedCharge
-    lists: Sequence[CodeListVerdict] = ()
-    """The gate's verdict on each field's code list."""
-    separately: PerFieldComposition | None = None
-    """The price of one release per field, in place of one formal release of several fields."""
+    code_list: CodeListVerdict | None = None
+    """The gate's verdict on the code list."""
 
 
 def dry_run(parameters: RetrainParameters, context: Context) -> Preview:
@@ -219,10 +216,8 @@ def dry_run(parameters: RetrainParameters, context: Context) -> Preview:
         charge = ExpectedCharge.of(
             context, parameters, source.cohorts, train=estimate.train, claim=claim, dataset=dataset
         )
-        formally = parameters.data.ingest.fields and parameters.formal is not None
-        apart = formal.price_separately(context, parameters, records=estimate.train) if formally else None
-        lists = code_lists.assess_parameters(context, parameters)
-        return Preview(steps, row, source, estimate, charge, lists, apart)
+        code_list = code_lists.assess_parameters(context, parameters)
+        return Preview(steps, row, source, estimate, charge, code_list)
 
 
 def _plan_if_measured(

@@ -17,7 +17,7 @@ from service.app import Settings, create_app
 from service.clients import Clients, State
 from storage.bundle.trust import RevokedRelease, Root, with_next_root, write_roots
 from storage.ledger.heads import load_private_key, new_keys
-from tasks.coding.joint import open_bundle
+from tasks.coding.coder import open_bundle
 
 DECLARES = (
     (

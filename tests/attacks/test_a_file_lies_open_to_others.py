@@ -17,6 +17,7 @@ from storage.ledger import Ledger
 from storage.shared_store import SharedStore
 from storage.tables.narratives import Narratives
 from storage.tables.reader import survey
+from tasks.coding.bundles import Bundles
 from tasks.coding.coded_summary import write_summary
 from tasks.coding.coder import Coder
 from tasks.coding.columns import answer_columns
@@ -140,8 +141,8 @@ def test_a_copy_of_a_closed_file(
 
     def code(**options: bool) -> None:
         table = survey(source, text_columns=["Text"])
-        answers = answer_columns(coder, top_k=1, threshold=None)
-        run(coder, CodingJob(table, out, Narratives(("Text",)), answers, **options))
+        answers = (answer_columns(coder, top_k=1, threshold=None),)
+        run(Bundles.of(coder), CodingJob(table, out, Narratives(("Text",)), answers, **options))
 
     code()
     page = write_summary(out)

@@ -183,7 +183,7 @@ def test_what_is_handed_in_is_listed_whole(sealed: Sealed, spell: Callable[[str]
     text, encoder = spell(SECRET), sealed.candidate.model.encoder
 
     def listed(codes: list[Code], **facts: Any) -> str:
-        shown = "\n".join(own_texts({"": codes}, facts, encoder))
+        shown = "\n".join(own_texts(codes, facts, encoder))
         return re.sub(r"\\(?:(\\)|u(.{4})|U(.{8}))", lambda one: one[1] or chr(int(one[2] or one[3], 16)), shown)
 
     assert text.rstrip() in listed([Code("1", text)])
@@ -224,7 +224,7 @@ def test_an_encoder_of_ones_own(sealed: Sealed, tmp_path: Path) -> None:
     for file in Path(sealed.candidate.model.encoder).iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     before = encoder_digest(str(folder))
-    assert own_texts({}, {}, str(folder)) == ()
+    assert own_texts((), {}, str(folder)) == ()
     assert "on no reviewed list" in describe_encoder(str(folder), before)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     token = {"id": 900, "content": b64(SECRET), "single_word": False, "lstrip": False, "rstrip": False}
@@ -232,7 +232,7 @@ def test_an_encoder_of_ones_own(sealed: Sealed, tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"position_embedding_type": "The_employee_was"}))
-    listed = "\n".join(own_texts({}, {}, str(folder)))
+    listed = "\n".join(own_texts((), {}, str(folder)))
     assert b64(SECRET) in listed
     assert "The_employee_was" in listed
     assert encoder_digest(str(folder)) != before

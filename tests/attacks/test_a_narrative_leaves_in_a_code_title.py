@@ -57,15 +57,15 @@ def test_titles_are_public_by_the_published_list(codes: tuple[Code, ...]) -> Non
 def test_a_title_is_signed_before_anything_is_charged(sealed: Sealed, codes: tuple[Code, ...], tmp_path: Path) -> None:
     """Whole, cut over two titles, one word a title, as a code: each entry of a list that is not published is listed."""
     encoder, words = sealed.candidate.model.encoder, SECRET.split()
-    assert own_texts({"": codes}, {"classification": "SOC", "classification_version": "2010"}, encoder) == ()
+    assert own_texts(codes, {"classification": "SOC", "classification_version": "2010"}, encoder) == ()
     for entries in (
         [Code("1", SECRET), *codes],
         [Code("1", SECRET[:50]), Code("2", SECRET[50:]), *codes],
         [Code(str(n), word) for n, word in enumerate(words)],
         [Code(SECRET[:120], ""), *codes],
     ):
-        assert len(own_texts({"": entries}, {}, encoder)) == len(entries)
-    assert own_texts({"": [Code("1", ""), Code("2.15", "")]}, {}, encoder) == (), "numbers say nothing"
+        assert len(own_texts(entries, {}, encoder)) == len(entries)
+    assert own_texts([Code("1", ""), Code("2.15", "")], {}, encoder) == (), "numbers say nothing"
     with pytest.raises(UnsoundBundle, match="another title") as refused:
         folder = sealed.copy(tmp_path, seal=False)
         lines = (folder / CODELIST).read_text().splitlines()
@@ -85,11 +85,11 @@ def test_a_description_next_to_a_published_title(sealed: Sealed, codes: tuple[Co
         assert set(vocabulary_of(describe(described))) - set(vocabulary_of(describe(codes))), "what would leave"
         assert published_name(described) is None
         assert "descriptions" in advice(described)
-        listed = own_texts({"": described}, {}, encoder)
+        listed = own_texts(described, {}, encoder)
         assert len(listed) == len(codes)
         assert hidden in listed[1]
     numbers = [Code("1", description=SECRET), Code("2")]
-    assert own_texts({"": numbers}, {}, encoder) == (f"code list: 1 {SECRET}",)
+    assert own_texts(numbers, {}, encoder) == (f"code list: 1 {SECRET}",)
 
 
 UNSEEN: dict[str, Callable[[str], str]] = {
@@ -110,23 +110,23 @@ UNSEEN: dict[str, Callable[[str], str]] = {
 def test_what_a_reader_would_not_see_is_written_out(sealed: Sealed, name: str) -> None:
     """Inside a title that reads as any other: who signs the text has to have seen all of it, on a screen or a page."""
     hidden = f"Frac{UNSEEN[name](SECRET)}tures"
-    (listed,) = own_texts({"": [Code("1", hidden)]}, {}, sealed.candidate.model.encoder)
+    (listed,) = own_texts([Code("1", hidden)], {}, sealed.candidate.model.encoder)
     assert listed != f"code list: 1 {hidden}"
     assert "  " not in listed
     assert set(listed) <= set(map(chr, range(0x20, 0x7F)))
     literal = listed.removeprefix("code list: 1 ")
-    (other,) = own_texts({"": [Code("1", literal)]}, {}, sealed.candidate.model.encoder)
+    (other,) = own_texts([Code("1", literal)], {}, sealed.candidate.model.encoder)
     assert other != listed, "a title that is spelt like the escapes of another is another text"
 
 
 def test_letters_that_are_seen_stay(sealed: Sealed) -> None:
     """The control: accents, other scripts and emoji of one character."""
     for title in ("Br\u00fcche, Prellungen", "\u0e01\u0e23\u0e30\u0e14\u0e39\u0e01\u0e2b\u0e31\u0e01", "\u9aa8\u6298"):
-        assert own_texts({"": [Code("1", title)]}, {}, sealed.candidate.model.encoder) == (f"code list: 1 {title}",)
+        assert own_texts([Code("1", title)], {}, sealed.candidate.model.encoder) == (f"code list: 1 {title}",)
 
 
 @pytest.mark.parametrize("digits", ["\u0663\u0664\u0665", "\uff11\uff12", "\u0e51.\u0e52", "1\u0967"])
 def test_digits_of_other_scripts_are_no_numbers(sealed: Sealed, digits: str) -> None:
     """Each digit has some seventy spellings, which say more than a number: they are listed."""
     encoder = sealed.candidate.model.encoder
-    assert own_texts({"": [Code(digits), Code("2")]}, {}, encoder) == (f"code list: {digits}",)
+    assert own_texts([Code(digits), Code("2")], {}, encoder) == (f"code list: {digits}",)

@@ -156,13 +156,13 @@ def test_a_licence_other_than_the_one_signed(made: tuple[Context, PlannedRelease
 def test_a_title_that_nobody_signed(made: tuple[Context, PlannedRelease], monkeypatch: pytest.MonkeyPatch) -> None:
     """Between plan and release, or in a plan that does not list it: refused before anything is charged."""
     context, planned = made
-    real = fill.load_spaces
+    real = fill.load_codes
 
-    def spaces(folder: Path) -> dict[str, list[Code]]:
-        (name, (first, *others)), *rest = real(folder).items()
-        return {name: [Code(first.code, "recall 7"), *others], **dict(rest)}
+    def codes(folder: Path) -> list[Code]:
+        first, *others = real(folder)
+        return [Code(first.code, "recall 7"), *others]
 
-    monkeypatch.setattr(fill, "load_spaces", spaces)
+    monkeypatch.setattr(fill, "load_codes", codes)
     with pytest.raises(StorageError, match=r"texts that neither the plan lists"):
         publish.release(context, planned, BundleParameters())
     monkeypatch.undo()

@@ -20,6 +20,7 @@ from storage.ledger.report import to_csv
 from storage.paths import Workspace
 from storage.tables.narratives import Narratives
 from storage.tables.reader import survey
+from tasks.coding.bundles import Bundles
 from tasks.coding.coder import Coder
 from tasks.coding.columns import answer_columns
 from tasks.coding.job import CodingJob, run
@@ -62,7 +63,7 @@ def job(coder: Coder, texts: list[str], out: Path, **changes: Any) -> CodingJob:
     """A table next to its output."""
     source = out.with_name("in.csv")
     source.write_text("\n".join(["Text", *texts]))
-    answers = answer_columns(coder, top_k=1, threshold=None)
+    answers = (answer_columns(coder, top_k=1, threshold=None),)
     return CodingJob(survey(source, text_columns=["Text"]), out, Narratives(("Text",)), answers, **changes)
 
 
@@ -76,9 +77,9 @@ def test_an_output_that_appears_while_a_table_is_coded(
         out.write_text("another's work\n")
 
     with pytest.raises(InputError, match="--overwrite"):
-        run(coder, job(coder, narratives(6), out), spread=appears)
+        run(Bundles.of(coder), job(coder, narratives(6), out), spread=appears)
     assert out.read_text() == "another's work\n"
-    again = run(coder, job(coder, narratives(6), out, overwrite=True))
+    again = run(Bundles.of(coder), job(coder, narratives(6), out, overwrite=True))
     assert again.resumed == again.rows == 6
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from storage.bundle.folder import bundle_digest
 from storage.errors import InputError
-from tasks.coding.joint import open_bundle
+from tasks.coding.coder import open_bundle
 
 DECLARES = (
     (
@@ -49,17 +49,17 @@ def _written(place: Path, **said: Any) -> Path:
 def test_thresholds_of_this_years_with_next_years(tiny_bundle: Path, another: Path, tmp_path: Path) -> None:
     """Refused with both names; with their own they are taken, and so is a file of before, which does not say."""
     own = _written(tmp_path / "own.json", release="3f2a9c41d07b65e8", bundle_digest=bundle_digest(tiny_bundle))
-    assert open_bundle(tiny_bundle, thresholds=[own]).threshold_for(0.8) == 0.1
+    assert open_bundle(tiny_bundle, thresholds=own).threshold_for(0.8) == 0.1
     with pytest.raises(InputError, match=r"another bundle \(release 3f2a9c41d07b65e8, not .*autocoder calibrate"):
-        open_bundle(another, thresholds=[own])
-    assert open_bundle(another, thresholds=[_written(tmp_path / "before.json")]).threshold_for(0.8) == 0.1
+        open_bundle(another, thresholds=own)
+    assert open_bundle(another, thresholds=_written(tmp_path / "before.json")).threshold_for(0.8) == 0.1
 
 
 @pytest.mark.parametrize("said", [None, 5, True, [], {}], ids=repr)
 def test_a_file_that_names_its_bundle_in_no_words(tiny_bundle: Path, tmp_path: Path, said: Any) -> None:
     """It does not pass for one of before."""
     with pytest.raises(InputError, match="its bundle_digest is not a text"):
-        open_bundle(tiny_bundle, thresholds=[_written(tmp_path / "odd.json", bundle_digest=said)])
+        open_bundle(tiny_bundle, thresholds=_written(tmp_path / "odd.json", bundle_digest=said))
 
 
 @pytest.mark.parametrize(
@@ -78,4 +78,4 @@ def test_a_file_that_names_its_bundle_in_no_words(tiny_bundle: Path, tmp_path: P
 def test_a_number_that_lets_everything_through(tiny_bundle: Path, tmp_path: Path, said: dict[str, Any]) -> None:
     """Or nothing: refused as the file is read."""
     with pytest.raises(InputError, match="--thresholds"):
-        open_bundle(tiny_bundle, thresholds=[_written(tmp_path / "odd.json", **said)])
+        open_bundle(tiny_bundle, thresholds=_written(tmp_path / "odd.json", **said))

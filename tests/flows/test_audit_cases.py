@@ -13,7 +13,7 @@ SEARCHED = "pseudo_posterior.c=0.5; pseudo_posterior.target_epsilon=2"
 
 def run(folder: Path, profile: str) -> RunOptions:
     data = write_demo_data(folder, records=60, seed=1)
-    return RunOptions(data=[data.csv], codelist=data.codelist, profile=profile, home=folder / "home")
+    return RunOptions(data=[data.csv], codelist=[data.codelist], profile=profile, home=folder / "home")
 
 
 def test_a_target_that_is_varied_is_not_overruled(tmp_path: Path) -> None:

@@ -15,8 +15,7 @@ from sealed_bundle import Sealed
 
 from flows.code_batch import code_batch
 from storage.errors import StorageError
-from tasks.coding.coder import require_not_revoked
-from tasks.coding.joint import open_bundle
+from tasks.coding.coder import open_bundle, require_not_revoked
 
 
 def test_verify_tries_the_golden_answers(sealed: Sealed, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -81,7 +80,7 @@ def test_missing_data_and_unknown_profile_are_told() -> None:
     """With what to do about it."""
     with pytest.raises(InputError, match="--data"):
         parameters("demo", [])
-    known = "demo, demo-formal, formal, osha-fields, osha-formal, osha-formal-lora, osha-head, paper"
+    known = "demo, demo-formal, formal, osha-formal, osha-formal-lora, osha-head, paper"
     with pytest.raises(InputError, match=known):
         parameters("dmeo", [], data=DATA)
 
@@ -156,9 +155,6 @@ def test_the_formal_profile_follows_the_code_list() -> None:
     assert (without.model.prior, without.model.lexical) == ("none", "hashed")
     chosen = parameters("formal", ["model.lexical=none"], data=DATA, named=JOBS)
     assert (chosen.model.prior, chosen.model.lexical) == ("none", "none")
-    fields = {name: {"label_column": name, "codelist": f"{name}.csv"} for name in ("nature", "part")}
-    several = [f"data.ingest.fields={json.dumps(fields)}"]
-    assert parameters("formal", several, data=DATA, named=JOBS | {"label": None}).model.lexical == "titles"
     dated = parameters("formal", [], data=DATA, named=JOBS | {"date": "Day"})
     assert dated.data.ingest.date_column == "Day"
 

@@ -37,7 +37,7 @@ from storage.ledger import Ledger, Policy
 from storage.ledger.journal import Journal
 from storage.tables.reader import pieces, survey
 from storage.tables.writer import open_writer, output_kind
-from tasks.coding.joint import open_bundle
+from tasks.coding.coder import open_bundle
 
 DECLARES = (
     (

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from sealed_bundle import Sealed
 from starlette.testclient import TestClient
 
 from mechanisms.model import classifier
@@ -22,7 +21,6 @@ from storage.errors import InputError
 from tasks.coding import explain as explanations
 from tasks.coding.coder import Coder
 from tasks.coding.explain import explain, read_sensitive
-from tasks.coding.joint import JointCoder, open_bundle
 
 TEXT = "İda's ladder slid; the ladders' rung cut, burns and fractures followed, 2nd_burn too: cut cuts."
 HEADER = {"X-API-Key": "k"}
@@ -54,7 +52,7 @@ def test_words_of_the_head_add_up_exactly(coder: Coder, tiny_bert: Path, kind: L
     lexicon = head.lexicon
     weights = head.head.weight.detach()[:, 16:]
     exact = (weights - weights.mean(0)) @ (lexicon.word_scale * lexicon.words([TEXT])[0])
-    answer = explain(own, TEXT, [("", code) for code in own.model.codes])
+    answer = explain(own, TEXT, own.model.codes)
     assert len(exact) == len(answer.reasons) == 6
     for reason, expected in zip(answer.reasons, exact.tolist(), strict=True):
         assert sum(reason.lexical) == pytest.approx(expected, abs=1e-5)
@@ -64,24 +62,18 @@ def test_words_of_the_head_add_up_exactly(coder: Coder, tiny_bert: Path, kind: L
         assert spoke == {"ladder", "ladders", "cut", "cuts", "burns", "fractures", "2nd_burn"}
 
 
-def test_scores_are_those_of_coding(coder: Coder, joint: Sealed) -> None:
-    """Of one field and of several, at the field's temperature."""
+def test_scores_are_those_of_coding(coder: Coder) -> None:
+    """At the coder's temperature."""
     warm = coder.with_temperature(2.0)
     (coding,) = warm.code([TEXT], top_k=6)
-    for reason in explain(warm, TEXT, [("", answer.code) for answer in coding.answers]).reasons:
+    for reason in explain(warm, TEXT, [answer.code for answer in coding.answers]).reasons:
         assert reason.score == pytest.approx({one.code: one.score for one in coding.answers}[reason.code], abs=1e-5)
-    several = open_bundle(joint.folder)
-    assert isinstance(several, JointCoder)
-    (case,) = several.code([TEXT])
-    best = {name: one.answers[0] for name, one in case.codings.items()}
-    for reason in explain(several, TEXT, [(name, answer.code) for name, answer in best.items()]).reasons:
-        assert reason.score == pytest.approx(best[reason.field].score, abs=1e-4)
 
 
 def test_the_encoders_part_is_the_slope_along_the_embeddings(coder: Coder) -> None:
     """All embeddings longer by a hundredth move the logit by a hundredth of the sum of the shares."""
     texts = "employee fell from a ladder and broke his wrist"
-    answer = explain(coder, texts, [("", "111")])
+    answer = explain(coder, texts, ["111"])
     model: Any = coder.model.model
     tokens = coder.model.tokenizer(texts, return_tensors="pt")
 
@@ -111,7 +103,7 @@ def sum_of_special(coder: Coder, text: str) -> float:
 
 def test_a_narrative_longer_than_the_encoder_reads(coder: Coder) -> None:
     """The rest gets no share, and the answer says where it begins."""
-    answer = explain(coder, "ladder " * 100, [("", "111")])
+    answer = explain(coder, "ladder " * 100, ["111"])
     assert 0 < answer.read < 700
     beyond = [
         value for (start, _), value in zip(answer.words, answer.reasons[0].encoder, strict=True) if start > answer.read
@@ -123,7 +115,7 @@ def test_a_narrative_longer_than_the_encoder_reads(coder: Coder) -> None:
 @pytest.fixture(scope="module")
 def client(coder: Coder) -> Iterator[TestClient]:
     """The service with a key and a list of sensitive codes."""
-    settings = Settings(state=State(Clients.of({"tests": "k"})), narratives_per_minute=20, sensitive={"": ("1972",)})
+    settings = Settings(state=State(Clients.of({"tests": "k"})), narratives_per_minute=20, sensitive=("1972",))
     with TestClient(create_app(coder, settings)) as made:
         yield made
 
@@ -132,18 +124,18 @@ def test_the_code_list_is_the_bundles(client: TestClient, coder: Coder) -> None:
     """With titles and the operator's sensitive codes; for clients with a key alone."""
     assert client.get("/codes").status_code == 401
     answer = client.get("/codes", headers=HEADER).json()
-    assert [one["code"] for one in answer["fields"][""]] == list(coder.model.codes)
-    assert answer["sensitive"] == {"": ["1972"]}
+    assert [one["code"] for one in answer["codes"]] == list(coder.model.codes)
+    assert answer["sensitive"] == ["1972"]
 
 
 def test_explanations_are_bounded_as_codes_are(client: TestClient) -> None:
     """Key, length, known codes, nothing quoted, and a rate that counts each code."""
-    body = {"narrative": "zebrafinch fell", "codes": [{"code": "111"}, {"code": "132"}]}
+    body = {"narrative": "zebrafinch fell", "codes": ["111", "132"]}
     assert client.post("/explain", json=body).status_code == 401
     for wrong in (
         {"narrative": "zebrafinch" * 3000},
         {"codes": []},
-        {"codes": [{"code": "zebrafinch"}]},
+        {"codes": ["zebrafinch"]},
         {"narrative": " "},
     ):
         refused = client.post("/explain", json=body | wrong, headers=HEADER)
@@ -163,10 +155,10 @@ def test_no_more_than_eight_wait(coder: Coder, monkeypatch: pytest.MonkeyPatch) 
     def slow(*_: Any) -> Any:
         begun.set()
         assert gate.wait(60)
-        return explain(coder, "fell", [("", "111")])
+        return explain(coder, "fell", ["111"])
 
     monkeypatch.setattr("service.app.explain", slow)
-    body = {"narrative": "fell", "codes": [{"code": "111"}]}
+    body = {"narrative": "fell", "codes": ["111"]}
     statuses: list[int] = []
     with TestClient(create_app(coder, Settings())) as client:
         threads = [
@@ -189,7 +181,7 @@ def test_no_more_than_eight_wait(coder: Coder, monkeypatch: pytest.MonkeyPatch) 
 def test_sensitive_codes_are_the_bundles(coder: Coder, tmp_path: Path, row: str) -> None:
     """A code that the list lacks is refused by its row."""
     (tmp_path / "sensitive.csv").write_text("code,why\n1972,x\n111,y\n")
-    assert read_sensitive(tmp_path / "sensitive.csv", coder) == {"": ("1972", "111")}
+    assert read_sensitive(tmp_path / "sensitive.csv", coder) == ("1972", "111")
     (tmp_path / "sensitive.csv").write_text(f"code,why\n1972,x\n{row},y\n")
     with pytest.raises(InputError, match="row 2"):
         read_sensitive(tmp_path / "sensitive.csv", coder)

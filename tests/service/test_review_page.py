@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 from review_browser import CHROMIUM, PATIENCE, browsing, check_accessible, coded, opened, saved, serving
-from sealed_bundle import Sealed
 
 from storage.tables.formulas import escape_formula
 from storage.tables.writer import csv_lines
 from tasks.coding.coder import Coder
-from tasks.coding.joint import open_bundle
 
 pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 pytestmark = [pytest.mark.servers, pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")]
@@ -167,24 +165,6 @@ def test_a_file_of_narratives_is_coded_first(
         rows = rows_of(saved(page, "#save", tmp_path / "saved.csv"))
     assert sum(bool(row["code_by_hand"]) for row in rows) == 1
     assert all(row["code"] for row in rows)
-
-
-def test_several_fields(joint: Sealed, tmp_path: Path) -> None:
-    """A case is decided when each field is; columns begin with the field's name."""
-    (tmp_path / "new.csv").write_text("text\nfell from a ladder\nburned by oil\n")
-    with serving(open_bundle(joint.folder)) as address, browsing() as page:
-        opened(page, address, tmp_path / "new.csv")
-        page.locator("ol.candidates li").first.wait_for()
-        page.locator("#case").focus()
-        page.keyboard.press("1")
-        assert "0 of 2 decided" in page.inner_text("#progress")
-        page.keyboard.press("2")
-        assert "1 of 2 decided" in page.inner_text("#progress")
-        rows = rows_of(saved(page, "#save", tmp_path / "saved.csv"))
-    done = [row for row in rows if row["nature_by_hand"]]
-    assert len(done) == 1
-    assert done[0]["nature_by_hand"] == done[0]["nature"]
-    assert done[0]["event_by_hand"] == done[0]["event_2"]
 
 
 def test_its_arithmetic(address: str) -> None:

@@ -19,6 +19,7 @@ from service.batching import Batcher
 from service.clients import Clients, State
 from storage.tables.narratives import Narratives
 from storage.tables.reader import survey
+from tasks.coding.bundles import Bundles
 from tasks.coding.coder import Coder
 from tasks.coding.columns import AnswerColumns
 from tasks.coding.job import CodingJob, run
@@ -54,8 +55,8 @@ def test_a_file_comes_back_as_the_command_would_write_it(
     assert answer.headers["cache-control"] == "no-store"
     (tmp_path / "in.csv").write_bytes(content)
     source = survey(tmp_path / "in.csv", text_columns=("Text",))
-    answers = AnswerColumns(2, 0.6, coder.groups is not None)
-    run(coder, CodingJob(source, tmp_path / "out.csv", Narratives(("Text",)), answers))
+    answers = (AnswerColumns(2, 0.6, coder.groups is not None),)
+    run(Bundles.of(coder), CodingJob(source, tmp_path / "out.csv", Narratives(("Text",)), answers))
     expected = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_bytes().decode(), newline="")))
     got = list(csv.DictReader(io.StringIO(answer.text, newline="")))
     scores = {name for name in expected[0] if "score" in name}

@@ -12,7 +12,7 @@ from schemathesis.config import SchemathesisConfig
 
 from service.app import Settings, create_app
 from service.clients import Clients, State
-from tasks.coding.joint import open_bundle
+from tasks.coding.coder import open_bundle
 
 KEY = "a key for tests only"
 STATE = State(Clients.of({"tests": KEY}))

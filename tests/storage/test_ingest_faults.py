@@ -252,14 +252,6 @@ def test_parquet_columns_that_are_no_text(tmp_path: Path) -> None:
             ingest(path, tmp_path, IngestConfig(), None)
 
 
-def fields(**columns: str) -> dict[str, object]:
-    """Fields with their code columns."""
-    return {"fields": {name: {"label_column": column} for name, column in columns.items()}}
-
-
-TWO = fields(nature="Nature", part="Part")
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -295,15 +287,6 @@ TWO = fields(nature="Nature", part="Part")
         ({"cohorts": [2015, "2015"]}, "is repeated"),
         ({"cohorts": [2015], "cohort": "none"}, "need dates"),
         ({"cohorts": [2015], "date_column": None}, "need dates"),
-        (TWO | {"label_column": "Nature"}, "label_column and fields"),
-        (TWO | {"sampling": "stratified"}, "Set sampling=per-record"),
-        (fields(nature="Nature"), "Name two or more"),
-        (fields(a="X", b="X"), "a and b have the same label_column"),
-        (fields(a="Final Narrative", b="X"), "fields.a.label_column is"),
-        (fields(model="X", part="Y"), "has a column model of another"),
-        (fields(part="X", part_2="Y"), "has a column part_2 of"),
-        (fields(a_score="X", a="Y"), "has a column a_score of another"),
-        (fields(**{"A b": "X"}), "string_pattern_mismatch|should match pattern"),
         ({"split_by_unit": True}, "split_by_unit has no unit_column"),
     ],
 )

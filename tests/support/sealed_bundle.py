@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import shutil
@@ -75,25 +74,13 @@ def plan(key: str, candidate: Candidate | None = None) -> ReleasePlan:
 @pytest.fixture(scope="session")
 def sealed(tmp_path_factory: pytest.TempPathFactory, tiny_roberta: Path) -> Sealed:
     """The parameters are those that training would begin with; everything else is as in a release."""
-    return _made(tmp_path_factory.mktemp("house"), tiny_roberta, several=False)
-
-
-@pytest.fixture(scope="session")
-def joint(tmp_path_factory: pytest.TempPathFactory, tiny_roberta: Path) -> Sealed:
-    """The same of two fields: `nature`, and `event`, which every fourth record lacks."""
-    return _made(tmp_path_factory.mktemp("joint"), tiny_roberta, several=True)
+    return _made(tmp_path_factory.mktemp("house"), tiny_roberta)
 
 
 @pytest.fixture(scope="session", params=["titles", "hashed"])
 def worded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Sealed:
     """The same of one field, whose head reads words next to its encoder."""
-    return _made(tmp_path_factory.mktemp("worded"), tiny_bert, several=False, lexical=request.param)
-
-
-@pytest.fixture(scope="session")
-def joint_worded(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Sealed:
-    """The same of two fields, with the words of both lists."""
-    return _made(tmp_path_factory.mktemp("joint-worded"), tiny_bert, several=True, lexical="titles")
+    return _made(tmp_path_factory.mktemp("worded"), tiny_bert, lexical=request.param)
 
 
 def scores_by_the_card(folder: Path, texts: list[str]) -> np.ndarray:
@@ -112,32 +99,15 @@ def scores_by_the_card(folder: Path, texts: list[str]) -> np.ndarray:
     return names["scores"]
 
 
-def with_events(source: Path, folder: Path) -> tuple[Path, Path]:
-    """Invented records with a code of their event, which every fourth lacks, and the list of those codes."""
-    with source.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    codes = {title: str(number) for number, title in enumerate(sorted({row["EventTitle"] for row in rows}), start=10)}
-    for number, row in enumerate(rows):
-        row["Event"] = "" if number % 4 == 3 else codes[row["EventTitle"]]
-    records, listed = folder / "coded.csv", folder / "event.csv"
-    with records.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    lines = ["code,title", *(f"{code},{title}" for title, code in codes.items())]
-    listed.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return records, listed
-
-
-def _made(home: Path, encoder: Path, *, several: bool, lexical: str = "none") -> Sealed:
+def _made(home: Path, encoder: Path, *, lexical: str = "none") -> Sealed:
     import torch
 
     from mechanisms.model import checkpoint
     from storage.bundle import folder as bundle
     from storage.bundle.seal import release_key, seal, workspace_signer
-    from storage.datasets import load_spaces, load_split
+    from storage.datasets import load_split
     from storage.demo_data import write_demo_data
-    from storage.egress.allow_list import allowed_content
+    from storage.egress.allow_list import CONTENT
     from tasks.bundle import fill
     from tasks.parameters import BundleParameters, DataParameters
     from tasks.running.stage import Context, run_step
@@ -146,13 +116,6 @@ def _made(home: Path, encoder: Path, *, several: bool, lexical: str = "none") ->
     context.workspace.create()
     written = write_demo_data(home / "source", records=240, seed=3)
     chosen: Any = {"source": str(written.csv), "codelist": str(written.codelist), "population": "demo", "ingest": {}}
-    if several:
-        records, events = with_events(written.csv, home / "source")
-        fields = {
-            "nature": {"label_column": "Nature", "codelist": str(written.codelist)},
-            "event": {"label_column": "Event", "codelist": str(events)},
-        }
-        chosen = {"source": str(records), "population": "demo", "ingest": {"fields": fields}}
     named = {"classification": "OIICS", "classification_version": "2.01"}
     dataset = run_step(context, ingest_records(DataParameters.model_validate(chosen | named)))
     model: Any = {"encoder": str(encoder), "trainable": "head", "pooling": "mean", "max_length": 32}
@@ -163,8 +126,6 @@ def _made(home: Path, encoder: Path, *, several: bool, lexical: str = "none") ->
     theta = candidate.build_untrained(context).flat.clone()
     theta += torch.randn(theta.shape, generator=torch.Generator().manual_seed(1))
     settings = BundleParameters()
-    spaces = load_spaces(context.store.open(dataset))
-    names = tuple(name for name in spaces if name)
 
     ledger = Ledger.open(context.workspace.ledger_url, key=release_key(context.workspace))
     row = ledger.reserve(plan("first", candidate))
@@ -184,7 +145,7 @@ def _made(home: Path, encoder: Path, *, several: bool, lexical: str = "none") ->
     folder, digest = bundle.publish(
         context.workspace.bundles,
         release_id,
-        allowed=allowed_content(names),
+        allowed=CONTENT,
         build=build,
     )
     committed = ledger.commit(release_id, bundle_digest=digest)

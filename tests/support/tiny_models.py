@@ -131,6 +131,6 @@ def tiny_bundle(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 @pytest.fixture(scope="session")
 def coder(tiny_bundle: Path) -> Any:
     """The tiny bundle, loaded."""
-    from tasks.coding.joint import open_bundle
+    from tasks.coding.coder import open_bundle
 
-    return open_bundle(tiny_bundle).fields[""]
+    return open_bundle(tiny_bundle)

@@ -21,7 +21,6 @@ from mechanisms.errors import MechanismError
 from mechanisms.model import classifier, export, lexicon
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
-from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.lexicon import Lexicon
 from storage.egress.allow_list import CONTENT
@@ -242,7 +241,7 @@ def test_no_released_folder(released: Any, tmp_path: Path, damage: str) -> None:
         export.load(folder)
 
 
-def worded(encoder: Path, kind: str, fields: Fields | None = None) -> tuple[Classifier, Lexicon]:
+def worded(encoder: Path, kind: str) -> tuple[Classifier, Lexicon]:
     """A head that reads words next to its encoder, with parameters that a release could have."""
     config = ModelConfig.model_validate(
         {"encoder": str(encoder), "trainable": "head", "pooling": "mean", "max_length": 32, "lexical": kind}
@@ -250,28 +249,24 @@ def worded(encoder: Path, kind: str, fields: Fields | None = None) -> tuple[Clas
     vocabulary = lexicon.vocabulary_of(["fractured wrist", "burns", "strained back"])
     features = torch.ones(2, 16)
     words = lexicon.build(cast(Any, kind), vocabulary=vocabulary, texts=["fractured wrist", "burns"], features=features)
-    made = classifier.build(config, num_labels=len(CODES), seed=0, fields=fields, lexicon=words)
+    made = classifier.build(config, num_labels=len(CODES), seed=0, lexicon=words)
     made.flat.add_(0.3 * torch.randn(made.num_parameters, generator=torch.Generator().manual_seed(1)))
     return made, words
 
 
 @pytest.mark.parametrize("kind", ["titles", "hashed"])
-@pytest.mark.parametrize("several", [False, True])
-def test_words_next_to_the_encoder(tiny_bert: Path, tmp_path: Path, narratives: Any, kind: str, several: bool) -> None:
+def test_words_next_to_the_encoder(tiny_bert: Path, tmp_path: Path, narratives: Any, kind: str) -> None:
     """`load` gives the scores back, in bfloat16 too; the encoder's own `encode` stays the features."""
-    made, words = worded(tiny_bert, kind, Fields((2, 3)) if several else None)
+    made, words = worded(tiny_bert, kind)
     texts = narratives(6)
     features = made.encode(classifier.tokenize(made.config, texts)).features
     scores = made.predict(FeatureInputs(words.join(features, words.words(texts))))
-    codes: Any = {"first": CODES[:2], "second": CODES[2:]} if several else CODES
-    shapes = export.save(made, tmp_path, codes=codes)
+    shapes = export.save(made, tmp_path, codes=CODES)
     width = 16 + words.columns
     dense = [shape["linear.weight"][1] for name, shape in shapes.items() if "2_Dense" in name]
-    assert dense == [width] * (2 if several else 1)
+    assert dense == [width]
     back = export.load(tmp_path)
     torch.testing.assert_close(back.logits(texts), scores, rtol=1e-4, atol=1e-5)
-    for span, released in zip(back.places, back.fields.values(), strict=True):
-        torch.testing.assert_close(released.logits(texts), scores[:, span], rtol=1e-4, atol=1e-5)
     rounded = replace(back, precision="bfloat16", near_tie=0.0).logits(texts)
     torch.testing.assert_close(rounded, scores, rtol=0.05, atol=0.1)
     assert not torch.equal(rounded, scores)

@@ -16,16 +16,16 @@ from mechanisms.model import export, lexicon
 from storage.bundle.check import check
 from storage.bundle.folder import UnsoundBundle
 from storage.codelist import Code
-from storage.datasets import load_spaces
-from storage.egress.allow_list import allowed_files, check_layers, read_fields, read_files
+from storage.datasets import load_codes
+from storage.egress.allow_list import FILES, check_layers, read_files
 from storage.egress.gate import inspect
 from tasks.bundle import golden
-from tasks.coding.joint import open_bundle
+from tasks.coding.coder import open_bundle
 
 
 def titles_of(sealed: Sealed) -> list[Code]:
     dataset = sealed.context.store.open(sealed.candidate.dataset)
-    return [code for codes in load_spaces(dataset).values() for code in codes]
+    return load_codes(dataset)
 
 
 def test_a_partner_finds_it_sound(worded: Sealed) -> None:
@@ -33,7 +33,7 @@ def test_a_partner_finds_it_sound(worded: Sealed) -> None:
     contents = check(worded.folder, worded.trust).contents
     golden.check(export.load(worded.folder), contents["golden.jsonl"])
     text = contents["golden.jsonl"][0]["text"]
-    (coding,) = open_bundle(worded.folder).fields[""].code([text])
+    (coding,) = open_bundle(worded.folder).code([text])
     assert coding.answers[0].code == contents["golden.jsonl"][0]["codes"][0]
 
 
@@ -60,25 +60,15 @@ def test_published_libraries_read_it(worded: Sealed) -> None:
     golden_by_the_card(worded.folder)
 
 
-def test_published_libraries_read_a_field_of_several(joint_worded: Sealed) -> None:
-    """The first field's program; the lexicon lies at the top, once for all fields."""
-    golden_by_the_card(joint_worded.folder, "nature")
-    check(joint_worded.folder, joint_worded.trust)
-    assert not list(joint_worded.folder.glob("*/lexicon.json"))
-    for field, released in export.load(joint_worded.folder).fields.items():
-        answers = [json.loads(line) for line in (joint_worded.folder / field / "golden.jsonl").read_text().splitlines()]
-        golden.check(released, answers)
-
-
 def rewritten(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
 
 
-def test_the_gate_makes_the_lexicon_again(joint_worded: Sealed, tmp_path: Path) -> None:
+def test_the_gate_makes_the_lexicon_again(worded: Sealed, tmp_path: Path) -> None:
     """A stem that no title has, another scale, and a lexicon that is missing do not leave."""
     (tmp_path / "again").mkdir()
-    expected = joint_worded.refill(tmp_path / "again")  # which passes
-    folder = joint_worded.copy(tmp_path, seal=False)
+    expected = worded.refill(tmp_path / "again")  # which passes
+    folder = worded.copy(tmp_path, seal=False)
     content = json.loads((folder / "lexicon.json").read_text())
     for change in ({"vocabulary": ["smith", *content["vocabulary"][1:]]}, {"word_scale": content["word_scale"] * 2}):
         (folder / "lexicon.json").write_text(json.dumps(content | change))
@@ -93,7 +83,7 @@ def test_the_gate_makes_the_lexicon_again(joint_worded: Sealed, tmp_path: Path) 
 
 def test_a_model_without_words_has_no_lexicon(sealed: Sealed, worded: Sealed, tmp_path: Path) -> None:
     """Nor does a worded one read another number of words than its layer; a partner's check says which file."""
-    allowed = allowed_files(read_fields(worded.folder))
+    allowed = frozenset(FILES)
     folder = sealed.copy(tmp_path / "plain")
     shutil.copy(worded.folder / "lexicon.json", folder)
     with pytest.raises(UnsoundBundle, match="other layers"):

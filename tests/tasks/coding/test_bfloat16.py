@@ -16,8 +16,8 @@ from storage.bundle.folder import CODELIST, GOLDEN
 from storage.codelist import read_codelist
 from tasks.bundle import golden
 from tasks.coding import bfloat16
+from tasks.coding.coder import open_bundle
 from tasks.coding.job import CodingJob
-from tasks.coding.joint import open_bundle
 
 
 @pytest.fixture
@@ -99,6 +99,7 @@ def test_a_job_in_another_precision_is_another_job(bundle: Path, tmp_path: Path)
     """Pieces coded on a processor with the instructions are not merged with those of one without."""
     from storage.tables.narratives import Narratives
     from storage.tables.reader import survey
+    from tasks.coding.bundles import Bundles
     from tasks.coding.columns import AnswerColumns
 
     (tmp_path / "in.csv").write_text("Text\nfell\n")
@@ -106,7 +107,7 @@ def test_a_job_in_another_precision_is_another_job(bundle: Path, tmp_path: Path)
         survey(tmp_path / "in.csv", text_columns=("Text",)),
         tmp_path / "out.csv",
         Narratives(("Text",)),
-        AnswerColumns(1, None, grouped=False),
+        (AnswerColumns(1, None, grouped=False),),
     )
-    keys: set[Any] = {job.key(open_bundle(bundle, precision=p)) for p in ("float32", "bfloat16")}
+    keys: set[Any] = {job.key(Bundles.of(open_bundle(bundle, precision=p))) for p in ("float32", "bfloat16")}
     assert len(keys) == 2

@@ -14,9 +14,8 @@ from csv_files import write_csv
 
 from storage.errors import InputError
 from storage.tables.narratives import Narratives
-from tasks.coding.coder import Coder
+from tasks.coding.coder import Coder, open_bundle
 from tasks.coding.groups import groups_of
-from tasks.coding.joint import open_bundle
 
 CODES = ("111", "132", "1520", "1521", "1522", "1972")
 
@@ -108,7 +107,7 @@ def test_a_temperature_divides_the_logits(coder: Coder, tiny_bundle: Path, tmp_p
     told = {"schema": 1, "temperature": 4.0, "fitted_on": "a test", "records": 100, "confidence": 0.95}
     entries = [{"target_accuracy": 0.8, "threshold": 0.7}, {"target_accuracy": 0.9, "threshold": None}]
     (tmp_path / "t.json").write_text(json.dumps(told | {"thresholds": entries}))
-    soft = open_bundle(tiny_bundle, thresholds=[tmp_path / "t.json"]).fields[""]
+    soft = open_bundle(tiny_bundle, thresholds=tmp_path / "t.json")
     text = ["Employee fell from a ladder"]
     expected = (coder.scores(text).log() / 4).softmax(-1)
     torch.testing.assert_close(soft.scores(text), expected, rtol=1e-3, atol=1e-5)
@@ -122,7 +121,7 @@ def test_a_temperature_divides_the_logits(coder: Coder, tiny_bundle: Path, tmp_p
     (tmp_path / "t.json").write_text(json.dumps(told | {"thresholds": entries[1:], "reached": best}))
     said = r"83\.0% correct among 12% of the records \(score 0\.61 and above\), and 55\.0% of all\. Fit thresholds"
     with pytest.raises(InputError, match=said):
-        open_bundle(tiny_bundle, thresholds=[tmp_path / "t.json"]).threshold_for(0.9)
+        open_bundle(tiny_bundle, thresholds=tmp_path / "t.json").threshold_for(0.9)
     with pytest.raises(InputError, match=r"Generated narratives describe injuries and do not suit other models"):
         replace(coder, classification="SOC").threshold_for(0.9)
 
@@ -156,7 +155,7 @@ def test_what_is_at_fault_is_named(tiny_bundle: Path, tmp_path: Path) -> None:
     """A thresholds file by its own option; a model that the libraries choke on by the type of what they raised."""
     (tmp_path / "t.json").write_text("{}")
     with pytest.raises(InputError, match=r"^--thresholds: "):
-        open_bundle(tiny_bundle, thresholds=[tmp_path / "t.json"])
+        open_bundle(tiny_bundle, thresholds=tmp_path / "t.json")
     folder = tmp_path / "bundle"
     shutil.copytree(tiny_bundle, folder)
     config = json.loads((folder / "0_Transformer" / "config.json").read_text())

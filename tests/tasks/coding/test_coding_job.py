@@ -17,6 +17,7 @@ from storage.tables import reader
 from storage.tables.narratives import Narratives
 from storage.tables.reader import survey
 from tasks.coding import job as coding_job
+from tasks.coding.bundles import Bundles
 from tasks.coding.coder import Coder
 from tasks.coding.columns import AnswerColumns, check_version
 from tasks.coding.job import CodingJob, run
@@ -36,7 +37,7 @@ def table(tmp_path: Path, narratives: Callable[..., list[str]], monkeypatch: pyt
 def job(source: Path, out: Path, **changes: Any) -> CodingJob:
     """A job with all answer columns."""
     settings: dict[str, Any] = {
-        "answers": AnswerColumns(top_k=2, threshold=0.6, grouped=True),
+        "answers": (AnswerColumns(top_k=2, threshold=0.6, grouped=True),),
         "append": False,
     } | changes
     return CodingJob(survey(source, text_columns=["Text"]), out, Narratives(("Text",)), **settings)
@@ -44,7 +45,7 @@ def job(source: Path, out: Path, **changes: Any) -> CodingJob:
 
 def test_every_row_gets_its_own_answer(coder: Coder, table: Path, tmp_path: Path) -> None:
     """As the model gives it for the row's text, with its origin; the folder of pieces is gone."""
-    done = run(coder, job(table, tmp_path / "out.csv"))
+    done = run(Bundles.of(coder), job(table, tmp_path / "out.csv"))
     rows = rows_of(tmp_path / "out.csv")
     assert (done.rows, done.blank, done.resumed) == (25, 2, 0)
     assert done.review == sum(row["needs_review"] == "true" for row in rows)
@@ -61,7 +62,7 @@ def test_every_row_gets_its_own_answer(coder: Coder, table: Path, tmp_path: Path
 def test_formats_agree(coder: Coder, table: Path, tmp_path: Path) -> None:
     """The same answers in CSV, Parquet and JSON Lines, with types where the format has them."""
     for suffix in ("csv", "parquet", "jsonl"):
-        run(coder, job(table, tmp_path / f"out.{suffix}"))
+        run(Bundles.of(coder), job(table, tmp_path / f"out.{suffix}"))
     parquet = pq.read_table(tmp_path / "out.parquet").to_pylist()
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert parquet == lines
@@ -81,14 +82,14 @@ def test_it_goes_on_after_a_death_anywhere(
     coder: Coder, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, after: int
 ) -> None:
     """The n-th call of a step dies without any clearing up; then the output is what an unbroken run writes."""
-    run(coder, job(table, tmp_path / "whole.csv"))
+    run(Bundles.of(coder), job(table, tmp_path / "whole.csv"))
     out = tmp_path / "out.csv"
     owner: Any = coding_job.shutil if "." in point else coding_job
     with killed_at(monkeypatch, owner, point.rpartition(".")[2], after=after):
-        run(coder, job(table, out))
+        run(Bundles.of(coder), job(table, out))
     assert not out.exists() or out.read_bytes() == (tmp_path / "whole.csv").read_bytes()
     if (tmp_path / ".out.csv.coding").exists():
-        done = run(coder, job(table, out))
+        done = run(Bundles.of(coder), job(table, out))
         assert done.resumed >= 4 * after * (point == "_write_part")
     assert out.read_bytes() == (tmp_path / "whole.csv").read_bytes()
     assert not (tmp_path / ".out.csv.coding").exists()
@@ -100,10 +101,10 @@ def test_rows_are_added_once_wherever_the_clearing_up_dies(
     coder: Coder, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: int, last_first: bool
 ) -> None:
     """In whichever order a folder's files go: the same command adds no row again, and tells the same figures."""
-    run(coder, job(table, tmp_path / "whole.csv"))
-    whole = run(coder, job(table, tmp_path / "whole.csv", append=True))
+    run(Bundles.of(coder), job(table, tmp_path / "whole.csv"))
+    whole = run(Bundles.of(coder), job(table, tmp_path / "whole.csv", append=True))
     out = tmp_path / "out.csv"
-    run(coder, job(table, out))
+    run(Bundles.of(coder), job(table, out))
     real = coding_job.shutil.rmtree
 
     def dies(folder: Path) -> None:
@@ -116,8 +117,8 @@ def test_rows_are_added_once_wherever_the_clearing_up_dies(
     with monkeypatch.context() as patch:
         patch.setattr(coding_job.shutil, "rmtree", dies)
         with pytest.raises(KeyboardInterrupt):
-            run(coder, job(table, out, append=True))
-    again = run(coder, job(table, out, append=True))
+            run(Bundles.of(coder), job(table, out, append=True))
+    again = run(Bundles.of(coder), job(table, out, append=True))
     assert (again.rows, again.blank, again.review) == (whole.rows, whole.blank, whole.review)
     assert out.read_bytes() == (tmp_path / "whole.csv").read_bytes()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in.csv", "out.csv", "whole.csv"]
@@ -128,33 +129,33 @@ def test_finished_pieces_are_not_coded_again_nor_taken_for_another_job_s(
 ) -> None:
     """After a death at the end nothing is left to code; with other options everything is."""
     with killed_at(monkeypatch, coding_job, "_merge"):
-        run(coder, job(table, tmp_path / "out.csv"))
+        run(Bundles.of(coder), job(table, tmp_path / "out.csv"))
     assert "fell" not in "".join(p.read_bytes().decode("latin1") for p in (tmp_path / ".out.csv.coding").iterdir()), (
         "no narrative lies in the folder of pieces"
     )
-    other = AnswerColumns(top_k=1, threshold=None, grouped=True)
-    resumed = run(coder, job(table, tmp_path / "out.csv"))
+    other = (AnswerColumns(top_k=1, threshold=None, grouped=True),)
+    resumed = run(Bundles.of(coder), job(table, tmp_path / "out.csv"))
     assert resumed.resumed == 25
-    assert run(coder, job(table, tmp_path / "out.csv", answers=other, overwrite=True)).resumed == 0
+    assert run(Bundles.of(coder), job(table, tmp_path / "out.csv", answers=other, overwrite=True)).resumed == 0
 
 
 def test_an_output_is_replaced_or_added_to_only_when_told(coder: Coder, table: Path, tmp_path: Path) -> None:
     """And added to only by rows of the same columns and version."""
     out = tmp_path / "out.csv"
-    run(coder, job(table, out))
+    run(Bundles.of(coder), job(table, out))
     before = out.read_bytes()
     with pytest.raises(InputError, match="--overwrite"):
-        run(coder, job(table, out))
+        run(Bundles.of(coder), job(table, out))
     with pytest.raises(InputError, match="other columns"):
-        run(coder, job(table, out, append=True, answers=AnswerColumns(1, None, True)))
+        run(Bundles.of(coder), job(table, out, append=True, answers=(AnswerColumns(1, None, True),)))
     assert out.read_bytes() == before
-    run(coder, job(table, out, append=True))
+    run(Bundles.of(coder), job(table, out, append=True))
     assert rows_of(out) == 2 * rows_of(out)[:25]
-    run(coder, job(table, out, overwrite=True))
+    run(Bundles.of(coder), job(table, out, overwrite=True))
     assert out.read_bytes() == before
     out.write_text(out.read_text().replace(",OIICS,2.01,", ",OIICS,3.01,", 1))
     with pytest.raises(InputError, match=r"another version \(row 1\)"):
-        run(coder, job(table, out, append=True))
+        run(Bundles.of(coder), job(table, out, append=True))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in.csv", "out.csv"]
 
 
@@ -171,7 +172,7 @@ def test_two_processes_do_not_write_one_file(coder: Coder, table: Path, tmp_path
     """The second says so."""
     one = job(table, tmp_path / "out.csv")
     with coding_job._locked(one), pytest.raises(StorageError, match="another process"):
-        run(coder, one)
+        run(Bundles.of(coder), one)
 
 
 def test_an_input_that_changes_meanwhile_is_noticed(
@@ -186,5 +187,5 @@ def test_an_input_that_changes_meanwhile_is_noticed(
 
     monkeypatch.setattr(coding_job, "_merge", changed)
     with pytest.raises(StorageError, match="changed during coding"):
-        run(coder, one)
+        run(Bundles.of(coder), one)
     assert not (tmp_path / "out.csv").exists()

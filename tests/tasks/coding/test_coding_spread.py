@@ -17,10 +17,10 @@ from storage.tables.narratives import Narratives
 from tasks.bundle.thresholds import SCHEMA
 from tasks.coding import job as coding_job
 from tasks.coding import spread as spreading
-from tasks.coding.coder import Coder
+from tasks.coding.bundles import Bundles
+from tasks.coding.coder import Coder, open_bundle
 from tasks.coding.columns import AnswerColumns
 from tasks.coding.job import CodingJob, CodingReport, run
-from tasks.coding.joint import open_bundle
 from tasks.coding.spread import spread
 from tasks.running import engine
 
@@ -47,16 +47,23 @@ def table(tmp_path: Path, narratives: Callable[..., list[str]], monkeypatch: pyt
 
 def job(coder: Coder, source: Path, out: Path) -> CodingJob:
     table = reader.survey(source, text_columns=("Text",))
-    return CodingJob(table, out, Narratives(("Text",)), AnswerColumns(2, 0.6, coder.groups is not None))
+    return CodingJob(table, out, Narratives(("Text",)), (AnswerColumns(2, 0.6, coder.groups is not None),))
 
 
 def by_workers(coder: Coder, one: CodingJob, bundle: Path, chosen: str = "", **files: Any) -> CodingReport:
     told: list[tuple[int, int]] = []
 
     def ask() -> None:
-        spread(coder, one, engine=chosen, report=lambda done, total: told.append((done, total)), bundle=bundle, **files)
+        spread(
+            Bundles.of(coder),
+            one,
+            engine=chosen,
+            report=lambda done, total: told.append((done, total)),
+            bundle=bundle,
+            **files,
+        )
 
-    done = run(coder, one, spread=ask)
+    done = run(Bundles.of(coder), one, spread=ask)
     assert told == sorted(told)
     return done
 
@@ -85,8 +92,7 @@ def test_processes_write_what_one_process_writes(
     rows = (json.dumps({"id": number, "Text": texts[number % 300]}) for number in range(4500))
     source.write_text("\n".join(rows) + "\n")
     coder = open_bundle(tiny_bundle, precision=precision)
-    assert isinstance(coder, Coder)
-    expected = run(coder, job(coder, source, tmp_path / "whole.csv"))
+    expected = run(Bundles.of(coder), job(coder, source, tmp_path / "whole.csv"))
     done = by_workers(coder, job(coder, source, tmp_path / "out.csv"), tiny_bundle, "2")
     assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
     assert (done.rows, done.blank, done.review, done.resumed) == (*vars(expected).values(),)
@@ -102,7 +108,7 @@ def test_nothing_of_a_narrative_is_told(
     words = {w for line in table.read_text().splitlines() for w in json.loads(line)["Text"].split() if len(w) > 4}
     assert words
     assert not [word for request in asked for word in words if word in request]
-    assert job(coder, table, tmp_path / "out.csv").key(coder) not in asked[0]
+    assert job(coder, table, tmp_path / "out.csv").key(Bundles.of(coder)) not in asked[0]
 
 
 @pytest.mark.parametrize("after", [0, 1, 4])
@@ -116,7 +122,7 @@ def test_what_was_coded_before_a_death_is_kept(
     after: int,
 ) -> None:
     """A worker dies after so many pieces, and the asking run with it: the next run asks for the others alone."""
-    run(coder, job(coder, table, tmp_path / "whole.csv"))
+    run(Bundles.of(coder), job(coder, table, tmp_path / "whole.csv"))
     with killed_at(monkeypatch, coding_job, "_write_part", after=after):
         by_workers(coder, job(coder, table, tmp_path / "out.csv"), tiny_bundle)
     asked.clear()
@@ -160,16 +166,15 @@ def test_what_the_command_has_goes_to_the_workers(
     """Several columns, a template, thresholds of one's own, groups, an output that is added to."""
     known = {"fitted_on": "records of one's own", "temperature": 3.0, "thresholds": []}
     (tmp_path / "thresholds.json").write_text(json.dumps(known | {"schema": SCHEMA}))
-    places: dict[str, Any] = {"thresholds": [tmp_path / "thresholds.json"], "by_digits": False}
+    places: dict[str, Any] = {"thresholds": tmp_path / "thresholds.json", "by_digits": False}
     own = open_bundle(tiny_bundle, **places)
-    assert isinstance(own, Coder)
-    answers = AnswerColumns(2, 0.6, own.groups is not None)
+    answers = (AnswerColumns(2, 0.6, own.groups is not None),)
     whole = job(own, table, tmp_path / "whole.csv")
     source = reader.survey(table, text_columns=("Text", "id"))
     whole = replace(whole, table=source, narratives=Narratives(("Text", "id"), "Case {id}: {Text}"), append=True)
     whole = replace(whole, answers=answers)
     for _ in range(2):
-        run(own, whole)
+        run(Bundles.of(own), whole)
         by_workers(own, replace(whole, out=tmp_path / "out.csv"), tiny_bundle, **places)
     assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
     keys = {json.loads(json.loads(request)[0])["job"] for request in asked}

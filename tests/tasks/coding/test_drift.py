@@ -91,19 +91,20 @@ def test_two_models_are_not_compared() -> None:
 
 def test_scores_of_two_temperatures_are_not_compared(tmp_path: Path) -> None:
     """That difference would be the thresholds file's. Tables of before the column was are compared all the same."""
-    header = ["nature", "nature_score", "part", "part_score", "model", "classification", "classification_version"]
-    row = ["111", "0.5", "32", "0.4", "m", "OIICS", "2.01"]
+    ends = ("code", "score", "model", "classification", "classification_version")
+    header = [f"{prefix}{end}" for prefix in ("nature_", "part_") for end in ends]
+    row = ["111", "0.5", "m", "OIICS", "2.01", "32", "0.4", "n", "OIICS", "2.01"]
 
-    def read(field: str, *temperature: str) -> Period:
-        columns = [*header, *(["score_temperature"] if temperature else [])]
-        coded = write_csv(tmp_path / "p.csv", columns, [[*row, *temperature]] * 50)
-        return read_period(coded, "CODED", field=field)
+    def read(prefix: str, *temperatures: str) -> Period:
+        columns = [*header, *(["nature_score_temperature", "part_score_temperature"] if temperatures else [])]
+        coded = write_csv(tmp_path / "p.csv", columns, [[*row, *temperatures]] * 50)
+        return read_period(coded, "CODED", prefix=prefix)
 
-    own, fitted = "nature 0.94 part 1", "nature 0.89 part 1"
+    own, fitted = ("0.94", "1"), ("0.89", "1")
     with pytest.raises(InputError, match=r"temperatures are 0\.89 and 0\.94\. Code both with the same thresholds"):
-        compare(read("nature", fitted), read("nature", own))
-    assert compare(read("part", fitted), read("part", own)).verdict == "stable"
-    assert compare(read("nature", fitted), read("nature")).verdict == "stable"
+        compare(read("nature_", *fitted), read("nature_", *own))
+    assert compare(read("part_", *fitted), read("part_", *own)).verdict == "stable"
+    assert compare(read("nature_", *fitted), read("nature_")).verdict == "stable"
 
 
 def test_a_plot_is_drawn(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from csv_files import write_csv
 from storage.errors import InputError
 from storage.tables.narratives import Narratives
 from tasks.coding.coder import Coder
-from tasks.coding.successor import answers, coders_of, compare, difference, differences
+from tasks.coding.successor import answers, compare, difference, differences, require_same_classification
 
 
 def test_a_difference_is_that_of_pairs() -> None:
@@ -56,7 +56,8 @@ def test_the_page_says_who_is_better_and_what_changes(
     rows = [[text, code, "A" if n < 20 else "B"] for n, (text, code) in enumerate(zip(texts, given, strict=True))]
     coded = write_csv(tmp_path / "coded.csv", ["Text", "Code", "State"], rows)
     read = Narratives(("Text",), None)
-    old, new = coders_of(coder, replace(coder, release="next"), "")
+    old, new = coder, replace(coder, release="next")
+    require_same_classification(old, new)
     labelled = answers(old, new, coded, read, option="--labelled", label="Code", by="State")
     assert labelled.old.tolist() == labelled.new.tolist() == given
     labelled = replace(labelled, new=np.where(np.arange(40) % 2, other, labelled.old))
@@ -72,7 +73,5 @@ def test_the_page_says_who_is_better_and_what_changes(
     assert "The new model is worse" in page
     assert "Internal" in page
     assert not any(text in page for text in texts), "the page has no narrative"
-    with pytest.raises(InputError, match="one field"):
-        coders_of(coder, new, "nature")
     with pytest.raises(InputError, match="Compare bundles of one classification"):
-        coders_of(coder, replace(new, classification="SOC"), "")
+        require_same_classification(coder, replace(new, classification="SOC"))

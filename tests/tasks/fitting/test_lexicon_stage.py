@@ -10,7 +10,6 @@ import pytest
 import tiny_jobs
 import torch
 from pydantic import ValidationError
-from sealed_bundle import with_events
 from torch import nn
 
 from mechanisms.model import classifier
@@ -19,7 +18,7 @@ from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs
 from storage.artifacts import ArtifactRef
-from storage.datasets import load_spaces, load_split
+from storage.datasets import load_codes, load_split
 from storage.demo_data import write_demo_data
 from tasks.auditing import pool
 from tasks.branches.branch import Terms, choose
@@ -42,18 +41,11 @@ def context(tmp_path: Path) -> Context:
     return tiny_jobs.workspace(tmp_path / "home")
 
 
-def ingested(context: Context, tmp_path: Path, *, codelist: bool = True, several: bool = False) -> ArtifactRef:
+def ingested(context: Context, tmp_path: Path, *, codelist: bool = True) -> ArtifactRef:
     """Returns a data set of 120 invented records."""
     written = write_demo_data(tmp_path, records=120, seed=3)
     chosen: dict[str, Any] = {"source": str(written.csv), "population": "demo", "ingest": {}}
-    if several:
-        records, events = with_events(written.csv, tmp_path)
-        fields = {
-            "nature": {"label_column": "Nature", "codelist": str(written.codelist)},
-            "event": {"label_column": "Event", "codelist": str(events)},
-        }
-        chosen |= {"source": str(records), "ingest": {"fields": fields}}
-    elif codelist:
+    if codelist:
         chosen["codelist"] = str(written.codelist)
     return run_step(context, ingest_records(DataParameters.model_validate(chosen)))
 
@@ -75,7 +67,7 @@ def test_features_have_both_blocks(context: Context, tiny_bert: Path, tmp_path: 
     texts = list(load_split(dataset.path, "train")["text"])
     assert torch.equal(features[:, plain.shape[1] :], words.words(texts) * words.word_scale)
     assert "suffer" not in words.vocabulary
-    (codes,) = load_spaces(dataset.path).values()
+    codes = load_codes(dataset.path)
     titles = {stem for code in codes for stem in lexicons.stems_of(code.title)}
     assert set(words.vocabulary) <= titles
     head = build(context, config, dataset.path, seed=1).whole.head
@@ -87,21 +79,6 @@ def test_features_have_both_blocks(context: Context, tiny_bert: Path, tmp_path: 
     assert block[fractures, at] > block[:, at].mean(), "the prior starts in the joint space"
 
 
-def test_several_fields_share_one_vocabulary(context: Context, tiny_bert: Path, tmp_path: Path) -> None:
-    """The union of their titles, without the words of each field's sentence."""
-    dataset = ingested(context, tmp_path, several=True)
-    sentences = {"nature": "An employee suffered {}.", "event": "It was caused by {}."}
-    words = lexicon_of(context, model(tiny_bert, prior_sentences=sentences), dataset.path)
-    assert words is not None
-    for codes in load_spaces(dataset.path).values():
-        stems = {stem for code in codes for stem in lexicons.stems_of(code.title)}
-        assert stems & set(words.vocabulary)
-    assert not {"suffer", "caus", "employe"} & set(words.vocabulary)
-    head = build(context, model(tiny_bert, prior="titles"), dataset.path, seed=1).whole.head
-    assert isinstance(head, nn.Linear)
-    assert head.weight.norm(dim=1).min() > 0
-
-
 def test_hashed_words_need_no_code_list(context: Context, tiny_bert: Path, tmp_path: Path) -> None:
     """Their scale comes from invented narratives, the same for every data set."""
     dataset = ingested(context, tmp_path, codelist=False)
@@ -110,7 +87,7 @@ def test_hashed_words_need_no_code_list(context: Context, tiny_bert: Path, tmp_p
     assert words is not None
     assert (words.kind, words.vocabulary, words.columns) == ("hashed", (), lexicons.HASHED_COLUMNS)
     assert features_of(context, config, dataset).shape[1] == 16 + lexicons.HASHED_COLUMNS
-    (step,) = prior.stages(config, {"": None})
+    (step,) = prior.stages(config, None)
     assert step.find(context.store) is not None, "a run plans what the lexicon computed"
 
 

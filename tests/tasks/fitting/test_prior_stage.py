@@ -44,7 +44,7 @@ def test_the_untrained_head_is_the_titles(tiny_bert: Path, tmp_path: Path) -> No
     assert torch.equal(head(1), head(2))
     assert torch.equal(head(1), head(1, trainable="full"))
     assert not torch.equal(head(1, prior="none"), head(2, prior="none"))
-    (step,) = prior.stages(model(tiny_bert), records.complete_codelists)
+    (step,) = prior.stages(model(tiny_bert), records.complete_codelist)
     assert step.find(context.store) is not None, "what a builder computed is what a run plans"
 
 
@@ -57,7 +57,7 @@ def test_observed_codes_start_where_they_would_in_the_whole_list(tiny_bert: Path
     assert len(codes) < len(listed), "or this shows nothing"
     whole = dict(zip([code.code for code in listed], describe_with_levels(listed), strict=True))
     assert describe_with_levels(codes) == [whole[code.code] for code in codes]
-    assert prior.stages(model(tiny_bert), records.complete_codelists) == []
+    assert prior.stages(model(tiny_bert), records.complete_codelist) == []
     part = build(context, model(tiny_bert), dataset, seed=1).whole.head
     assert isinstance(part, nn.Linear)
     assert part.weight.shape[0] == len(codes)

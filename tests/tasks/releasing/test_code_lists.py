@@ -14,7 +14,7 @@ from sealed_bundle import plan
 
 from storage.bundle.folder import UnsoundBundle
 from storage.codelist import Code, read_codelist
-from storage.datasets import load_spaces
+from storage.datasets import load_codes
 from storage.demo_data import narratives, write_demo_data
 from storage.ledger.content import anticipated
 from tasks.bundle import fill
@@ -79,14 +79,21 @@ def test_before_training_as_in_the_plan(tmp_path: Path, tiny_roberta: Path) -> N
         folder.mkdir()
         context = tiny_jobs.workspace(folder / "home")
         chosen = parameters(folder, tiny_roberta, codes, CODES)
-        (before,) = code_lists.assess_parameters(context, chosen)
+        before = code_lists.assess_parameters(context, chosen)
+        assert before is not None
         assert (before.verdict, advised in before.description) == (verdict, True), name
         dataset = run_step(context, ingest_records(chosen.data))
-        assert code_lists.assess_parameters(context, chosen) == (before,)
-        spaces = load_spaces(context.store.open(dataset))
-        assert len(own_texts(spaces, context.store.figures(dataset), str(tiny_roberta))) == before.texts, name
+        assert code_lists.assess_parameters(context, chosen) == before
+        listed = load_codes(context.store.open(dataset))
+        assert len(own_texts(listed, context.store.figures(dataset), str(tiny_roberta))) == before.texts, name
         assert not any(text in before.description for text in (*TITLES, "Broken bones")), name
         assert (before.warning is None) == (verdict != "to be signed")
+
+
+def verdict_of(context: Any, chosen: RetrainParameters) -> str:
+    found = code_lists.assess_parameters(context, chosen)
+    assert found is not None
+    return found.verdict
 
 
 def test_only_what_is_observed_is_listed(tmp_path: Path, tiny_roberta: Path) -> None:
@@ -96,9 +103,9 @@ def test_only_what_is_observed_is_listed(tmp_path: Path, tiny_roberta: Path) -> 
     context = tiny_jobs.workspace(tmp_path / "home")
     used = [code for code in CODES if code != "1311"]
     chosen = parameters(tmp_path, tiny_roberta, strange, used, label_space="observed")
-    assert code_lists.assess_parameters(context, chosen)[0].verdict == "to be signed"
+    assert verdict_of(context, chosen) == "to be signed"
     run_step(context, ingest_records(chosen.data))
-    assert code_lists.assess_parameters(context, chosen)[0].verdict == "published"
+    assert verdict_of(context, chosen) == "published"
 
 
 def test_the_rehearsal_holds_the_bundle_to_the_plan(tmp_path: Path, tiny_roberta: Path) -> None:
@@ -110,7 +117,7 @@ def test_the_rehearsal_holds_the_bundle_to_the_plan(tmp_path: Path, tiny_roberta
     made: Any = {"dataset": dataset, "prepared": dataset, "fitted": dataset, "model": chosen.model, "seed": 5}
     candidate = Candidate.model_validate(made)
     row = anticipated(plan("first", candidate), audit=None)
-    texts = own_texts(load_spaces(context.store.open(dataset)), {}, str(tiny_roberta))
+    texts = own_texts(load_codes(context.store.open(dataset)), {}, str(tiny_roberta))
     fill.rehearse(context, row, candidate, chosen.release, texts)
     with pytest.raises(UnsoundBundle, match="1 texts that neither the plan lists") as refused:
         fill.rehearse(context, row, candidate, chosen.release, texts[1:])

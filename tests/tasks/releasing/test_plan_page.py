@@ -134,15 +134,15 @@ def test_a_contradiction_is_a_warning_and_says_by_how_much(ledger: Ledger) -> No
 
 
 def test_what_the_gate_will_say_of_the_code_lists(ledger: Ledger) -> None:
-    """Each field by its name; one to be signed needs review. Not at hand is said, not asked is not."""
-    known = CodeListVerdict("nature", "a-list", "published")
-    own = CodeListVerdict("event", None, "to be signed", texts=7, advice="Register it")
+    """One to be signed needs review. Not at hand is said, not asked is not."""
+    known = CodeListVerdict("a-list", "published")
+    own = CodeListVerdict(None, "to be signed", texts=7, advice="Register it")
     fine = answer(page(ledger, planned(), lists=[known]), "lists")
-    assert (fine.verdict, fine.text) == ("fine", "nature: published as a-list.")
+    assert (fine.verdict, fine.text) == ("fine", "Published as a-list.")
     found = page(ledger, planned(), lists=[known, own])
     assert answer(found, "lists").verdict == "investigate"
     for text in (plan_page.html(found), plan_page.markdown(found)):
-        assert "event: not a published list: the plan lists its 7 entries" in text
+        assert "Not a published list: the plan lists its 7 entries" in text
     away = answer(page(ledger, planned(), lists=[]), "lists")
     assert (away.verdict, away.text.split(":")[0]) == ("note", "Not checked")
     assert "lists" not in {one.key for one in page(ledger, planned(), lists=None).answers}
@@ -286,7 +286,7 @@ def test_the_page_is_accessible(ledger: Ledger, tmp_path: Path) -> None:
     compared(ledger, "non-private", 0.8)
     compared(ledger, "prior-descent", 0.7, claim=FORMAL)
     audit(ledger, plan, 8.0)
-    text = plan_page.html(page(ledger, plan, lists=[CodeListVerdict("event", None, "to be signed", texts=7)]))
+    text = plan_page.html(page(ledger, plan, lists=[CodeListVerdict(None, "to be signed", texts=7)]))
     (tmp_path / "plan.html").write_text(text)
     check_accessible_file(tmp_path / "plan.html")
     (tmp_path / "poor.html").write_text(text + "<p style='color:#999;background:#ccc'>grey")

@@ -1,0 +1,99 @@
+"""Codes with several bundles at once: a text is encoded once for all bundles that share an encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from storage.errors import InputError
+from storage.tables.reader import Row
+from tasks.bundle.public_features import compute, encoder_digest, logits_from
+from tasks.bundle.thresholds import read_thresholds
+from tasks.coding.coder import Coder
+from tasks.coding.columns import AnswerColumns
+
+
+@dataclass(frozen=True)
+class Bundles:
+    """Holds the coders of a job by what their columns begin with; "" for a single bundle."""
+
+    coders: Mapping[str, Coder]
+
+    @classmethod
+    def of(cls, coder: Coder) -> Bundles:
+        """Returns a single bundle, whose columns have no prefix."""
+        return cls({"": coder})
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """Returns the columns of every row that name each model and its classification."""
+        return {f"{prefix}{name}": cell for prefix, one in self.coders.items() for name, cell in one.origin.items()}
+
+    @property
+    def precision(self) -> str:
+        """Returns the precision of the encoders; bundles of one job have the same."""
+        return next(iter(self.coders.values())).model.precision
+
+    @property
+    def key(self) -> list[Any]:
+        """Returns what answers depend on, for the digest of a job."""
+        return [
+            [prefix, one.digest, one.temperature, one.model.precision, one.model.near_tie]
+            for prefix, one in self.coders.items()
+        ]
+
+    @cached_property
+    def _encoders(self) -> list[dict[str, Coder]]:
+        """Groups the coders by encoder, tokenizer and tokens read."""
+        groups: dict[tuple[Any, ...], dict[str, Coder]] = {}
+        for prefix, coder in self.coders.items():
+            shared = encoder_digest(coder.model) if len(self.coders) > 1 else ""
+            groups.setdefault((shared or prefix, coder.model.max_length), {})[prefix] = coder
+        return list(groups.values())
+
+    def scores(self, texts: Sequence[str]) -> dict[str, Tensor]:
+        """Returns the probability of every code by prefix, float32 [n, codes], each calibrated."""
+        scores: dict[str, Tensor] = {}
+        for group in self._encoders:
+            if len(group) == 1:
+                scores |= {prefix: coder.scores(texts) for prefix, coder in group.items()}
+                continue
+            features = compute(next(iter(group.values())).model, texts)
+            for prefix, coder in group.items():
+                scores[prefix] = coder.calibrated(logits_from(coder.model, features, texts))
+        return {prefix: scores[prefix] for prefix in self.coders}
+
+    def rows(self, texts: Sequence[str], answers: Sequence[AnswerColumns]) -> list[Row]:
+        """Returns the cells of all bundles' columns for each narrative; a blank one gets no code."""
+        filled = [at for at, text in enumerate(texts) if text.strip()]
+        scores = self.scores([texts[at] for at in filled])
+        rows: list[Row] = [()] * len(texts)
+        for columns in answers:
+            coder = self.coders[columns.prefix]
+            codings = [coder.blank(columns.threshold)] * len(texts)
+            coded = coder.from_scores(scores[columns.prefix], top_k=columns.top_k, threshold=columns.threshold)
+            for at, coding in zip(filled, coded, strict=True):
+                codings[at] = coding
+            rows = [row + columns.row(coding) for row, coding in zip(rows, codings, strict=True)]
+        return rows
+
+
+def thresholds_by_digest(files: Sequence[Path]) -> dict[str, Path]:
+    """Returns thresholds files by the digest of the bundle that each was fitted on.
+
+    Raises:
+        InputError: a file names no bundle, or two name the same.
+    """
+    chosen: dict[str, Path] = {}
+    for file in files:
+        digest = str(read_thresholds(file).get("bundle_digest", ""))
+        if not digest or digest in chosen:
+            fault = "names no bundle" if not digest else f"is of the same bundle as {chosen[digest]}"
+            raise InputError(f"--thresholds: {file} {fault}. Give one file of `autocoder calibrate` for each bundle.")
+        chosen[digest] = file
+    return chosen
