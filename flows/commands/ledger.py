@@ -54,7 +54,7 @@ def list_rows(
     whole = every or history
     say(f"{'Rows' if whole else 'Releases'} in {ledger.database.name} (policy {ledger.policy().name})\n")
     if rows if whole else releases:
-        print_table(row_columns(rows) if whole else release_columns(releases))
+        print_table(row_columns(rows) if whole else release_columns(releases, ledger.revoked()))
     else:
         say("none")
     if len(releases) < len(rows) and not whole:
@@ -69,9 +69,20 @@ def show(release: ReleaseId, place: options.LedgerOptions, as_json: options.AsJs
     ledger = place.open()
     current, history = ledger.release(release), ledger.history(release)
     if as_json:
-        _print_json({**current.as_json(), "history": [row.as_json() for row in history]})
+        revoked = ledger.revocation(release)
+        stated = {"revoked_on": None if revoked is None else revoked.recorded_at[:10]}
+        _print_json({**current.as_json(), **stated, "history": [row.as_json() for row in history]})
         return
-    say(f"Release {release}: {current.state}\n")
+    revocation = ledger.revocation(release)
+    say(f"Release {release}: {current.state if revocation is None else 'REVOKED'}\n")
+    if revocation is not None:
+        from storage.bundle.registry import handovers
+
+        partners = sorted({one.partner for one in handovers(ledger) if one.release_id == release})
+        when = f"on {revocation.recorded_at[:10]} (row {revocation.sequence})"
+        say_prose(
+            f"Revoked {when}: {revocation.details['reason']}. Handed over to: {', '.join(partners) or 'nobody'}.\n"
+        )
     for line in release_text(current, history, width=min(Console().width, 110)):
         say(line)
     say("\nEvery field: --json")

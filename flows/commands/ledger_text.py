@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -37,7 +37,7 @@ def delta(value: Decimal | None, *, rounding: str = ROUND_CEILING) -> str:
 
 def budget_after(charge: Charge) -> str:
     """Says what is used and left of an account after a charge, with the delta at which that epsilon holds."""
-    at = charge.delta_after if charge.composition == "basic" else charge.delta_cap
+    at = charge.delta_after
     rest = left(charge.epsilon_cap - charge.epsilon_after)
     holds = "" if not at else f" at δ {delta(at)}"
     return f"budget{holds}: ε {spent(charge.epsilon_after)} of {left(charge.epsilon_cap)} used, {rest} left"
@@ -60,13 +60,14 @@ def when(row: Row) -> str:
     return row.recorded_at[:16].replace("T", " ")
 
 
-def release_columns(rows: Sequence[Row]) -> list[Column]:
+def release_columns(rows: Sequence[Row], revoked: Collection[str]) -> list[Column]:
     """Returns the columns of a list of releases; narrow terminals leave out those of a high rank."""
-    open_states = any(row.state != "committed" for row in rows)
+    states = ["revoked" if row.release_id in revoked else row.state for row in rows]
+    open_states = any(state != "committed" for state in states)
     return [
         Column("release", [row.release_id or "–" for row in rows]),
         Column("made", [when(row) for row in rows]),
-        Column("state", [row.state for row in rows], rank=0 if open_states else 2),
+        Column("state", states, rank=0 if open_states else 2),
         Column("population", [row.population or "–" for row in rows], rank=3),
         Column("label", [row.label for row in rows], rank=4, wraps=True),
         Column("what", [row.mechanism or "–" for row in rows], rank=1, wraps=True),

@@ -81,6 +81,10 @@ class LedgerReader:
         release = self.state().releases.get(release_id)
         return None if release is None else release.revoked
 
+    def revoked(self) -> frozenset[str]:
+        """Returns the ids of the releases that were revoked."""
+        return frozenset(name for name, one in self.state().releases.items() if one.revoked is not None)
+
     def find(self, idempotency_key: str) -> Row | None:
         """Returns the current row of the release of a key, None where it has none."""
         release = self.state().release_of_key(idempotency_key)

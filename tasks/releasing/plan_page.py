@@ -227,8 +227,10 @@ def _cost(checked: CheckedPlan, records: RecordSet | None) -> Answer:
     plan, released = checked.plan, checked.released
     if released is not None:
         charged = {"epsilon": None if released.epsilon is None else up(released.epsilon), "cohorts": plan.cohorts}
-        figures = {"released": released.release_id, "state": released.state, "refusal": None, **charged}
-        return Answer("cost", "note", figures)
+        revoked = checked.ledger.revocation(str(released.release_id))
+        state = released.state if revoked is None else f"REVOKED on {revoked.recorded_at[:10]}"
+        figures = {"released": released.release_id, "state": state, "refusal": None, **charged}
+        return Answer("cost", "note" if revoked is None else "warning", figures)
     same = ledger_records.release_of_fit(checked.ledger, checked.planned)
     figures: dict[str, Any] = {"released": None, "policy": checked.policy.name, "refusal": None}
     figures["same_fit"] = None if same is None else same.release_id

@@ -99,7 +99,10 @@ def test_mistakes_end_in_one_line(sealed: Sealed, tmp_path: Path) -> None:
 
 
 def test_the_house_does_not_code_with_what_it_revoked(sealed: Sealed, tmp_path: Path) -> None:
-    """Neither from the workspace nor from an archive of it; elsewhere, and when it is wanted all the same, it does."""
+    """Neither from the workspace nor from an archive of it; elsewhere, and when it is wanted all the same, it does.
+
+    The ledger's list and the release's own page say so first, with the reason and who holds the bundle.
+    """
     release = str(sealed.row.release_id)
     house = shutil.copytree(sealed.home, tmp_path / "house", ignore=shutil.ignore_patterns("source", "again"))
     home, text = ("--home", house), "Employee fell from a ladder."
@@ -108,6 +111,11 @@ def test_the_house_does_not_code_with_what_it_revoked(sealed: Sealed, tmp_path: 
     status, _, answered_by = run("code", text, *bundle, *home)
     assert (status, answered_by.startswith(f"model {release} (demo, ")) == (0, True)
     run("revoke", release, "--reason", "an error in the list", "--out", tmp_path / "r.json", *home)
+    assert "revoked" in run("ledger", "list", *home)[1]
+    shown = run("ledger", "show", release, *home)[1]
+    assert shown.startswith(f"Release {release}: REVOKED")
+    assert "an error in the list. Handed over to: Statistics Office." in " ".join(shown.split())
+    assert json.loads(run("ledger", "show", release, "--json", *home)[1])["revoked_on"]
     for given in (home, (*bundle, *home)):
         with pytest.raises(StorageError, match=r"was revoked on .*: an error in the list .*--allow-revoked"):
             run("code", text, *given)
