@@ -109,20 +109,15 @@ _COMPOSED = {"composed", "prior-descent", "dp-sgd-class-weights"}
 
 
 def _rate(event: Mapping[str, Any], relation: str) -> Decimal | None:
-    """Returns mu^2 of an event's Gaussian and pure parts, rounded up; None where there are others."""
-    replaced = relation == "replace-one"
-    match event.get("mechanism"), replaced:
-        case "dp-sgd", False if event["sampling"] == "poisson" and event["sampling_prob"] == 1:
+    """Returns mu^2 of an event's Gaussian parts, rounded up; None where there are others, or for a record replaced."""
+    match event.get("mechanism"):
+        case _ if relation == "replace-one":
+            return None
+        case "dp-sgd" if event["sampling"] == "poisson" and event["sampling_prob"] == 1:
             return _sum(_gaussian(segment["noise_multiplier"], segment["steps"]) for segment in event["segments"])
-        case "gaussian-release", False:
+        case "gaussian-release":
             return _gaussian(event["noise_multiplier"], 1)
-        case "gaussian-release-replaced", True:
-            return _gaussian(event["noise_multiplier"], event["releases"])
-        case "laplace-release", True:
-            return pure_rate_of(_UP.divide(_ONE, Decimal(event["noise_multiplier"])))
-        case "exponential-choice", True:
-            return _UP.multiply(Decimal(event["choices"]), pure_rate_of(Decimal(event["epsilon"])))
-        case tag, _ if (tag in _COMPOSED and not replaced) or (tag == "composed-replaced" and replaced):
+        case tag if tag in _COMPOSED:
             rates = [_rate(part, relation) for part in event["events"]]
             return None if None in rates else _sum(rates)
         case _:

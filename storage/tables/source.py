@@ -425,9 +425,7 @@ def _archive(source: Source, read: ReadOptions) -> Source:
             raise InputError(
                 f"{label} contains {len(csvs or tables)} tables ({shown}). Leave one, or unpack it and give their paths"
             )
-        arrays = visible and all(m.filename.endswith(".npy") for m in visible)
-        hint = "It is an archive of arrays: use `--profile images`" if arrays else "Pack the CSV, or give its path"
-        raise InputError(f"{label} contains no CSV or other table of text. {hint}")
+        raise InputError(f"{label} contains no CSV or other table of text. Pack the CSV, or give its path")
     (table,) = csvs or tables
     if table.flag_bits & 0x1:
         raise InputError(f"{label} is encrypted. Unpack it and give the table's path")
