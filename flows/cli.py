@@ -129,7 +129,7 @@ _SHORT_HELP = {
         *("profile", "data", "text", "label", "codelist", "population", "classification", "classification_version"),
         *("target_epsilon", "delta", "dry_run", "home"),
     ),
-    "audit": ("trials", "canaries", "confidence", "results", "strict", "home", "device", "as_json"),
+    "audit": ("trials", "canaries", "confidence", "strict", "home", "device", "as_json"),
     "compare": (
         *("profile", "data", "text", "label", "codelist", "branches", "target_epsilon", "epsilons", "delta", "seeds"),
         *("results", "home"),

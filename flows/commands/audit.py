@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,8 +17,6 @@ from flows.server.settings import require_same_workspace
 from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from tasks.auditing.audit_result import AuditResult
     from tasks.auditing.settings import AuditParameters
     from tasks.branches.branch import Terms
@@ -39,22 +36,13 @@ class EffortOptions:
     trial_draws: Annotated[
         int, typer.Option(help="Draws for risks and Delta in each rerun; at most as many as the candidate.")
     ] = 50
-    references: Annotated[
-        int,
-        typer.Option(
-            help="Heads without privacy that calibrate the membership test where there are no trials; 0: none."
-        ),
-    ] = 16
-    canaries: Annotated[int, typer.Option(help="Canaries per family.")] = 32
+    canaries: Annotated[int, typer.Option(help="Records with a wrong code that reruns toss coins for.")] = 32
     gradient_canaries: Annotated[
         int,
         typer.Option(
             help="Canaries of a white-box test of DP-SGD's noise, in one more fit each; at least 1000, or 0: none."
         ),
     ] = 1000
-    power: Annotated[
-        bool, typer.Option("--power/--no-power", help="Rerun formal mechanisms at half of their noise as well.")
-    ] = True
     confidence: Annotated[float, typer.Option(help="Confidence of all statements on one claim together.")] = 0.95
 
 
@@ -65,9 +53,6 @@ class BranchOptions:
     branches: Annotated[
         str, typer.Option(help="Names by comma, `all`, or `release`: those that retrain would release from.")
     ] = "release"
-    all_branches: Annotated[bool, typer.Option("--all-branches", help="Every branch, and SWAG without weights.")] = (
-        False
-    )
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Candidates per branch, from fit.seed on.")] = 1
     target_epsilon: Annotated[
         str,
@@ -76,26 +61,6 @@ class BranchOptions:
             help="Epsilon of the other branches: a number, or `match` that of SWAG-PPM.",
         ),
     ] = "match"
-
-
-@dataclass(frozen=True)
-class VariationOptions:
-    """Adds audits under changed settings."""
-
-    vary: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Audit again with this changed: key=value, or several at once (key=value; key=value). May be repeated."
-        ),
-    ] = None
-    vary_branches: Annotated[str, typer.Option(help="Branches to audit under --vary.")] = "release"
-    vary_seeds: Annotated[
-        int | None,
-        typer.Option(min=1, max=100, help="Candidates under each --vary.", show_default="as many as --seeds"),
-    ] = None
-    vary_trials: Annotated[
-        int | None, typer.Option(help="Reruns under each --vary.", show_default="as many as --trials")
-    ] = None
 
 
 @dataclass(frozen=True)
@@ -118,16 +83,14 @@ def audit(
     run: options.RunOptions,
     chosen: BranchOptions,
     effort: EffortOptions,
-    variation: VariationOptions,
     output: options.OutputOptions,
     engine: options.Engine = "",
-    results: options.Results = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 when a claim is contradicted.")] = False,
 ) -> None:
     r"""Measure what a release would leak, and compare it with the claim.
 
-    Tests membership on the candidate, reruns the whole mechanism on randomly chosen records and canaries, and bounds
-    epsilon from below by both. The ledger records claim and measurement. A bound above the claim blocks the release.
+    Reruns the whole mechanism on records and canaries that coins choose, and puts gradient canaries into DP-SGD's sums;
+    both bound epsilon from below. The ledger records claim and measurement. A bound above the claim blocks the release.
     With a plan, its release is audited; without one, give the options of the retrain.
 
     Examples
@@ -138,12 +101,9 @@ def audit(
           --data injuries.csv --codelist oiics201_nature.csv
 
       autocoder audit --profile osha-head --data injuries.csv --trials 0 --json
-
-      autocoder audit --profile osha-head --data injuries.csv --all-branches \
-          --seeds 5 --vary fit.adamw.epochs=3 --results docs/truth.md
     """
     if plan is not None:
-        options.refuse_with_plan(run, chosen, variation, results=results)
+        options.refuse_with_plan(run, chosen)
         result = _of_plan(plan, run, effort, output, engine)
         say(
             result.model_dump_json(indent=2)
@@ -152,48 +112,34 @@ def audit(
         )
         raise typer.Exit(_CONTRADICTED if strict and result.contradicted else 0)
     options.require_plan_or_records(run)
-    if results is not None:
-        options.require_writable("--results", results)
-    cases = _cases(run, chosen, effort, variation)
+    case = _requested(run, chosen, effort)
 
     context = run.context(engine=engine)
 
     import flows.audit as job
 
-    reruns, seconds, measured = _expected(context, cases.values())
+    reruns, seconds, measured = _expected(context, case)
     with output.progress() as console:
         if reruns:
             console.expect(f"{reruns} reruns", seconds, measured=measured)
-        audits = {
-            change: run_command(
-                partial(
-                    job.audit_branches,
-                    case.parameters,
-                    case.terms,
-                    case.settings,
-                    branches=case.branches,
-                    seeds=case.seeds,
-                ),
-                context,
-                name="audit",
-                label=case.parameters.data.population,
-                parameters={"case": case},
-            )
-            for change, case in cases.items()
-        }
-    if results is not None:
-        from tasks.auditing.truth_page import write
+        result = run_command(
+            partial(
+                job.audit_branches,
+                case.parameters,
+                case.terms,
+                case.settings,
+                branches=case.branches,
+                seeds=case.seeds,
+            ),
+            context,
+            name="audit",
+            label=case.parameters.data.population,
+            parameters={"case": case},
+        )
+    from tasks.auditing.findings import lines
 
-        audited, base_case = {change: result.branches for change, result in audits.items()}, cases[""]
-        target = audits[""].target_epsilon
-        of_run: dict[str, Any] = {
-            "parameters": base_case.parameters,
-            "settings": base_case.settings,
-            "terms": base_case.terms,
-        }
-        write(results, audited, **of_run, target=target)
-    say(_json(audits) if output.as_json else "\n".join(_lines(audits)))
-    if strict and any(result.contradicted for result in audits.values()):
+    say(result.model_dump_json(indent=2) if output.as_json else "\n".join(lines(result)))
+    if strict and result.contradicted:
         raise typer.Exit(_CONTRADICTED)
 
 
@@ -219,7 +165,7 @@ def _of_plan(
     import flows.audit as job
 
     case = _Case(origin.parameters, origin.terms, settings, origin.branch, seeds=1)
-    reruns, seconds, measured = _expected(context, [case])
+    reruns, seconds, measured = _expected(context, case)
     with output.progress() as console:
         if reruns:
             console.expect(f"{reruns} reruns", seconds, measured=measured)
@@ -232,19 +178,15 @@ def _of_plan(
         )
 
 
-def _expected(context: Context, cases: Iterable[_Case]) -> tuple[int, float, bool]:
-    """Returns the number of reruns, their seconds, and whether these were measured; refuses a mistake in any case."""
+def _expected(context: Context, case: _Case) -> tuple[int, float, bool]:
+    """Returns the number of reruns, their seconds, and whether these were measured; refuses a mistake."""
     from tasks.auditing.run import estimate_stages, rerun_seconds
     from tasks.auditing.settings import choose_branches
 
-    reruns, seconds, measured = 0, 0.0, True
     with private_errors("audit"):
-        for case in cases:  # a mistake in the last change shows before the first audit
-            branches = choose_branches(case.branches, case.parameters, case.terms.all_branches)
-            estimate = estimate_stages(context, case.parameters, case.terms, case.settings, branches)
-            seconds += rerun_seconds(estimate, case.settings, branches)
-            measured, reruns = measured and estimate.measured, reruns + case.settings.trials * len(branches)
-    return reruns, seconds, measured
+        branches = choose_branches(case.branches, case.parameters, case.terms.all_branches)
+        estimate = estimate_stages(context, case.parameters, case.terms, case.settings, branches)
+        return case.settings.trials * len(branches), rerun_seconds(estimate, branches), estimate.measured
 
 
 def _summary(plan: Path, home: Path, result: AuditResult) -> list[str]:
@@ -280,55 +222,19 @@ def _summary(plan: Path, home: Path, result: AuditResult) -> list[str]:
     ]
 
 
-def _lines(audits: Mapping[str, AuditResult]) -> list[str]:
-    """Returns claim and measurement of each change, under its name."""
-    from tasks.auditing.findings import lines
-
-    return [
-        line for change, result in audits.items() for line in ([f"with {change}:"] if change else []) + lines(result)
-    ]
-
-
-def _cases(
-    run: options.RunOptions, chosen: BranchOptions, effort: EffortOptions, variation: VariationOptions
-) -> dict[str, _Case]:
-    """Returns the requested audit under the name "", and one per change."""
+def _requested(run: options.RunOptions, chosen: BranchOptions, effort: EffortOptions) -> _Case:
     from flows.commands.profiles import parse_target, profile_branches, validate
 
-    aimed = run.formal and chosen.target_epsilon != "match"
-    base = [f"formal.target_epsilon={parse_target(chosen.target_epsilon)}"] if aimed else []
-    base_case = run.parameters(*base)
+    target = parse_target(chosen.target_epsilon)
+    parameters = run.parameters(*([f"formal.target_epsilon={target}"] if run.formal and target != "match" else []))
 
     from tasks.auditing.settings import AuditParameters, check, choose_branches
     from tasks.branches.branch import Terms
 
-    def case(
-        parameters: RetrainParameters, branches: str, seeds: int, trials: int, *, target_epsilon: str | None = None
-    ) -> _Case:
-        rivals = {
-            "target_epsilon": parse_target(target_epsilon or chosen.target_epsilon),
-            "branches": profile_branches(run.profile_name),
-        }
-        settings = validate(AuditParameters, asdict(effort) | {"trials": trials}, at="audit: ")
-        terms = validate(Terms, rivals, at="audit: ")
-        if parameters.formal is None:  # a formal one would import Prefect before it is configured
-            choose_branches(branches, parameters, terms.all_branches)
-        check(parameters, settings)
-        return _Case(parameters, terms, settings, branches, seeds)
-
-    cases = {"": case(base_case, "swag,all" if chosen.all_branches else chosen.branches, chosen.seeds, effort.trials)}
-    trials = effort.trials if variation.vary_trials is None else variation.vary_trials
-    for change in variation.vary or []:
-        settings = [part.strip() for part in change.split(";") if part.strip()]
-        varied, seeds = run.parameters(*base, *settings), variation.vary_seeds or chosen.seeds
-        # A varied target belongs to its case, and `match` takes it; --epsilon would replace it.
-        own_target = any(part.partition("=")[0].strip().endswith(".target_epsilon") for part in settings)
-        by = "match" if own_target else None
-        cases[change] = case(varied, variation.vary_branches, seeds, trials, target_epsilon=by)
-    return cases
-
-
-def _json(audits: Mapping[str, AuditResult]) -> str:
-    """Returns the result as JSON, with those of --vary."""
-    models = {change: result.model_dump(mode="json") for change, result in audits.items()}
-    return json.dumps(models.pop("") | {"varied": models}, indent=2)
+    rivals = {"target_epsilon": target, "branches": profile_branches(run.profile_name)}
+    settings = validate(AuditParameters, asdict(effort), at="audit: ")
+    terms = validate(Terms, rivals, at="audit: ")
+    if parameters.formal is None:  # a formal one would import Prefect before it is configured
+        choose_branches(chosen.branches, parameters, terms.all_branches)
+    check(parameters, settings)
+    return _Case(parameters, terms, settings, chosen.branches, chosen.seeds)

@@ -40,22 +40,18 @@ class GradientCanaries:
     A descent of several phases has gradients of several lengths. In one too short for the axes the canaries have its
     first entries, as many of them as may; the others wait, which can only make guesses worse.
 
-    seen, halved float64 [m]: the sums above, and what they would have been at half of the noise that was added, all
-    else equal. steps: noisy sums looked at; 0 where a mechanism takes no canaries.
+    seen float64 [m]: the sums above. steps: noisy sums looked at; 0 where a mechanism takes no canaries.
     """
 
     axes: Tensor
     included: Tensor
     steps: int = 0
     seen: Tensor = field(init=False)
-    halved: Tensor = field(init=False)
     _clean: Tensor = field(init=False)
-    _before: Tensor = field(init=False)
     _places: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         self.seen = torch.zeros(len(self.axes), dtype=torch.float64)
-        self.halved = torch.zeros(len(self.axes), dtype=torch.float64)
 
     @staticmethod
     def toss(*, parameters: int, canaries: int, generator: torch.Generator) -> GradientCanaries:
@@ -86,16 +82,12 @@ class GradientCanaries:
         taking &= self.included[: len(places)]
         norms = torch.full((len(places),), _LENGTH * clip, device=gradient.device)
         gradient[places] += (norms * factors(norms) * taking.to(gradient.device)).to(gradient.dtype)
-        self._before = gradient[places].double().cpu()
 
     def look(self, noisy: Tensor, *, segment: NoiseSegment, sampling_prob: float) -> None:
         """Adds the noisy sum's evidence, float [P], on each canary. The attacker knows the records' part."""
         observed = (noisy[self._places].double().cpu() - self._clean) / segment.l2_clip_norm
-        quiet = (self._before - self._clean) / segment.l2_clip_norm
         self.steps += 1
-        variance = segment.noise_multiplier**2
-        for x, total in ((observed, self.seen), ((observed + quiet) / 2, self.halved)):
-            total[: len(x)] += (x - sampling_prob / 2) / variance
+        self.seen[: len(observed)] += (observed - sampling_prob / 2) / segment.noise_multiplier**2
 
     def _in(self, gradient: Tensor) -> Tensor:
         """Returns the places of canaries in a gradient of this length, the first ones first."""
@@ -104,25 +96,11 @@ class GradientCanaries:
             axes = torch.arange(min(len(axes), max(1, len(gradient) // SHARE)))
         return axes.to(gradient.device)
 
-    def right(self, *, halved: bool = False) -> int:
+    def right(self) -> int:
         """Returns the number of coins that the sums guess."""
-        seen = self.halved if halved else self.seen
-        return int(((seen > 0) == self.included).sum())
+        return int(((self.seen > 0) == self.included).sum())
 
 
-@dataclass(frozen=True)
-class CanaryBound:
-    """Holds what gradient canaries show of a descent.
-
-    noise_at_most: relative to the event's; 1 or less contradicts it. epsilon: what the descent costs at that noise, at
-    least, if it is Gaussian noise at all.
-    """
-
-    noise_at_most: float
-    epsilon: float
-
-
-def bound(descent: DpSgdEvent, *, right: int, coins: int, delta: float, alpha: float) -> CanaryBound:
-    """Compares guesses with the descent that is claimed, at a false-alarm rate of alpha."""
-    noise = curves.independent_noise_at_most(right=right, coins=coins, event=descent, alpha=alpha)
-    return CanaryBound(noise, curves.epsilon_at(descent, factor=noise, delta=delta))
+def noise_at_most(descent: DpSgdEvent, *, right: int, coins: int, alpha: float) -> float:
+    """The multiple of the event's noise that so many right guesses exclude, at a false-alarm rate of alpha."""
+    return curves.independent_noise_at_most(right=right, coins=coins, event=descent, alpha=alpha)

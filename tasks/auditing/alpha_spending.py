@@ -10,7 +10,7 @@ alarms, or at another confidence a subset of them. Fresh draws are another attem
 
 **A true claim is contradicted with probability alpha at most, however often it is audited, whoever decides when to
 stop.** A kind of t tests spends alpha t / (all tests) sum_k 1/(k (k + 1)) at most, and that sum is 1 or less; over the
-kinds it is alpha. (Candidates that are audited together share what tests of candidates may spend.)
+kinds it is alpha.
 
 **A false claim gains nothing by being audited often.** A small alpha helps a false claim: bounds fall, and a claim
 between the bound at alpha and the one at less would no longer be contradicted. Therefore
@@ -39,16 +39,10 @@ from tasks.auditing.pool import FAMILIES
 from tasks.branches.experiment import Outcome, Study
 from tasks.releasing.claims import NOT_METHOD, method_of
 
-TESTS = {"pairs": 1, "reruns": len(FAMILIES) + 2, "gradients": 1}
-"""Tests of each kind: reruns have the families, the one canary over trials, and the largest delta by counts."""
-_READ = {
-    "pairs": ("predictions", "pool", "trials"),
-    "reruns": ("trials", "pool"),
-    "gradients": ("gradients",),
-}
+TESTS = {"reruns": len(FAMILIES) + 1, "gradients": 1}
+"""Tests of each kind: reruns have the families, and the largest delta by counts."""
+_READ = {"reruns": ("trials", "pool"), "gradients": ("gradients",)}
 """Stages that each kind reads; without the first the test does not exist."""
-_OF_CANDIDATES = ("pairs",)
-"""Kinds that test each candidate; the others test the mechanism once."""
 
 
 @dataclass(frozen=True)
@@ -57,53 +51,45 @@ class AuditAttempt:
 
     claim_of: digest of records and method, without the seed; evidence: digest of the evidence, by kind.
     numbers: position of the evidence in its kind, from 1, by kind; confidence: shared by all audits.
-    candidates: audited together. refuted_before: largest epsilon that earlier audits would have refuted as first ones.
+    refuted_before: largest epsilon that earlier audits would have refuted as first ones.
     """
 
     claim_of: str
     evidence: Mapping[str, str]
     numbers: Mapping[str, int]
     confidence: float
-    candidates: int = 1
     refuted_before: float = 0.0
 
     @property
     def number(self) -> int:
         """Returns the largest number over the kinds."""
-        return max(self.numbers.values())
+        return max(self.numbers.values(), default=1)
 
     @property
     def alpha(self) -> dict[str, float]:
         """Returns the rate of one test, by kind."""
-        return {kind: self._of_test(kind, number) for kind, number in self.numbers.items()}
+        return {kind: self._of_test(number) for kind, number in self.numbers.items()}
 
     @property
     def first(self) -> dict[str, float]:
         """Returns the rates that a first audit would have."""
-        return {kind: self._of_test(kind, 1) for kind in self.numbers}
+        return {kind: self._of_test(1) for kind in self.numbers}
 
     @property
     def spent(self) -> float:
         """Returns the total rate of this audit."""
-        shared = {kind: self.candidates if kind in _OF_CANDIDATES else 1 for kind in TESTS}
-        return sum(TESTS[kind] * alpha * shared[kind] for kind, alpha in self.alpha.items())
+        return sum(TESTS[kind] * alpha for kind, alpha in self.alpha.items())
 
-    def _of_test(self, kind: str, number: int) -> float:
-        # guard: candidates take nothing from reruns
-        among = sum(TESTS.values()) * (self.candidates if kind in _OF_CANDIDATES else 1)
-        return (1 - self.confidence) / (among * number * (number + 1))
+    def _of_test(self, number: int) -> float:
+        return (1 - self.confidence) / (sum(TESTS.values()) * number * (number + 1))
 
 
-def evidence_of(store: Store, inputs: Mapping[str, ArtifactRef | None], *, candidates: int) -> dict[str, str]:
+def evidence_of(store: Store, inputs: Mapping[str, ArtifactRef | None]) -> dict[str, str]:
     """Returns the digest of the numbers that each kind of test reads, by kind, whatever settings or code made them."""
     read = {name for names in _READ.values() for name in names}
     contents = {name: _content(store, ref) for name, ref in inputs.items() if ref is not None and name in read}
     return {
-        kind: digest(
-            {"of": [contents.get(name) for name in names], "candidates": candidates if kind in _OF_CANDIDATES else 1}
-        )
-        for kind, names in _READ.items()
-        if names[0] in contents
+        kind: digest([contents.get(name) for name in names]) for kind, names in _READ.items() if names[0] in contents
     }
 
 
@@ -120,7 +106,6 @@ def count_attempt(
     rows: Sequence[Row],
     *,
     confidence: float,
-    candidates: int = 1,
 ) -> AuditAttempt:
     """Numbers the evidence of the claim, by kind: repeated evidence keeps its number, new evidence gets the next."""
     claim_of = digest(
@@ -148,4 +133,4 @@ def count_attempt(
         kind: earlier[kind].get(content, max(earlier[kind].values(), default=0) + 1)
         for kind, content in evidence.items()
     }
-    return AuditAttempt(claim_of, evidence, numbers, confidence, candidates, refuted_before)
+    return AuditAttempt(claim_of, evidence, numbers, confidence, refuted_before)

@@ -1,19 +1,16 @@
-"""Computes lower bounds of one audit from pairs and from trials, their reach, and memorisation."""
+"""Computes lower bounds of one audit from trials, and their reach."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from mechanisms.audit import bounds, curves
 from mechanisms.errors import MechanismError
-from mechanisms.model.seeding import derive_seed
 from mechanisms.privacy.events import Event
 from tasks.auditing.pool import FAMILIES, Pool
 from tasks.auditing.trials import Trials
@@ -28,15 +25,12 @@ class Bound:
     guesses: bounds.Guesses
     reach: float = 0.0
     """The bound that as many right guesses would give: 0 if the test could not have failed."""
-    auc: float | None = None
     claimed: float | None = None
     """The largest epsilon that a measured trial would have claimed for its records; None: no claim from the records.
 
     SWAG-PPM's claim depends on the records. A bound found among crafted canaries, whose large losses raise that claim,
     is no evidence against a claim made without them.
     """
-    at_half_noise: float | None = None
-    """The bound of the same test for the mechanism with half of its noise."""
     noise_at_most: float | None = None
     """The multiple of the stated noise above which it is excluded. Epsilon is then a bound if the noise is Gaussian."""
     epsilon_of_any: float | None = None
@@ -69,40 +63,6 @@ def event_to_test(event: Event | None) -> Event | None:
         return None
 
 
-def pair_bound(
-    ell: list[np.ndarray],
-    codes: list[Tensor],
-    reference: bounds.Reference | None,
-    *,
-    delta: float,
-    confidence: float,
-    seed: int,
-) -> Bound:
-    """Bounds the candidate by pairs of one code, one trained on, one not. Half the pairs choose the rule.
-
-    Exchanging a pair replaces a record, which is one removal and one addition: (epsilon, delta) under add/remove gives
-    (2 epsilon, (1 + e^epsilon) delta) there, so that half of a bound on the pairs is one under add/remove.
-    """
-    score = bounds.confidence_logit(np.concatenate(ell))
-    if reference is not None:
-        score = reference.likelihood_ratio(score)
-    n = len(ell[0])
-    trained, held_out = (labels.numpy() for labels in codes)
-    difference, bits = bounds.pair_scores(
-        score[:n], score[n:], trained, held_out, seed=derive_seed(seed, "audit", "pairs") >> 10
-    )
-    # pairs come code by code: mix them before halving
-    order = np.random.default_rng(derive_seed(seed, "audit", "halves")).permutation(len(bits))
-    choosing, measuring = order[: len(order) // 2], order[len(order) // 2 :]
-    rule = bounds.choose(difference[choosing], bits[choosing])
-    guesses = rule.apply(difference[measuring], bits[measuring])
-    epsilon, reach = (
-        bounds.replace_one_bound(counted, delta=delta, confidence=confidence) / 2
-        for counted in (guesses, guesses.perfect)
-    )
-    return Bound("pairs", epsilon, guesses, reach)
-
-
 @dataclass(frozen=True)
 class _Family:
     """Holds the scores of a family's coins, float [runs, coins], and the coins, in choosing and in measured runs."""
@@ -128,77 +88,41 @@ def _families(pool: Pool, trials: Trials) -> Iterator[_Family]:
         parts = [turn[:half], turn[half : half + chosen], turn[half + chosen :]]
         if number == 0:
             parts[2] = [t for t in parts[2] if pool.natural(t)]
-        observed = [logits[:, rows]]
-        if name == "alpha-mover":
-            observed.append(_others(pool, trials)[:, None])
-        references = [bounds.reference(one[parts[0]], bits[parts[0]][:, rows]) for one in observed]
-        ratio = np.asarray(
-            sum(
-                ref.likelihood_ratio(one[[*parts[1], *parts[2]]]) for ref, one in zip(references, observed, strict=True)
-            )
-        )
+        reference = bounds.reference(logits[parts[0]][:, rows], bits[parts[0]][:, rows])
+        ratio = reference.likelihood_ratio(logits[[*parts[1], *parts[2]]][:, rows])
         yield _Family(
             name,
             ratio[:chosen],
             ratio[chosen:],
             bits[parts[1]][:, rows],
             bits[parts[2]][:, rows],
-            (references[0].mean_in - references[0].mean_out) / (references[0].std_in + references[0].std_out),
+            (reference.mean_in - reference.mean_out) / (reference.std_in + reference.std_out),
             None if not parts[2] else finite(float(trials.epsilon[parts[2]].max())),
         )
 
 
 def trial_bounds(
-    pool: Pool,
-    trials: Trials,
-    *,
-    delta: float,
-    confidence: float,
-    event: Event | None = None,
-    halved: Trials | None = None,
+    pool: Pool, trials: Trials, *, delta: float, confidence: float, event: Event | None = None
 ) -> list[Bound]:
-    """Returns one bound per family over the measured trials, and Clopper-Pearson for the single canary.
+    """Returns one bound per family over the measured trials.
 
     Args:
         event: of Gaussian noise: guesses are tested against its trade-off curve. None: against one point, delta.
-        halved: trials of the same mechanism at half of its noise, to show the power of the tests.
     """
     measured = []
     for family in _families(pool, trials):
-        auc = None
-        if family.truth.any() and not family.truth.all():
-            auc = bounds.membership(family.measuring[family.truth], family.measuring[~family.truth]).auc
         if event is not None:
-            bound = _curve_bound(family, event, delta=delta, alpha=1 - confidence)
-            measured.append(replace(bound, auc=auc, claimed=family.claimed))
+            measured.append(
+                replace(_curve_bound(family, event, delta=delta, alpha=1 - confidence), claimed=family.claimed)
+            )
             continue
-        if family.name == "alpha-mover":  # one coin a trial: a sign test, no choice to make
-            rule = bounds.Rule(low=-1e-300, high=0.0)
-        else:
-            rule = bounds.choose(family.choosing.ravel(), family.chosen.ravel())
+        rule = bounds.choose(family.choosing.ravel(), family.chosen.ravel())
         guesses = rule.apply(family.measuring.ravel(), family.truth.ravel())
-        bound, reach = (
+        epsilon, reach = (
             bounds.one_run_bound(counted, delta=delta, confidence=confidence) for counted in (guesses, guesses.perfect)
         )
-        measured.append(Bound(family.name, bound, guesses, reach, auc, family.claimed))
-        if family.name == "alpha-mover":
-            guessed, truth = family.measuring.ravel() >= 0, family.truth.ravel()
-            over_trials, reach = (
-                bounds.clopper_pearson_bound(
-                    true_in=int((guess & truth).sum()),
-                    runs_in=int(truth.sum()),
-                    true_out=int((~guess & ~truth).sum()),
-                    runs_out=int((~truth).sum()),
-                    delta=delta,
-                    confidence=confidence,
-                )
-                for guess in (guessed, truth)
-            )
-            measured.append(Bound("alpha-mover, over trials", over_trials, guesses, reach, auc, family.claimed))
-    if halved is None:
-        return measured
-    half = trial_bounds(pool, halved, delta=delta, confidence=confidence, event=event)
-    return [replace(one, at_half_noise=other.epsilon) for one, other in zip(measured, half, strict=True)]
+        measured.append(Bound(family.name, epsilon, guesses, reach, family.claimed))
+    return measured
 
 
 def _curve_bound(family: _Family, event: Event, *, delta: float, alpha: float) -> Bound:
@@ -247,27 +171,3 @@ def largest_delta(pool: Pool, trials: Trials, *, claimed: float, alpha: float) -
     )
     runs = curves.Runs(tuple(int(count) for count in right), len(picked), max(1, int(before.min()) - 1))
     return curves.largest_delta(runs, epsilon=max(claimed, family.claimed or 0.0), alpha=alpha)
-
-
-def _others(pool: Pool, trials: Trials) -> np.ndarray:
-    """Returns the mean log-likelihood of the records that took part, float64 [T]: it moves with their weights."""
-    took_part = (trials.included & (pool.family == 0)).double()
-    return ((trials.ell.double() * took_part).sum(1) / took_part.sum(1)).numpy()
-
-
-def memorisation(pool: Pool, trials: Trials) -> dict[str, Any]:
-    """Returns agreement with wrong codes, and exposure of sequences, planted and not."""
-    turn = torch.arange(len(trials.ell)) % 2 == 0
-    wrong = pool.family == FAMILIES.index("mislabelled")
-    agreed, had = trials.right[turn][:, wrong], trials.included[turn][:, wrong]
-    planted, against = pool.references[:, 0], pool.references[:, 1:]
-    ell = trials.ell[turn].double()
-    exposed = bounds.exposure(ell[:, planted].numpy(), ell[:, against].numpy())
-    inserted = trials.included[turn][:, planted].numpy()
-    return {
-        "wrong_code_agreement_trained": finite(float(agreed[had].double().mean())),
-        "wrong_code_agreement_not_trained": finite(float(agreed[~had].double().mean())),
-        "exposure_planted": finite(float(exposed[inserted].mean())),
-        "exposure_not_planted": finite(float(exposed[~inserted].mean())),
-        "exposure_largest_possible": float(np.log2(against.shape[1] + 1)),
-    }

@@ -47,8 +47,8 @@ def gradients(
         run = Run(given.classes, seed, lambda: head, fields=given.fields, progress=work.progress, canaries=coins)
         fitted = plan_of(work.inputs["plan"]).fit(records, run)
         if coins.steps != descent_of(fitted.event).steps:  # the descent of another mechanism, which took no canaries
-            return {"coins": 0, "right": 0, "right_at_half_noise": 0}
-        return {"coins": len(coins.axes), "right": coins.right(), "right_at_half_noise": coins.right(halved=True)}
+            return {"coins": 0, "right": 0}
+        return {"coins": len(coins.axes), "right": coins.right()}
 
     return Step(
         name="audit-gradients",

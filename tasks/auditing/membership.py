@@ -1,13 +1,12 @@
 """Stage: measures one candidate, to be compared with its claim.
 
-Four kinds of evidence. A membership test of one draw of the candidate itself, training half against test half, which
-costs nothing and bounds epsilon by pairs of records. Trials, which rerun everything on records and canaries that took
-part by the toss of a coin, and bound epsilon under add/remove; guesses are held against the curve that a formal claim
-rests on, not against one of its points. Gradient canaries in a DP-SGD branch's sums. Memorisation: wrong codes learnt,
-sequences recognised.
+Two kinds of evidence. Trials rerun everything on records and canaries that took part by the toss of a coin, and bound
+epsilon under add/remove; guesses are held against the curve that a formal claim rests on, not against one of its
+points. Gradient canaries are in a DP-SGD branch's sums. Beside them stands a membership test of one draw of the
+candidate itself, training half against test half, which bounds nothing.
 Trials fall into three: the first half are reference runs, from the next eighth guessing rules are chosen, the rest are
-measured. All that may become a headline holds together at the stated confidence (Bonferroni), over the candidates
-that are audited together and over the audits that the claim has had (`tasks.auditing.alpha_spending`).
+measured. All that may become a headline holds together at the stated confidence (Bonferroni), over the audits that the
+claim has had (`tasks.auditing.alpha_spending`).
 """
 
 from __future__ import annotations
@@ -31,11 +30,6 @@ from tasks.auditing.trials import Trials
 from tasks.fitting.fits import predictions as read
 from tasks.fitting.model_inputs import SPLITS, load_inputs
 from tasks.running.stage import Step, Work
-
-RERUNS = ("trials", "halved")
-"""Inputs of reruns."""
-REFERENCES = "references"
-"""Input of heads without privacy, which take the place of reruns as references of the membership test."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +66,7 @@ def measure(
     Args:
         inputs: `prepared`; `predictions` of both halves by the candidate (of a posterior,
             by a separate repeatable draw: the released draw does not exist yet, and is drawn once); and optionally
-            `pool` and `trials`, `halved` (trials at half noise), `references` and `gradients`.
+            `pool` and `trials`, and `gradients`.
         trials_of: name of the candidate's mechanism in the trials.
     """
     return Step(
@@ -90,25 +84,18 @@ def _measure(work: Work, *, seed: int, design: Design, trials_of: str) -> Mappin
     scores = [read(work.inputs["predictions"], split)["log_probabilities"] for split in SPLITS]
     ell = [s.double().gather(1, y[:, None])[:, 0].numpy() for s, y in zip(scores, codes, strict=True)]
     pool = Pool.load(work.inputs["pool"]) if "pool" in work.inputs else None
-    trials, halved = (Trials.load(work.inputs[key], trials_of) if key in work.inputs else None for key in RERUNS)
-    reference = None if pool is None or trials is None else _reference_runs(pool, trials)
+    trials = Trials.load(work.inputs["trials"], trials_of) if "trials" in work.inputs else None
     event = audit_bounds.event_to_test(None if design.event is None else decode(dict(design.event)))
 
-    heads = Trials.load(work.inputs[REFERENCES], "non-private") if REFERENCES in work.inputs else None
-    figures, curves = _membership(ell, trials or heads)
+    figures, curves = _membership(ell, trials)
     counted = work.context.store.figures(work.refs["gradients"]) if "gradients" in work.inputs else {"coins": 0}
 
-    def bounds_at(alpha: Mapping[str, float], *, halved: Trials | None = None) -> tuple[list[Bound], dict[str, Any]]:
+    def bounds_at(alpha: Mapping[str, float]) -> tuple[list[Bound], dict[str, Any]]:
         """Returns every bound, and figures of the largest deltas, at these rates per test."""
-        measured = []
-        if design.coin:
-            options: dict[str, Any] = {"delta": design.delta, "confidence": 1 - alpha["pairs"], "seed": seed}
-            measured.append(audit_bounds.pair_bound(ell, codes, reference, **options))
+        measured: list[Bound] = []
         if pool is not None and trials is not None:
             each = 1 - alpha["reruns"]
-            measured += audit_bounds.trial_bounds(
-                pool, trials, delta=design.delta, confidence=each, event=event, halved=halved
-            )
+            measured += audit_bounds.trial_bounds(pool, trials, delta=design.delta, confidence=each, event=event)
             if float(trials.epsilon.std()) == 0:  # a claim that does not depend on the records
                 measured = [replace(bound, claimed=None) for bound in measured]
         if event is not None and counted["coins"]:
@@ -122,12 +109,10 @@ def _measure(work: Work, *, seed: int, design: Design, trials_of: str) -> Mappin
             )
         return measured, deltas
 
-    bounds, deltas = bounds_at(design.alpha, halved=halved)
+    bounds, deltas = bounds_at(design.alpha)
     figures |= deltas
-    figures["epsilon_lower_bound_replace_one"] = finite(2 * bounds[0].epsilon) if design.coin else None
     figures["coin"] = design.coin
     if pool is not None and trials is not None:
-        figures |= audit_bounds.memorisation(pool, trials)
         figures |= {
             "trials": len(trials.ell),
             "trial_epsilon_mean": finite(float(trials.epsilon.mean())),
@@ -138,12 +123,14 @@ def _measure(work: Work, *, seed: int, design: Design, trials_of: str) -> Mappin
     as_first = bounds if design.first == design.alpha else bounds_at(design.first)[0]
     refuted_as_first = max((bound.refutes for bound in as_first), default=0.0)
     refuted_before = max(refuted_as_first, design.refuted_before)
-    best = max(bounds, key=lambda bound: bound.refutes, default=Bound("pairs", 0.0, audit.Guesses(0, 0, 0)))
+    best = max(bounds, key=lambda bound: bound.refutes, default=Bound("none", 0.0, audit.Guesses(0, 0, 0)))
     withheld = design.claimed is not None and refuted_before > design.claimed and not best.refutes > design.claimed
     (work.out / "curves.json").write_text(json.dumps(curves))
     attack = max(curves, key=lambda score: figures[f"{score}_auc"])
+    # a claim that first audits would have contradicted is not cleared by the smaller rate of a later one
     # guard: a smaller rate clears nothing
     # guard: what counts for nothing is no reach
+    reach = 0.0 if withheld else max((bound.could_refute for bound in bounds), default=0.0)
     return figures | {
         "epsilon_lower_bound": best.refutes,
         "from": best.name,
@@ -151,12 +138,10 @@ def _measure(work: Work, *, seed: int, design: Design, trials_of: str) -> Mappin
         "epsilon_of_any": None
         if event is None
         else max((b.epsilon if b.epsilon_of_any is None else b.epsilon_of_any for b in bounds), default=0.0),
-        # a claim that first audits would have contradicted is not cleared by the smaller rate of a later one
-        "reach": 0.0 if withheld else max((bound.could_refute for bound in bounds), default=0.0),
+        "reach": reach,
         "withheld": withheld,
         "epsilon_as_first": refuted_as_first,
         "epsilon_refuted_before": refuted_before,
-        "reach_at_half_noise": max((bound.at_half_noise or 0.0 for bound in bounds), default=0.0),
         "delta": design.delta,
         "attack": attack,
         "attack_auc": figures[f"{attack}_auc"],
@@ -171,8 +156,6 @@ def _measure(work: Work, *, seed: int, design: Design, trials_of: str) -> Mappin
                 "correct": bound.guesses.correct,
                 "coins": bound.guesses.coins,
                 "reach": bound.reach,
-                "at_half_noise": bound.at_half_noise,
-                "auc": bound.auc,
                 "claimed_in_trials": bound.claimed,
                 "noise_at_most": bound.noise_at_most,
                 "epsilon_of_any": bound.epsilon_of_any,
@@ -183,56 +166,32 @@ def _measure(work: Work, *, seed: int, design: Design, trials_of: str) -> Mappin
 
 
 def _gradient_bound(counted: Mapping[str, Any], event: Event, design: Design, *, alpha: float) -> Bound:
-    """Returns the bound from gradient canaries, with that at half of the noise and of perfect guesses."""
+    """Returns the bound from gradient canaries, with that of perfect guesses."""
     descent, coins = descent_of(event), counted["coins"]
-    shown, halved, perfect = (
-        gradient_canaries.bound(descent, right=right, coins=coins, delta=design.delta, alpha=alpha)
-        for right in (counted["right"], counted["right_at_half_noise"], coins)
+    shown, perfect = (
+        gradient_canaries.noise_at_most(descent, right=right, coins=coins, alpha=alpha)
+        for right in (counted["right"], coins)
     )
     guesses = audit.Guesses(counted["right"], coins, coins)
-    made = audit_bounds.gaussian_bound(
-        "gradients",
-        descent,
-        guesses,
-        noise=shown.noise_at_most,
-        least=perfect.noise_at_most,
-        delta=design.delta,
-        alpha=alpha,
+    return audit_bounds.gaussian_bound(
+        "gradients", descent, guesses, noise=shown, least=perfect, delta=design.delta, alpha=alpha
     )
-    return replace(made, at_half_noise=halved.epsilon)
 
 
-def _reference_runs(pool: Pool, trials: Trials) -> audit.Reference:
-    """Fits Gaussians of each record of both halves over all trials; no trial is the candidate."""
-    n = pool.train + pool.test
-    return audit.reference(audit.confidence_logit(trials.ell[:, :n].numpy()), trials.included[:, :n].numpy())
-
-
-def _membership(ell: list[np.ndarray], references: Trials | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns figures and curves by score: loss; with references also calibrated loss, likelihood ratios and RMIA."""
+def _membership(ell: list[np.ndarray], trials: Trials | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns figures and curves by score: the loss; with reruns also likelihood ratios. No rerun is the candidate."""
     n = len(ell[0])
     scores = {"loss": np.concatenate(ell)}
-    if references is not None:
-        seen = references.ell[:, : len(scores["loss"])].double().numpy()
-        included = references.included[:, : len(scores["loss"])].numpy()
-        reference = audit.reference(audit.confidence_logit(seen), included)
-        scores["rmia"] = audit.relative_likelihood(scores["loss"], seen)
-        logits = audit.confidence_logit(scores["loss"])
-        scores["calibrated"] = logits - reference.mean_out
-        scores["offline_lira"] = reference.offline(logits)
-        scores["online_lira"] = reference.likelihood_ratio(logits)
+    if trials is not None:
+        rows = len(scores["loss"])
+        seen = audit.confidence_logit(trials.ell[:, :rows].numpy())
+        reference = audit.reference(seen, trials.included[:, :rows].numpy())
+        scores["online_lira"] = reference.likelihood_ratio(audit.confidence_logit(scores["loss"]))
     figures: dict[str, Any] = {}
     curves = {}
     for name, score in scores.items():
         test = audit.membership(score[:n], score[n:])
-        figures |= {
-            f"{name}_auc": test.auc,
-            f"{name}_auc_low": test.auc_band[0],
-            f"{name}_auc_high": test.auc_band[1],
-        }
-        for rate, value in test.tpr.items():
-            low, high = test.tpr_band[rate]
-            key = f"{name}_tpr_at_fpr_{rate}"
-            figures |= {key: value, f"{key}_low": low, f"{key}_high": high}
+        figures |= {f"{name}_auc": test.auc}
+        figures |= {f"{name}_tpr_at_fpr_{rate}": value for rate, value in test.tpr.items()}
         curves[name] = {"fpr": test.fpr_curve.tolist(), "tpr": test.tpr_curve.tolist()}
     return figures, curves

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mechanisms.mechanism import Batched, Mechanism
-from mechanisms.non_private import NonPrivate
+from mechanisms.mechanism import Batched
 from mechanisms.privacy.claims import of_one_record
 from mechanisms.privacy.events import Event
 from storage.artifacts import ArtifactRef
@@ -19,7 +18,7 @@ from tasks.auditing.bounds import event_to_test
 from tasks.auditing.settings import AuditParameters, check, trial_draws_of
 from tasks.branches import formal, search
 from tasks.branches.branch import Branch, Terms
-from tasks.branches.experiment import Do, Experiment, Outcome, Study
+from tasks.branches.experiment import Do, Outcome, Study
 from tasks.comparing import run as comparison
 from tasks.fitting import fits
 from tasks.parameters import RetrainParameters
@@ -28,9 +27,6 @@ from tasks.releasing.evidence import Evidence
 from tasks.releasing.ledger_access import open_ledger
 from tasks.releasing.preflight import Estimate
 from tasks.running.stage import Context
-
-_FEW_CANARIES = 2
-"""Of a family, in the pool of reference heads, which needs records alone."""
 
 
 def run(
@@ -67,12 +63,9 @@ def run(
     before = open_ledger(context, parameters.release).rows()
     pool = None
     if settings.trials:
-        pool = study.do(
-            audit_pool.pool(parameters.model, canaries=settings.canaries, seed=parameters.fit.seed, **study.records)
-        )
+        pool = study.do(audit_pool.pool(canaries=settings.canaries, seed=parameters.fit.seed, prepared=study.prepared))
     audits = tuple(
-        _audit(study, outcome, settings, pool, before, candidates=seeds, prefect_run_id=prefect_run_id)
-        for outcome in compared.outcomes
+        _audit(study, outcome, settings, pool, before, prefect_run_id=prefect_run_id) for outcome in compared.outcomes
     )
     return AuditResult(branches=audits, trials=settings.trials, target_epsilon=study.target)
 
@@ -95,17 +88,14 @@ def estimate_stages(
     """Estimates the stages of an audit: those of a comparison, and the reruns of each branch."""
     _refuse_draws(parameters, terms, settings, chosen)
     estimate = comparison.refuse_early(context, parameters, terms, chosen)
-    noises = (1.0, 0.5) if settings.power else (1.0,)
-    labels = {trials.label_of(branch.name, noise=noise): branch.name for branch in chosen for noise in noises}
+    labels = {trials.label_of(branch.name): branch.name for branch in chosen}
     batched = [b.name for b in chosen if b.model(parameters).linear_head and isinstance(b.mechanism, Batched)]
     return estimate.with_trials(labels, trials=settings.trials, draws=settings.trial_draws, batched=batched)
 
 
-def rerun_seconds(estimate: Estimate, settings: AuditParameters, chosen: Sequence[Branch]) -> float:
-    """Returns that of all branches; half noise is tried for mechanisms with a target alone."""
-    labels = [trials.label_of(branch.name) for branch in chosen]
-    labels += [trials.label_of(b.name, noise=0.5) for b in chosen if settings.power and b.mechanism.has_target]
-    return sum(map(estimate.of_kind, labels))
+def rerun_seconds(estimate: Estimate, chosen: Sequence[Branch]) -> float:
+    """Returns that of all branches."""
+    return sum(estimate.of_kind(trials.label_of(branch.name)) for branch in chosen)
 
 
 def settle_parameters(
@@ -121,44 +111,24 @@ def settle_parameters(
     return parameters, terms
 
 
-def reruns(
-    study: Study, settings: AuditParameters, branch: Branch, pool: ArtifactRef, *, noise: float = 1.0
-) -> tuple[ArtifactRef, str]:
-    """Returns the stage with a branch's trials and the mechanism's name in it; `noise` multiplies the planned noise."""
+def reruns(study: Study, settings: AuditParameters, branch: Branch, pool: ArtifactRef) -> tuple[ArtifactRef, str]:
+    """Returns the stage with a branch's trials, and the mechanism's name in it."""
     experiment = study.at(branch)
     draws = trial_draws_of(branch.name, experiment.mechanism, settings)
     mechanism, name = experiment.mechanism.audited_as(draws, batched=experiment.model.linear_head)
-    return _rerun(experiment, branch.name, mechanism, pool, number=settings.trials, noise=noise), name
-
-
-def reference_heads(study: Study, settings: AuditParameters, branch: Branch) -> ArtifactRef:
-    """Returns the stage with heads without privacy, each on records chosen by coins: no rerun of the mechanism."""
-    experiment, name = study.at(branch), membership.REFERENCES
-    # Heads of unlike numbers of records train side by side, so at one rate and without a cap.
-    phase = study.parameters.fit.adamw.model_copy(update={"schedule": "constant", "max_grad_norm": None})
-    step = audit_pool.pool(experiment.model, canaries=_FEW_CANARIES, seed=experiment.seed, **study.records)
-    return _rerun(experiment, name, NonPrivate(phase=phase), study.do(step), number=settings.references)
-
-
-def _rerun(
-    experiment: Experiment, name: str, mechanism: Mechanism, pool: ArtifactRef, *, number: int, noise: float = 1.0
-) -> ArtifactRef:
-    """Plans a mechanism for an experiment's task, and reruns the plan."""
-    study = experiment.study
     step = trials.reruns(
-        name,
+        branch.name,
         experiment.model,
         seed=experiment.seed,
-        trials=number,
+        trials=settings.trials,
         delta=experiment.delta,
         unit=privacy_unit(study.parameters.data.ingest),
         pool=pool,
         dataset=study.dataset,
-        planned=study.do(fits.plan(name, mechanism, experiment.task)),
+        planned=study.do(fits.plan(branch.name, mechanism, experiment.task)),
         mechanism=mechanism,
-        noise=noise,
     )
-    return study.do(step)
+    return study.do(step), name
 
 
 def _evidence(
@@ -173,10 +143,6 @@ def _evidence(
     if pool is not None:
         inputs["pool"] = pool
         inputs["trials"], trials_of = reruns(study, settings, branch, pool)
-        if settings.power and event is not None:
-            inputs["halved"], _ = reruns(study, settings, branch, pool, noise=0.5)
-    elif settings.references and experiment.model.linear_head:
-        inputs["references"] = reference_heads(study, settings, branch)
     if settings.gradient_canaries and event is not None and gradients.has_noisy_descent(event):
         step = gradients.gradients(
             branch.name,
@@ -198,15 +164,14 @@ def _audit(
     pool: ArtifactRef | None,
     before: Sequence[Row],
     *,
-    candidates: int,
     prefect_run_id: str | None,
 ) -> BranchAudit:
     branch, claim = outcome.branch, outcome.claim
     formal = claim.guarantee_kind == "formal"
     event = event_to_test(outcome.event) if formal else None
     inputs, trials_of = _evidence(study, outcome, settings, pool, event)
-    evidence = evidence_of(study.context.store, inputs, candidates=candidates)
-    attempt = count_attempt(study, outcome, evidence, before, confidence=settings.confidence, candidates=candidates)
+    evidence = evidence_of(study.context.store, inputs)
+    attempt = count_attempt(study, outcome, evidence, before, confidence=settings.confidence)
     design = membership.Design(
         alpha=attempt.alpha,
         first=attempt.first,

@@ -34,15 +34,7 @@ class AuditParameters(BaseModel, frozen=True, extra="forbid", title="Audit"):
         title="Draws a trial",
         description="For risks and for Delta in each trial; at most as many as the candidate's own.",
     )
-    references: int = Field(
-        default=16,
-        ge=0,
-        le=1000,
-        title="References",
-        description="Heads fitted without privacy on records chosen by coins, which calibrate a membership test where "
-        "there are no trials; for a head on features of narratives. 0: none.",
-    )
-    canaries: int = Field(default=32, ge=2, le=1000, title="Canaries a family", description="Of each of five.")
+    canaries: int = Field(default=32, ge=2, le=1000, title="Canaries", description="Records with a wrong code.")
     gradient_canaries: int = Field(
         default=1000,
         ge=0,
@@ -50,11 +42,6 @@ class AuditParameters(BaseModel, frozen=True, extra="forbid", title="Audit"):
         title="Gradient canaries",
         description="Coins of a white-box test of DP-SGD's noise, in one more fit of such a branch; at least 1000, or "
         "0: none.",
-    )
-    power: bool = Field(
-        default=True,
-        title="Power",
-        description="Also rerun formal mechanisms at half of their noise, to show the power of the tests.",
     )
     confidence: float = Field(
         default=0.95, gt=0.5, le=0.999, title="Confidence", description="Joint confidence of all tests of one claim."

@@ -48,7 +48,6 @@ class TrialRange(Part, frozen=True, title="Trials"):
     seed: int = Field(ge=0, lt=2**53, title="Seed", description="A trial's coins and seed depend on it and its number.")
     delta: float = Field(gt=0, lt=1, title="Delta", description="Delta of the reruns' formal claims.")
     unit: tuple[str, int] = Field(title="Privacy unit", description="The unit and its most records.")
-    noise: float = Field(default=1.0, gt=0, le=1, title="Noise", description="Factor on the plan's noise.")
 
     @property
     def trials(self) -> range:
@@ -77,9 +76,9 @@ class Trials:
         return Trials(**tensors)
 
 
-def label_of(name: str, *, noise: float = 1.0) -> str:
+def label_of(name: str) -> str:
     """Returns the label of the reruns of a branch."""
-    return f"audit trials ({name}{', half noise' if noise < 1 else ''})"
+    return f"audit trials ({name})"
 
 
 def reruns(
@@ -94,23 +93,18 @@ def reruns(
     dataset: ArtifactRef,
     planned: ArtifactRef,
     mechanism: Mechanism,
-    noise: float = 1.0,
 ) -> Step:
     """Declares the reruns of a planned mechanism, with the sampling and scale of its plan. The noise has no seed.
 
     Args:
         delta, unit: of each rerun's claim: delta of a formal one; privacy unit and its records.
-        noise: factor on the plan's noise; less than 1 shows the audit of a mechanism that leaks.
     """
     return Step(
         name="audit-trials",
-        label=label_of(name, noise=noise),
-        config={"model": model.model_dump(mode="json"), "seed": seed, "trials": trials, "delta": delta, "unit": unit}
-        | ({} if noise == 1 else {"noise": noise}),
+        label=label_of(name),
+        config={"model": model.model_dump(mode="json"), "seed": seed, "trials": trials, "delta": delta, "unit": unit},
         inputs={"pool": pool, "dataset": dataset, "plan": planned},
-        body=partial(
-            _reruns, selection=TrialRange(model=model, seed=seed, delta=delta, unit=unit, noise=noise, end=trials)
-        ),
+        body=partial(_reruns, selection=TrialRange(model=model, seed=seed, delta=delta, unit=unit, end=trials)),
         modules=(type(mechanism).__module__, "tasks.auditing.trials"),
     )
 
@@ -165,7 +159,6 @@ def _run(work: Work, selection: TrialRange) -> dict[str, Tensor]:
     """Runs trials side by side; returns `included`, and per mechanism `ell`, `right`, `epsilon` [trials, ...]."""
     model, delta, unit = selection.model, selection.delta, selection.unit
     plan = plan_of(work.inputs["plan"])
-    plan = plan.model_copy(update={"noise_factor": selection.noise})
     pool = Pool.load(work.inputs["pool"])
     included = torch.stack([pool.coins(seed=selection.seed, trial=t) for t in selection.trials])
     seeds = tuple(derive_seed(selection.seed, "audit", "trial", t) >> 10 for t in selection.trials)

@@ -150,9 +150,9 @@ _WORDS: tuple[tuple[str, tuple[str, ...], str, str | Callable[[re.Match[str], Ma
     (r"audit trials \((.*)\)", ("trials",), "rerun", "{0}, {trials:,} times on records chosen by coins"),
     (
         r"gradient canaries \((.*)\)",
-        ("coins", "right", "right_at_half_noise"),
+        ("coins", "right"),
         "attack",
-        "gradients of {0}: {right:,} of {coins:,} coins guessed, {right_at_half_noise:,} at half the noise",
+        "gradients of {0}: {right:,} of {coins:,} coins guessed",
     ),
     (
         r"audit (.*), seed (\d+)",

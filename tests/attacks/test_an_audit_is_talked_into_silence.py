@@ -20,7 +20,7 @@ from tasks.auditing import bounds as audit_bounds
 from tasks.auditing import membership
 from tasks.auditing import run as auditing
 from tasks.auditing.audit_result import BranchAudit
-from tasks.auditing.pool import FAMILIES, Pool
+from tasks.auditing.pool import Pool
 from tasks.auditing.settings import AuditParameters, check
 from tasks.auditing.trials import Trials
 from tasks.branches.branch import Terms, standard_branches
@@ -36,7 +36,6 @@ DECLARES = (
 )
 """Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
 
-MOVER = FAMILIES.index("alpha-mover")
 OWN_DRAWS = 20
 """Of the candidate, for risks and for Delta."""
 
@@ -58,14 +57,14 @@ def reran(chosen: RetrainParameters, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def another(reran: Context, home: Path) -> Context:
-    """A workspace with the same stages, and a ledger of its own that knows of no audit."""
-    shutil.copytree(reran.workspace.private, home / "private", ignore=shutil.ignore_patterns("ledger.*"))
+    """A workspace with the same reruns, no measurement of them, and a ledger of its own that knows of no audit."""
+    shutil.copytree(reran.workspace.private, home / "private", ignore=shutil.ignore_patterns("ledger.*", "audit"))
     return tiny_jobs.workspace(home)
 
 
 def audits(context: Context, chosen: RetrainParameters, *, seeds: int = 1, **changes: Any) -> tuple[BranchAudit, ...]:
     """Audits of SWAG-PPM at consecutive seeds; its reruns and their coins follow from the first seed."""
-    settings = {"trials": 32, "trial_draws": 5, "canaries": 4, "power": False, "gradient_canaries": 0}
+    settings = {"trials": 32, "trial_draws": 5, "canaries": 4, "gradient_canaries": 0}
     done = auditing.run(
         context,
         chosen,
@@ -110,7 +109,7 @@ def test_reruns_that_claim_as_much_as_could_be_measured(
     """
     pretend(monkeypatch, wrong=0.0, claims=claims)
     (audited,) = audits(another(reran, tmp_path), chosen)
-    natural = audited.figures["bounds"][1]
+    natural = audited.figures["bounds"][0]
     assert natural["correct"] == natural["guesses"]
     assert natural["reach"] > (audited.epsilon_add_remove or 0) > 1.5
     assert audited.verdict == verdict
@@ -124,24 +123,23 @@ def test_reruns_with_more_draws_than_the_candidate(chosen: RetrainParameters, tm
 
 def pool_of(natural: int, crafted: int) -> Pool:
     """Records alone, without what a model reads of them."""
-    family = torch.cat([torch.zeros(natural), torch.tensor([1.0, 2.0, 3.0]).repeat(crafted), torch.tensor([MOVER])])
+    family = torch.cat([torch.zeros(natural), torch.ones(crafted)]).long()
     rows = torch.zeros(len(family), dtype=torch.int64)
-    references = torch.zeros(1, 2, dtype=torch.int64)
-    return Pool(FeatureInputs(torch.zeros(len(rows), 1)), rows, family.long(), references, natural // 2, natural // 2)
+    return Pool(FeatureInputs(torch.zeros(len(rows), 1)), rows, family, natural // 2, natural // 2)
 
 
-def test_a_seed_whose_coins_leave_no_natural_rerun(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Coins follow from the seed, which whoever fits chooses: among 100 they find some by which the canary that moves
-    all weights, and with them what a rerun claims, is in each odd rerun that is measured. Natural reruns do without it.
+def test_a_seed_whose_coins_leave_no_natural_rerun() -> None:
+    """Coins follow from the seed, which whoever fits chooses: among 100 they find some by which a canary, and with it
+    what a rerun claims, is in each odd rerun that is measured. Natural reruns do without it.
     """
-    pool, trials = pool_of(200, 8), 16
-    mover = pool.family == MOVER
+    pool, trials = pool_of(200, 1), 16
+    canary = pool.family == 1
     measured = [t for t in range(trials // 2 + trials // 8, trials) if t % 2]
     # what its coins would be if it had one in every odd rerun
     everywhere = pool.family.clone()
-    everywhere[mover] = 0
-    always = Pool(pool.inputs, pool.labels, everywhere, pool.references, pool.train, pool.test)
-    ground = [s for s in range(100) if all(bool(always.coins(seed=s, trial=t)[mover]) for t in measured)]
+    everywhere[canary] = 0
+    always = Pool(pool.inputs, pool.labels, everywhere, pool.train, pool.test)
+    ground = [s for s in range(100) if all(bool(always.coins(seed=s, trial=t)[canary]) for t in measured)]
     assert len(ground) > 3
     for seed in ground:
         included = torch.stack([pool.coins(seed=seed, trial=t) for t in range(trials)])
@@ -164,21 +162,20 @@ def test_few_gradient_canaries(chosen: RetrainParameters) -> None:
 
 def _bounds(audited: BranchAudit) -> dict[str, tuple[float, float]]:
     """Each bound that reruns gave, and what it could have been."""
-    return {one["name"]: (one["epsilon"], one["reach"]) for one in audited.figures["bounds"] if one["name"] != "pairs"}
+    return {one["name"]: (one["epsilon"], one["reach"]) for one in audited.figures["bounds"]}
 
 
 def test_audits_that_test_nothing_before_the_one_that_does(
     chosen: RetrainParameters, reran: Context, tmp_path: Path
 ) -> None:
-    """Without reruns another number of canaries changes nothing, nor do draws or whether power is shown; at another
-    confidence the same is held against another rate. Ten such audits take nothing from the reruns after them.
+    """Without reruns another number of canaries changes nothing, nor do draws; at another
+    confidence the same is held against another rate. Nine such audits take nothing from the reruns after them.
     """
     (alone,) = audits(another(reran, tmp_path / "alone"), chosen)
     context = another(reran, tmp_path / "spent")
     for number in range(4):
         audits(context, chosen, trials=0, canaries=5 + number)
     audits(context, chosen, trials=0, trial_draws=10)
-    audits(context, chosen, trials=0, power=True)
     for number in range(4):
         audits(context, chosen, trials=0, confidence=0.9 + number / 100)
     (after,) = audits(context, chosen)
@@ -197,7 +194,7 @@ def test_reruns_asked_for_at_many_confidences(chosen: RetrainParameters, reran: 
 
 
 def test_many_candidates_beside_the_one(chosen: RetrainParameters, reran: Context, tmp_path: Path) -> None:
-    """Candidates at other seeds share what tests of candidates may spend, and leave to reruns what is theirs."""
+    """Candidates at other seeds take nothing from the reruns, which they share."""
     (alone,) = audits(another(reran, tmp_path / "alone"), chosen)
     first, *_ = audits(another(reran, tmp_path / "many"), chosen, seeds=4)
     assert _bounds(first) == _bounds(alone)
@@ -210,7 +207,7 @@ def spent(chosen: RetrainParameters, reran: Context, tmp_path: Path) -> Context:
     audits(context, chosen, trials=0)
     ledger = Ledger.open(context.workspace.ledger_url, key=release_key())
     (row,) = [row for row in ledger.rows() if row.kind == "audit"]
-    many = {"attempts": dict.fromkeys(("pairs", "reruns"), 999), "evidence": {"pairs": "0" * 64, "reruns": "0" * 64}}
+    many = {"attempts": {"reruns": 999}, "evidence": {"reruns": "0" * 64}}
     ledger.record(
         Evaluation(
             kind="audit", label="audit", population=row.population or "", requester="operator", event=None,

@@ -36,17 +36,15 @@ LEAKY = (
     "pseudo_posterior.reweight=false",
     "release.enabled=false",
 )
-VARIED = "fit.adamw.epochs=1; pseudo_posterior.c=1"
 
 
 @dataclass(frozen=True)
 class Site:
-    """A workspace whose one plan was audited, what the audit said, and the page that it wrote."""
+    """A workspace whose one plan was audited, and what the audit said."""
 
     job: Job
     plan: str
     audited: dict
-    page: Path
     exit_code: int
 
     @property
@@ -57,7 +55,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(new: Job, tmp_path_factory: pytest.TempPathFactory) -> Site:
-    """Planned under a policy that knows an officer, and audited with reruns and one setting varied."""
+    """Planned under a policy that knows an officer, and audited with reruns."""
     folder = tmp_path_factory.mktemp("audit")
     policy = write_policy(folder, "officer", minimum=0)
     job = new.at(Workspace(folder / "home").create().home, settings=LEAKY)
@@ -65,14 +63,12 @@ def site(new: Job, tmp_path_factory: pytest.TempPathFactory) -> Site:
     command("ledger", "change-policy", *change)
     planned = job.run("--quiet", "--json")
     assert planned.returncode == 0, planned.stderr
-    page = folder / "truth.md"
     done = job.command(
         "audit", *job.options(), "--trials", "16", "--trial-draws", "5", "--canaries", "4", "--strict", "--json",
         "--quiet", "--branches", "release,prior-descent", "--epsilon", "3",
-        "--vary", VARIED, "--results", str(page),
     )  # fmt: skip
     assert done.stderr == ""
-    return Site(job, json.loads(planned.stdout)["plan"], json.loads(done.stdout), page, done.returncode)
+    return Site(job, json.loads(planned.stdout)["plan"], json.loads(done.stdout), done.returncode)
 
 
 def test_the_leak_is_found_and_the_claim_contradicted(site: Site) -> None:
@@ -85,31 +81,13 @@ def test_the_leak_is_found_and_the_claim_contradicted(site: Site) -> None:
     assert swag["verdict"] == "contradicted"
     assert swag["auc"] > 0.6
     assert swag["confidence"] == 0.95
-    assert {bound["name"] for bound in swag["figures"]["bounds"]} >= {"pairs", "in-distribution", "mislabelled"}
+    assert {bound["name"] for bound in swag["figures"]["bounds"]} == {"in-distribution", "mislabelled"}
     assert swag["epsilon_add_remove"] == swag["epsilon"] / 2
     for one in formal:
         assert one["guarantee_kind"] == "formal"
         assert one["epsilon"] == pytest.approx(3.0, rel=0.01)
         assert one["verdict"] == "not contradicted", one["branch"]
         assert one["reach"] > 3.0, "perfect guesses would have refuted it"
-        halved = [bound["at_half_noise"] for bound in one["figures"]["bounds"]]
-        assert max(epsilon for epsilon in halved if epsilon is not None) > 3.0, "half of its noise is caught"
-    (varied,) = site.audited["varied"][VARIED]["branches"]
-    assert varied["epsilon"] > 1.0, "weights of about 1 claim what the losses are"
-
-
-def test_the_page_tells_counted_bounds_from_others_and_names_no_record(site: Site) -> None:
-    """Every branch, the setting varied, the finding in words; nothing of a path or a narrative."""
-    text = site.page.read_text()
-    assert re.search(r"^- \*\*Contradicted[^*]*\*\*: .*SWAG-PPM", text, flags=re.MULTILINE)
-    assert "| ε refuted below | of any (ε, δ) | by | perfect guesses | natural reruns measured {claimed} |" in text
-    assert "## For which δ" in text
-    assert "; half noise " in text
-    assert f"| `{VARIED}` | SWAG-PPM |" in text
-    assert "Prior descent" in text
-    assert str(site.job.home) not in text
-    assert not re.search(r"[Ee]mployee|[Ww]orker", text)
-    assert (site.page.with_suffix("") / "roc.svg").read_text().startswith("<svg")
 
 
 def test_what_the_gate_would_stop_is_said_before_anybody_is_asked_to_sign(site: Site) -> None:
@@ -179,12 +157,11 @@ def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) ->
 
 
 def test_what_cannot_be_audited_is_named(new: Job, tmp_path: Path) -> None:
-    """Too few reruns, a branch that does not exist, a change that no parameter has."""
+    """Too few reruns, a branch that does not exist."""
     given = ("audit", *new.options(), "--home", str(tmp_path / "home"))
     for extra, problem in (
         (("--trials", "5"), "Give at least 16"),
         (("--branches", "nothing"), "branch nothing does not exist. Choose from"),
-        (("--vary", "fit.adamw.epoch=3"), "fit.adamw.epoch"),
         (("--confidence", "0.2"), "audit: confidence"),
     ):
         with pytest.raises(InputError, match=problem):

@@ -44,10 +44,6 @@ COMMANDS: dict[str, Sequence[str]] = {
     "compare, formal": ["compare", "--profile", "demo-formal", "--branches", "prior-descent", "--epsilon", "5"],
     "audit": ["audit", "--profile", "demo", "--trials", "0"],
     "audit, formal": ["audit", "--profile", "demo-formal", "--epsilon", "5", "--trials", "0"],
-    "audit, formal, changed": [
-        *["audit", "--profile", "demo-formal", "--epsilon", "5", "--trials", "0"],
-        *["--vary", "formal.target_epsilon=2"],
-    ],
 }
 
 

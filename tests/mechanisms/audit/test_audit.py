@@ -66,25 +66,6 @@ def test_gaussian_mechanism_is_bounded_and_its_missing_noise_is_caught() -> None
     assert audit.one_run_bound(rule.apply(bits[2000:].astype(float), bits[2000:]), delta=delta) > epsilon
 
 
-def test_gaussian_mechanism_over_runs() -> None:
-    """Clopper-Pearson over 20,000 runs: below the (eps, delta) curve of noise 1/2, above a third of it."""
-    pick = np.random.default_rng(3)
-    with_record, without = 1 + pick.normal(scale=0.5, size=20_000), pick.normal(scale=0.5, size=20_000)
-    threshold, delta = 1.2, 1e-5
-    bound = audit.clopper_pearson_bound(
-        true_in=int((with_record > threshold).sum()),
-        runs_in=20_000,
-        true_out=int((without <= threshold).sum()),
-        runs_out=20_000,
-        delta=delta,
-    )
-    # mu = 2: the epsilon at which delta is 1e-5 (Dong et al. 2022, corollary 2.13) is below 10
-    epsilon = 10.0
-    curve = norm.cdf(1 - epsilon / 2) - math.exp(epsilon) * norm.cdf(-1 - epsilon / 2)
-    assert curve <= delta
-    assert epsilon / 3 < bound < epsilon
-
-
 def test_null_gives_nothing_in_the_stated_share() -> None:
     """Scores that know nothing of the coins: rules chosen on one half and measured on the other give a bound above 0
     in at most 5 % of 400 experiments (more than 33 have 0.3 %). Measured where they were chosen they nearly always
@@ -124,12 +105,6 @@ def test_one_run_bounds_are_those_of_jax_privacy(
     assert bound == pytest.approx(published, abs=2e-6)
 
 
-def test_clopper_pearson_bound_agrees_with_jax_privacy() -> None:
-    """90 of 100 recognised with the record, 97 of 100 without, delta 1e-6: jax_privacy 2.0.0 says 2.269179."""
-    bound = audit.clopper_pearson_bound(true_in=90, runs_in=100, true_out=97, runs_out=100, delta=1e-6)
-    assert bound == pytest.approx(2.269179, abs=1e-6)
-
-
 def test_delta_only_weakens() -> None:
     """The p-value grows with delta, hence the bound falls; at delta 0 it is the logit of the interval's end."""
     guesses = Guesses(correct=95, made=100, coins=1000)
@@ -137,19 +112,6 @@ def test_delta_only_weakens() -> None:
     assert bounds == sorted(bounds, reverse=True)
     assert bounds[0] > 2.0 > bounds[-1]
     assert audit.one_run_p_value(guesses, epsilon=bounds[0], delta=0.0) == pytest.approx(0.05, rel=1e-6)
-
-
-def test_replacing_weakens_with_delta_and_stays_consistent() -> None:
-    """At delta 0 it is the one-run bound; above, the answer's own (1 + e^(eps/2)) delta no longer explains it away."""
-    guesses = Guesses(correct=95, made=100, coins=1000)
-    plain, small, large = (audit.replace_one_bound(guesses, delta=delta) for delta in (0.0, 1e-6, 1e-4))
-    assert plain == audit.one_run_bound(guesses)
-    assert plain > small > large > 0
-    for epsilon, delta in ((small, 1e-6), (large, 1e-4)):
-        for factor, refuted in ((1.0, True), (1 + 1e-6, False)):
-            at = (1 + math.exp(factor * epsilon / 2)) * delta
-            assert (audit.one_run_p_value(guesses, epsilon=factor * epsilon, delta=at) <= 1 - 0.95) == refuted
-    assert audit.replace_one_bound(guesses, delta=0.4) == 0
 
 
 def test_counts_that_contradict_each_other_are_refused() -> None:
@@ -160,19 +122,12 @@ def test_counts_that_contradict_each_other_are_refused() -> None:
 
 
 def test_membership_against_scikit_learn() -> None:
-    """AUC with ties equals scikit-learn's; its band holds the truth in 95 % of 300 samples (below 90 %: 0.02 %)."""
+    """AUC with ties equals scikit-learn's."""
     pick = np.random.default_rng(0)
     members, others = np.round(pick.normal(0.7, 1, 500), 1), np.round(pick.normal(0, 1, 400), 1)
     found = audit.membership(members, others)
     labels = np.r_[np.ones(500), np.zeros(400)]
     assert found.auc == pytest.approx(roc_auc_score(labels, np.r_[members, others]))
-    assert found.auc_band[0] < found.auc < found.auc_band[1]
-    truth, inside = float(norm.cdf(0.7 / math.sqrt(2))), 0
-    for seed in range(300):
-        pick = np.random.default_rng(seed + 1)
-        low, high = audit.membership(pick.normal(0.7, 1, 200), pick.normal(0, 1, 150)).auc_band
-        inside += low < truth < high
-    assert inside >= 270
 
 
 def test_tpr_at_low_fpr_counts_no_more_false_alarms_than_stated() -> None:
@@ -180,22 +135,6 @@ def test_tpr_at_low_fpr_counts_no_more_false_alarms_than_stated() -> None:
     others = np.r_[np.zeros(190), np.ones(10)]
     members = np.r_[np.ones(50), np.full(50, 2.0)]
     assert audit.membership(members, others).tpr == {0.001: 0.5, 0.01: 0.5}
-
-
-def test_pairs_of_a_split_without_leakage_say_nothing() -> None:
-    """Members and others of one distribution a code: guesses at pairs are right half of the time (4 sigma)."""
-    pick = np.random.default_rng(0)
-    codes = pick.integers(0, 20, 4000)
-    scores = codes + pick.normal(size=4000)
-    member = np.zeros(4000, dtype=bool)
-    for code in range(20):
-        where = pick.permutation(np.flatnonzero(codes == code))
-        member[where[: len(where) // 2]] = True
-    made, bits = audit.pair_scores(scores[member], scores[~member], codes[member], codes[~member], seed=1)
-    right = np.mean((made > 0) == bits)
-    assert abs(right - 0.5) < 4 * 0.5 / math.sqrt(len(bits))
-    told, bits = audit.pair_scores(scores[member] + 9, scores[~member], codes[member], codes[~member], seed=1)
-    assert np.mean((told > 0) == bits) > 0.99
 
 
 def test_reference_finds_the_means_and_ranks_by_them() -> None:
@@ -219,30 +158,3 @@ def test_reference_runs_of_one_kind_tell_nothing_apart() -> None:
     for had in (True, False):
         made = audit.reference(seen, np.full((4, 1), had))
         assert made.likelihood_ratio(np.array([[-9.0], [0.0], [4.0]])).tolist() == [[0.0], [0.0], [0.0]]
-
-
-def test_exposure() -> None:
-    """The most likely of R + 1 has log2(R + 1), the least likely 0."""
-    references = np.array([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
-    assert audit.exposure(np.array([4.0, 0.0]), references).tolist() == [2.0, 0.0]
-
-
-def test_references_bring_out_what_loss_alone_hides() -> None:
-    """Records differ in difficulty by far more than membership moves them: with four references RMIA tells members
-    apart, also where they fit better than the model that is attacked; of a model that saw neither half it is chance."""
-    random = np.random.default_rng(3)
-    n, difficulty = 4000, -np.exp(random.normal(size=4000))
-
-    def model(member: np.ndarray, gain: float) -> np.ndarray:
-        return difficulty * np.exp(-gain * member + 0.1 * random.normal(size=n))
-
-    member = random.random(n) < 0.5
-    bits = random.random((4, n)) < 0.5
-    references = np.stack([model(one, 0.5) for one in bits])
-    for attacked, low, high in ((model(member, 0.1), 0.6, 0.9), (model(member, 0.0), 0.46, 0.54)):
-        score = audit.relative_likelihood(attacked, references)
-        assert low < audit.membership(score[member], score[~member]).auc < high
-    weak = model(member, 0.1)
-    assert audit.membership(weak[member], weak[~member]).auc < 0.56
-    by_hand = np.log(np.exp(weak) / np.exp(references).mean(0))
-    np.testing.assert_allclose(audit.relative_likelihood(weak, references), by_hand)

@@ -71,38 +71,30 @@ def test_audits_of_one_claim_share_its_false_alarm_rate(ledger: Ledger) -> None:
     """The same evidence again is the same attempt, whatever came between. Other evidence gets the next number of its
     kind, also at another seed; what a kind may spend adds up to its share of 5 %, and over kinds to all of it.
     """
-    assert taken(ledger, {"pairs": "a", "reruns": "r"}).numbers == {"pairs": 1, "reruns": 1}
-    assert taken(ledger, {"pairs": "a", "reruns": "r"}).numbers == {"pairs": 1, "reruns": 1}
+    assert taken(ledger, {"gradients": "a", "reruns": "r"}).numbers == {"gradients": 1, "reruns": 1}
+    assert taken(ledger, {"gradients": "a", "reruns": "r"}).numbers == {"gradients": 1, "reruns": 1}
     for number in range(9):
-        assert taken(ledger, {"pairs": f"b{number}"}).numbers == {"pairs": 2 + number}
-    later = taken(ledger, {"pairs": "a", "reruns": "s", "gradients": "g"}, seed=2)
-    assert later.numbers == {"pairs": 1, "reruns": 2, "gradients": 1}
+        assert taken(ledger, {"gradients": f"b{number}"}).numbers == {"gradients": 2 + number}
+    later = taken(ledger, {"gradients": "a", "reruns": "s"}, seed=2)
+    assert later.numbers == {"gradients": 1, "reruns": 2}
     assert later.number == 2
     assert later.alpha["reruns"] == pytest.approx(0.05 / ALL / 6)
-    assert later.first == pytest.approx(dict.fromkeys(("pairs", "reruns", "gradients"), 0.05 / ALL / 2))
+    assert later.first == pytest.approx(dict.fromkeys(("reruns", "gradients"), 0.05 / ALL / 2))
     every = [AuditAttempt("", {}, dict.fromkeys(TESTS, k), 0.95).spent for k in range(1, 200)]
     assert sum(every) == pytest.approx(0.05 * (1 - 1 / 200))
-
-
-def test_candidates_share_what_tests_of_them_may_spend() -> None:
-    """And leave to the tests of the mechanism what these have; together they spend what one would."""
-    one, many = (AuditAttempt("", {}, dict.fromkeys(TESTS, 1), 0.95, candidates=k) for k in (1, 50))
-    assert many.alpha["reruns"] == one.alpha["reruns"]
-    assert many.alpha["pairs"] == pytest.approx(one.alpha["pairs"] / 50)
-    assert many.spent == pytest.approx(one.spent) == pytest.approx(0.025)
 
 
 def test_other_records_or_settings_are_another_claim(ledger: Ledger) -> None:
     """Their audits are first ones; rows of other kinds, such as refusals of the gate, count nothing."""
     for number in range(3):
-        taken(ledger, {"reruns": f"r{number}", "pairs": "a"})
-    fresh = {"reruns": "x", "pairs": "a"}
+        taken(ledger, {"reruns": f"r{number}", "gradients": "a"})
+    fresh = {"reruns": "x", "gradients": "a"}
     assert taken(ledger, fresh, records="g", write=False).number == 1
     assert taken(ledger, fresh, c=0.5, write=False).number == 1
     same = taken(ledger, fresh, write=False)
     assert same.number == 4
     _row(ledger, {"verdict": "blocked"}, "f")
-    assert taken(ledger, fresh, write=False).numbers == same.numbers == {"reruns": 4, "pairs": 1}
+    assert taken(ledger, fresh, write=False).numbers == same.numbers == {"reruns": 4, "gradients": 1}
 
 
 def test_what_other_audits_would_have_refuted_is_remembered(ledger: Ledger) -> None:
@@ -116,7 +108,7 @@ def test_what_other_audits_would_have_refuted_is_remembered(ledger: Ledger) -> N
 
 def test_evidence_is_what_stages_hold(tmp_path: Path) -> None:
     """The same numbers under another key are the same; others, of whatever stage of the kind, are not; without reruns
-    there is no such evidence, and their pool is none of the pairs'.
+    there is no such evidence.
     """
     context = tiny_jobs.workspace(tmp_path)
 
@@ -129,21 +121,17 @@ def test_evidence_is_what_stages_hold(tmp_path: Path) -> None:
             context, Step(name, name, {"asked": asked}, {}, body, modules=("tasks.auditing.alpha_spending",))
         )
 
-    def of(candidates: int = 1, **refs: ArtifactRef | None) -> dict[str, str]:
-        return evidence_of(context.store, refs, candidates=candidates)
+    def of(**refs: ArtifactRef | None) -> dict[str, str]:
+        return evidence_of(context.store, refs)
 
     predictions, trials, pool = (stage(name, "1", 1) for name in ("predictions", "trials", "pool"))
     again, drawn_anew = stage("trials", "1", 2), stage("trials", "2", 1 + 2)
     whole = of(predictions=predictions, trials=trials, pool=pool, gradients=None)
-    assert set(whole) == {"pairs", "reruns"}
+    assert set(whole) == {"reruns"}
     assert again.sha256 != trials.sha256
     assert of(predictions=predictions, trials=again, pool=pool) == whole
-    other = of(predictions=predictions, trials=drawn_anew, pool=pool)
-    assert other["reruns"] != whole["reruns"]
-    assert other["pairs"] != whole["pairs"], "reruns are the pairs' reference"
-    assert set(of(predictions=predictions)) == {"pairs"}
-    assert of(candidates=2, predictions=predictions, trials=trials, pool=pool)["reruns"] == whole["reruns"]
-    assert of(candidates=2, predictions=predictions) != of(predictions=predictions)
+    assert of(predictions=predictions, trials=drawn_anew, pool=pool) != whole
+    assert of(predictions=predictions) == {}
 
 
 def test_auditing_until_one_contradicts_finds_too_much_without_this() -> None:

@@ -24,22 +24,15 @@ from tasks.releasing import evidence
 
 TRIALS = 32
 CANARIES = 8
-REFERENCES = 4
 
 
 def pool(natural: int = 200) -> Pool:
     """A pool without features: only who belongs to which family matters here."""
-    parts = [0] * natural + [1] * CANARIES + [2] * CANARIES + [3] * CANARIES + [4] + [NEVER] * (2 * REFERENCES)
-    first_rare, first_reference = natural + CANARIES, natural + 3 * CANARIES + 1
-    references = [
-        [first_rare + i, *range(first_reference + i * REFERENCES, first_reference + (i + 1) * REFERENCES)]
-        for i in range(2)
-    ]
+    parts = [0] * natural + [1] * CANARIES + [NEVER] * CANARIES
     return Pool(
         inputs=FeatureInputs(torch.zeros(len(parts), 1)),
         labels=torch.zeros(len(parts), dtype=torch.int64),
         family=torch.tensor(parts),
-        references=torch.tensor(references),
         train=natural // 2,
         test=natural // 2,
     )
@@ -56,7 +49,7 @@ def trials(made: Pool, *, leak: float, seed: int, epsilon: float = 0.0) -> Trial
     )
 
 
-TOGETHER = 1 - 0.05 / (2 + len(FAMILIES))
+TOGETHER = 1 - 0.05 / (1 + len(FAMILIES))
 """Confidence of each bound at which all of them hold together at 95 %."""
 
 
@@ -79,13 +72,12 @@ def test_a_bound_counts_only_above_what_its_trials_claimed(claimed: float | None
 def test_a_leak_is_found_in_every_family_with_coins_enough() -> None:
     """Five standard deviations: nearly every guess is right, and no more guesses are made than there are coins."""
     found = bounds(5.0, seed=1)
-    assert set(found) == {*FAMILIES, "alpha-mover, over trials"}
-    for name in FAMILIES[:4]:
+    assert tuple(found) == FAMILIES
+    for name in FAMILIES:
         assert found[name].guesses.correct > 0.9 * found[name].guesses.made > 10, name
         assert found[name].guesses.made <= found[name].guesses.coins
-        assert (found[name].auc or 0) > 0.95, name
-    # 200 records in 6 trials: at most log(1200 / -log(0.05 / 7)) can be shown by guesses that are all right
-    assert 3.0 < found["in-distribution"].refutes < math.log(1200 / -math.log(0.05 / 7)) + 0.01
+    # 200 records in 6 trials: at most log(1200 / -log(0.05 / 3)) can be shown by guesses that are all right
+    assert 3.0 < found["in-distribution"].refutes < math.log(1200 / -math.log(0.05 / 3)) + 0.01
 
 
 def test_nothing_is_found_in_nothing() -> None:
@@ -104,9 +96,7 @@ def test_nothing_is_found_in_nothing() -> None:
 
 def test_guesses_at_a_formal_claim_are_held_against_its_curve() -> None:
     """A leak of five standard deviations where the noise allows 1.26: refuted by natural records, which the one point
-    at delta 1e-4 could not be with every guess right. No leak: nothing above the claim. What the same tests said of
-    half of the noise stands beside.
-    """
+    at delta 1e-4 could not be with every guess right. No leak: nothing above the claim."""
     step = NoiseSegment(steps=20, noise_multiplier=3.56, l2_clip_norm=1.0)
     event, made = DpSgdEvent(sampling_prob=1.0, segments=(step,)), pool()
     leaky, tight = (trials(made, leak=leak, seed=1) for leak in (5.0, 0.0))
@@ -123,18 +113,16 @@ def test_guesses_at_a_formal_claim_are_held_against_its_curve() -> None:
     assert caught.noise_at_most < 1
     assert caught.epsilon_of_any is not None
     assert caught.epsilon_of_any < caught.epsilon
-    quiet = told(tight, event=event, halved=leaky)
+    quiet = told(tight, event=event)
     assert set(quiet) == set(FAMILIES)
     assert all(bound.epsilon < 5.0 for bound in quiet.values())
-    assert quiet["in-distribution"].at_half_noise == caught.epsilon
     assert audit_bounds.event_to_test(event) == event
     assert audit_bounds.event_to_test(NonPrivateEvent(epochs=1)) is None
 
 
 def test_later_records_are_no_non_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that read no record, whose losses drift with time: by pairs earlier records would be members at epsilon
-    1. Without a coin there is no test by pairs, nothing is refuted, and the AUC is called what it is.
-    """
+    """A model that read no record, whose losses drift with time: nothing is refuted by that, and the AUC is called what
+    it is."""
     pick = torch.Generator().manual_seed(1)
     labels: dict[str, torch.Tensor] = dict.fromkeys(("train", "test"), torch.randint(3, (4000,), generator=pick))
     drifting = {"train": torch.zeros(4000, 3), "test": torch.zeros(4000, 3)}
@@ -144,13 +132,9 @@ def test_later_records_are_no_non_members(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(membership, "load_inputs", lambda _, half: (None, labels[half]))
     monkeypatch.setattr(membership, "read", lambda _, half: {"log_probabilities": drifting[half].log_softmax(1)})
 
-    def measured(*, coin: bool) -> dict[str, Any]:
-        design = membership.Design({"pairs": 0.05}, {"pairs": 0.05}, claimed=1.0, delta=1e-5, coin=coin)
-        work = SimpleNamespace(inputs={"prepared": None, "predictions": None}, out=tmp_path)
-        return dict(membership._measure(cast(Any, work), seed=1, design=design, trials_of=""))
-
-    careless, told = measured(coin=True), measured(coin=False)
-    assert careless["epsilon_lower_bound"] > 1.0
+    design = membership.Design({}, {}, claimed=1.0, delta=1e-5, coin=False)
+    work = SimpleNamespace(inputs={"prepared": None, "predictions": None}, out=tmp_path)
+    told = dict(membership._measure(cast(Any, work), seed=1, design=design, trials_of=""))
     assert (told["epsilon_lower_bound"], told["reach"], told["bounds"]) == (0.0, 0.0, [])
     assert told["attack_auc"] > 0.9
     assert "no membership test" in evidence.describe_attack(told["attack"], coin=told["coin"])
@@ -166,7 +150,7 @@ def test_a_bound_from_gradient_canaries_is_one_on_noise() -> None:
     design = membership.Design(alpha={}, first={}, claimed=5.0, delta=1e-5, event=event.model_dump(mode="json"))
 
     def made(right: int) -> Bound:
-        counted = {"coins": 1000, "right": right, "right_at_half_noise": 880}
+        counted = {"coins": 1000, "right": right}
         return membership._gradient_bound(counted, event, design, alpha=0.05)
 
     bound = made(722)
@@ -175,8 +159,6 @@ def test_a_bound_from_gradient_canaries_is_one_on_noise() -> None:
     assert 4.0 < bound.epsilon < 5.0
     assert bound.epsilon_of_any is not None
     assert 0.7 < bound.epsilon_of_any < 0.85
-    assert bound.at_half_noise is not None
-    assert bound.at_half_noise > 5.0
     assert (made(500).noise_at_most, made(500).epsilon, made(500).epsilon_of_any) == (None, 0.0, 0.0)
 
 
@@ -205,8 +187,8 @@ def test_claims_count_of_the_trials_that_were_measured() -> None:
 
     measured = torch.zeros(TRIALS, dtype=torch.bool)
     measured[TRIALS // 2 + TRIALS // 8 :] = True
-    measured &= torch.arange(TRIALS) % 4 == 3
-    assert measured.sum() == 3, "those in which the canary that moves weights has its turn are not natural either"
+    measured &= torch.arange(TRIALS) % 2 == 1
+    assert measured.sum() == 6
     elsewhere = torch.where(measured, 1.0, 50.0).double()
     assert refuted(elsewhere).claimed == 1.0
     assert refuted(elsewhere).refutes > 3.0
@@ -218,14 +200,14 @@ def test_claims_count_of_the_trials_that_were_measured() -> None:
 
 @pytest.mark.parametrize("number", [16, 17, 23, 32, 64])
 def test_some_measured_reruns_are_natural_whatever_the_coins(number: int) -> None:
-    """At any number of reruns that is allowed, by their numbers; no canary is in them, and each has its own turns."""
+    """At any number of reruns that is allowed, by their numbers; no canary is in them."""
     made = pool()
     measured = range(number // 2 + number // 8, number)
     natural = [t for t in measured if made.natural(t)]
-    assert len(natural) >= len(measured) // 4
+    assert len(natural) >= len(measured) // 2
     assert not any(bool(made.coins(seed=seed, trial=t)[made.family > 0].any()) for t in natural for seed in range(20))
     turns = [made.on_trial(t)[made.family > 0] for t in range(4)]
-    assert [int(turn.sum()) for turn in turns] == [3 * CANARIES, 1, 3 * CANARIES, 0]
+    assert [int(turn.sum()) for turn in turns] == [CANARIES, 0, CANARIES, 0]
 
 
 def test_without_natural_reruns_nothing_is_measured_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,32 +217,3 @@ def test_without_natural_reruns_nothing_is_measured_in_them(monkeypatch: pytest.
     monkeypatch.setattr(Pool, "natural", staticmethod(lambda trial: False))
     bound = audit_bounds.trial_bounds(made, leaky, delta=0.0, confidence=0.99)[0]
     assert (bound.guesses.made, bound.refutes, bound.could_refute, bound.claimed) == (0, 0.0, 0.0, None)
-
-
-def test_pairs_of_the_candidate() -> None:
-    """Halves that differ are told apart, by no more than half of the replace-one bound; equal ones in at most 5 % of
-    200 candidates (more than 19 have 0.3 %).
-    """
-    codes = [torch.arange(10).repeat(40)] * 2
-
-    def bound(leak: float, seed: int) -> Bound:
-        pick = np.random.default_rng(seed)
-        ell = [-np.logaddexp(0, -(pick.normal(size=400) + by)) for by in (leak, 0.0)]
-        return audit_bounds.pair_bound(ell, codes, None, delta=0.0, confidence=0.95, seed=seed)
-
-    assert 0.5 < bound(3.0, 1).epsilon <= math.log(200 / -math.log(0.05)) / 2
-    assert binom.sf(19, 200, 0.05) < 0.005
-    assert sum(bound(0.0, seed).epsilon > 0 for seed in range(200)) <= 19
-
-
-def test_memorisation_tells_planted_from_not() -> None:
-    """A leak shows as exposure and as wrong codes learnt; without one both halves say the same (4 sigma)."""
-    made = pool()
-    told = audit_bounds.memorisation(made, trials(made, leak=6.0, seed=3))
-    assert told["exposure_planted"] > 2.0 > told["exposure_not_planted"]
-    assert told["wrong_code_agreement_trained"] > 0.95 > 0.7 > told["wrong_code_agreement_not_trained"]
-    assert told["exposure_largest_possible"] == pytest.approx(math.log2(REFERENCES + 1))
-    null = audit_bounds.memorisation(made, trials(made, leak=0.0, seed=3))
-    coins = TRIALS / 2 * CANARIES
-    gap = abs(null["wrong_code_agreement_trained"] - null["wrong_code_agreement_not_trained"])
-    assert gap < 4 * math.sqrt(0.25 * 4 / coins)

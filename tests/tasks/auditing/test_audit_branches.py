@@ -11,7 +11,7 @@ from mechanisms.swag_ppm import SwagPpm
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
 from storage.ingest import IngestConfig
-from tasks.auditing.run import reference_heads, reruns
+from tasks.auditing.run import reruns
 from tasks.auditing.settings import AuditParameters, trial_draws_of
 from tasks.branches.branch import Terms, standard_branches
 from tasks.branches.experiment import Study
@@ -49,17 +49,6 @@ def test_a_linear_mechanism_reruns_with_its_own_settings(tmp_path: Path) -> None
     assert plan.config["task"]["target_epsilon"] == 4.0
     assert set(trials.inputs) == {"pool", "dataset", "plan"}
     assert own not in asked(tmp_path, "dp-sgd-tuned")[0][0].config["mechanism"]
-
-
-def test_an_audit_without_trials_fits_heads_without_privacy(tmp_path: Path) -> None:
-    """On a pool of records and a few canaries, as many as are set, with the run's optimiser."""
-    study, steps = studied(tmp_path)
-    reference_heads(study, AuditParameters(trials=0, references=9), standard_branches()["prior-descent"])
-    pool, plan, heads = steps
-    assert (pool.name, pool.config["canaries"], heads.config["trials"]) == ("audit-pool", 2, 9)
-    assert plan.config["mechanism"]["kind"] == "non-private"
-    assert plan.config["mechanism"]["phase"] == PARAMETERS.fit.adamw.model_dump(mode="json")
-    assert heads.config["seed"] == PARAMETERS.fit.seed
 
 
 def test_reruns_have_no_more_draws_than_the_candidate() -> None:

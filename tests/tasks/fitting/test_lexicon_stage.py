@@ -20,7 +20,6 @@ from mechanisms.model.inputs import FeatureInputs
 from storage.artifacts import ArtifactRef
 from storage.datasets import load_codes, load_split
 from storage.demo_data import write_demo_data
-from tasks.auditing import pool
 from tasks.branches.branch import Terms, choose
 from tasks.comparing import run as comparison
 from tasks.fitting import data, prior
@@ -146,16 +145,6 @@ def test_equal_texts_are_encoded_once(
     monkeypatch.setattr(data, "PART", 2)
     torch.testing.assert_close(features_of(context, config, dataset), whole)
     assert encoded == [2, 2] * 2, "the distinct texts of either half"
-
-
-def test_canaries_are_read_as_records_are(context: Context, tiny_bert: Path, tmp_path: Path) -> None:
-    """With their words, so that an audit's inputs have one width."""
-    dataset, config = ingested(context, tmp_path), model(tiny_bert)
-    prepared = run_step(context, data.prepare(config, dataset))
-    step = pool.pool(config, canaries=4, seed=0, dataset=dataset, prepared=prepared)
-    inputs = pool.Pool.load(run_step(context, step).path).inputs
-    assert isinstance(inputs, FeatureInputs)
-    assert inputs.features.shape[1] == features_of(context, config, dataset).shape[1]
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def rerun(parameters: RetrainParameters, home: Path, chosen: str) -> dict[str, b
     do = partial(run_step, context.model_copy(update={"engine": chosen}))
     branch = standard_branches()["swag-ppm"]
     study = comparison.run(context, parameters, Terms(), (branch,), do=do).study
-    pool = do(audit_pool.pool(parameters.model, canaries=4, seed=parameters.fit.seed, **study.records))
+    pool = do(audit_pool.pool(canaries=4, seed=parameters.fit.seed, prepared=study.prepared))
     ref, _ = reruns(study, AuditParameters(trials=20, trial_draws=3), branch, pool)
     return {file.name: file.read_bytes() for file in context.store.open(ref).iterdir()}
 

@@ -1,0 +1,198 @@
+"""Speed of an audit's reruns: many chains at once against chains one by one.
+
+Claim: on cached features, reruns of the whole chain (three fits, SWAG collections, risks, weights, one draw of each
+round) side by side as `autocoder audit` does them are at least 3 times as many a second as the retrain's own code does
+one after the other, for the same records, epochs and draws; hundreds of them take minutes on two cores. Features are
+random, of the size of the public OSHA reports' (2,357 training records of a pool twice as large, 102 codes, 384 wide).
+Both sides start at the same seeds and must come to the same draw. Prints one JSON object.
+
+`--bounds`, in place of that: the epsilon that this project and jax_privacy 2.0.0 conclude from the same 1,000 coins of
+one run, at the noise of epsilon 5 (delta 1e-5) and at half of it, medians of 20. Claim: the one-run bound is the same.
+Of jax_privacy only `auditing.py` is loaded, which needs no JAX: `uv pip install --no-deps jax-privacy==2.0.0`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import workload
+from torch import Tensor, nn
+
+from mechanisms.audit import curves, gradient_canaries
+from mechanisms.audit import trials as audit_trials
+from mechanisms.audit.bounds import Guesses, one_run_bound
+from mechanisms.audit.trials import Drawn, Records
+from mechanisms.mechanism import Records as OwnRecords
+from mechanisms.mechanism import Run, Task
+from mechanisms.model.config import OptimiserPhase
+from mechanisms.model.inputs import FeatureInputs
+from mechanisms.model.threads import using
+from mechanisms.posterior import risks
+from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
+from mechanisms.posterior.rounds import ROUNDS, RoundName
+from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
+from mechanisms.swag_ppm import PosteriorDraw, SwagPpm
+
+CODES, WIDTH, RANK, AT_ONCE = 102, 384, 20, 8
+
+
+def main() -> None:
+    """Times both sides, in turns."""
+    parser = workload.arguments(__doc__, records=4713, repeats=2)
+    parser.add_argument("--trials", type=int, default=16, help="reruns side by side (default: 16)")
+    parser.add_argument("--draws", type=int, default=50, help="for risks and for Delta, on both sides (default: 50)")
+    parser.add_argument("--epochs", type=int, nargs=2, default=(10, 20), help="AdamW, SGD (default: 10 20)")
+    parser.add_argument("--bounds", action="store_true", help="compare bounds with jax_privacy's instead")
+    options = parser.parse_args()
+    if options.bounds:
+        workload.report(_bounds(), options.json)
+        return
+    pool = _pool(options)
+    start = audit_trials.from_flat(torch.zeros(CODES * (WIDTH + 1)), classes=CODES)
+
+    theta = _one_chain(options, pool)
+    drawn = audit_trials.chain(_some(pool, range(1)), start, **_settings(options))
+    off = (drawn["reweighted"].theta[0] - audit_trials.from_flat(theta, classes=CODES)).abs().max()
+    if off > 0.01:
+        raise SystemExit(f"the two sides do not compute the same: draws differ by {off:.3g}")
+    sides = {"one": lambda: _one_chain(options, pool), "many": lambda: _side_by_side(options, pool, start)}
+    times = workload.interleaved(sides, repeats=options.repeats, device=torch.device("cpu"), warm_up=False)
+    one, many = times["one"], [taken / options.trials for taken in times["many"]]
+    ratio = workload.ratio(one, many)
+    workload.report(
+        {
+            "benchmark": "audit",
+            "device": "cpu",
+            "trials": options.trials,
+            "records_each": int(pool.included.sum(1).float().mean()),
+            "largest_difference_of_a_draw": round(float(off), 6),
+            "one_chain_s": workload.median(one),
+            "a_rerun_side_by_side_s": workload.median(many),
+            "reruns_a_minute": round(60 / workload.median(many), 1),
+            "speedup": ratio,
+            "speedup_target": ">= 3",
+            "speedup_met": ratio >= 3,
+        },
+        options.json,
+    )
+
+
+def _bounds() -> dict[str, Any]:
+    """Returns medians of each bound, by the share of the noise."""
+    theirs, delta, alpha, coins = _jax_auditing(), 1e-5, 0.05, 1000
+    mu = 1.1212
+    event = DpSgdEvent(sampling_prob=1.0, segments=(NoiseSegment(steps=1, noise_multiplier=1 / mu, l2_clip_norm=1.0),))
+    random, medians = np.random.default_rng(0), {}
+    largest = 0.0
+    for share in (1.0, 0.5):
+        rows = []
+        for _ in range(20):
+            taken = random.random(coins) < 0.5
+            scores = taken * mu / share + random.normal(size=coins)
+            right = int(((scores > mu / share / 2) == taken).sum())
+            guesses = Guesses(right, coins, coins)
+            runs = [curves.Runs((right,), coins, right)]
+            scored = theirs.CanaryScoreAuditor(scores[taken], scores[~taken])
+            rows.append(
+                {
+                    "one run": one_run_bound(guesses, delta=delta),
+                    "one run, jax_privacy": theirs._epsilon_one_run(0.0, coins, coins, right, alpha, delta),
+                    "curve": curves.epsilon_at(
+                        event, factor=curves.noise_at_most(runs, event, alpha=alpha), delta=delta
+                    ),
+                    "curve, jax_privacy": theirs._epsilon_one_run_fdp(0.0, coins, coins, right, alpha, delta),
+                    "Gaussian noise": curves.epsilon_at(
+                        event,
+                        factor=gradient_canaries.noise_at_most(event, right=right, coins=coins, alpha=alpha),
+                        delta=delta,
+                    ),
+                    "Gaussian noise, jax_privacy": scored.epsilon_from_gdp(alpha, delta),
+                }
+            )
+            largest = max(largest, abs(rows[-1]["one run"] - rows[-1]["one run, jax_privacy"]))
+        medians[f"noise x {share:g}"] = {name: round(float(np.median([r[name] for r in rows])), 3) for name in rows[0]}
+    return {"benchmark": "audit bounds", "device": "cpu", "one_run_differs_by_at_most": round(largest, 6), **medians}
+
+
+def _jax_auditing() -> Any:
+    found = importlib.util.find_spec("jax_privacy")
+    if found is None or not found.submodule_search_locations:
+        raise SystemExit("jax_privacy is missing. Install it: uv pip install --no-deps jax-privacy==2.0.0")
+    file = Path(found.submodule_search_locations[0]) / "auditing.py"
+    spec = importlib.util.spec_from_file_location("jax_privacy_auditing", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    epochs, collected = options.epochs
+    return {
+        "names": ROUNDS["reweighted"],
+        "bounded": None,
+        "fine_tune": OptimiserPhase(optimiser="adamw", learning_rate=0.003, epochs=epochs, batch_size=8),
+        "collect": OptimiserPhase(optimiser="sgd", learning_rate=0.01, epochs=collected, batch_size=8),
+        "moments": SwagConfig(rank=min(RANK, collected)),
+        "config": PseudoPosteriorConfig(risk_draws=options.draws, sensitivity_draws=options.draws),
+    }
+
+
+def _pool(options: argparse.Namespace) -> Records:
+    """Records around a centre a code, so that there is something to learn; half of them in each rerun."""
+    g = torch.Generator().manual_seed(0)
+    labels = torch.randint(CODES, (options.records,), generator=g)
+    centres = torch.randn(CODES, WIDTH, generator=g)
+    features = nn.functional.normalize(centres[labels] + 3 * torch.randn(options.records, WIDTH, generator=g), dim=1)
+    included = torch.rand(options.trials, options.records, generator=g) < 0.5
+    return Records(features, labels, included, seeds=tuple(range(1, options.trials + 1)))
+
+
+def _some(pool: Records, chunk: range) -> Records:
+    rows = slice(chunk.start, chunk.stop)
+    return Records(pool.features, pool.labels, pool.included[rows], seeds=pool.seeds[rows])
+
+
+def _side_by_side(options: argparse.Namespace, pool: Records, start: Tensor) -> None:
+    """Chunks of reruns, one a core, each on one thread: what the audit's stage does."""
+    chunks = [range(first, min(first + AT_ONCE, options.trials)) for first in range(0, options.trials, AT_ONCE)]
+
+    def run(chunk: range) -> dict[RoundName, Drawn]:
+        return audit_trials.chain(_some(pool, chunk), start, **_settings(options))
+
+    workers = torch.get_num_threads()
+    with using(1), ThreadPoolExecutor(workers) as several:
+        list(several.map(run, chunks))
+
+
+def _one_chain(options: argparse.Namespace, pool: Records) -> Tensor:
+    """The first rerun by the code of the retrain; its last draw, float32 [P]."""
+    settings, seed, own = _settings(options), pool.seeds[0], pool.included[0]
+    head = workload.linear_head(WIDTH, CODES)
+    head.flat.zero_()
+    mechanism = SwagPpm(
+        round="reweighted",
+        fine_tune=settings["fine_tune"],
+        collect=settings["collect"],
+        moments=settings["moments"],
+        pseudo_posterior=settings["config"],
+    )
+    records = OwnRecords(FeatureInputs(features=pool.features[own]), pool.labels[own])
+    plan = mechanism.plan(Task(records=len(records.labels), classes=CODES))
+    fitted = plan.fit(records, Run(CODES, seed, lambda: head)).model
+    assert isinstance(fitted, PosteriorDraw)
+    risks.load_draw(head, fitted.posterior, seed=seed, purpose="audit", draw=0)
+    return head.flat.clone()
+
+
+if __name__ == "__main__":
+    main()
