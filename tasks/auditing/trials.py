@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -39,6 +40,8 @@ _claim_of = lru_cache(maxsize=64)(claim_of)
 _TOGETHER = 8
 """Trials of a linear head in a part: their parameters and optimiser states stay in the cache of a core."""
 _FILE = "trials.safetensors"
+_BUILDING = Lock()
+"""An untrained model starts from torch's one generator: two threads at once would share its numbers."""
 
 
 class TrialRange(Part, frozen=True, title="Trials"):
@@ -162,7 +165,8 @@ def _run(work: Work, selection: TrialRange) -> dict[str, Tensor]:
     pool = Pool.load(work.inputs["pool"])
     included = torch.stack([pool.coins(seed=selection.seed, trial=t) for t in selection.trials])
     seeds = tuple(derive_seed(selection.seed, "audit", "trial", t) >> 10 for t in selection.trials)
-    head = build(work.context, model, work.inputs["dataset"], seed=selection.seed)
+    with _BUILDING:
+        head = build(work.context, model, work.inputs["dataset"], seed=selection.seed)
     classes = label_count(work.inputs["dataset"])
     if isinstance(plan.mechanism, Batched) and model.linear_head:
         assert isinstance(pool.inputs, FeatureInputs)

@@ -43,8 +43,10 @@ _LOOK_SECONDS, _WORKERS_SECONDS = 0.01, 20.0
 """Between two looks at finished parts, and at whether any worker is left."""
 _LOCAL = re.compile(r"tcp://(127\.\d+\.\d+\.\d+|localhost|\[::1\]):\d+")
 _ADDRESS = re.compile(r"(tcp|tls)://[^/\s]+:\d+")
-SILENT = {"distributed.scheduler.http.routes": [], "distributed.worker.http.routes": []}
+SILENT: dict[str, object] = {"distributed.scheduler.http.routes": [], "distributed.worker.http.routes": []}
 """Dask's own pages show tasks, logs and stacks to whoever finds their port: none is served."""
+_STARTING = {"distributed.comm.timeouts.connect": "120s", "distributed.comm.timeouts.tcp": "120s"}
+"""A process that imports the libraries on a busy machine answers late."""
 
 
 def of_environment() -> str:
@@ -200,6 +202,7 @@ def connect(engine: str) -> Client:
         atexit.register(client.close)
         return client
     processes = int(engine)
+    dask.config.set(_STARTING)
     threads = str(max(1, (os.cpu_count() or 1) // processes))
     dask.config.set(
         {f"distributed.nanny.pre-spawn-environ.{name}_NUM_THREADS": threads for name in ("OMP", "MKL", "OPENBLAS")}
