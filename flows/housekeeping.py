@@ -7,14 +7,14 @@ files and a release from the ledger, so resuming a run is always safe; it is don
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 from prefect import flow
 from prefect.events import emit_event
 from pydantic import BaseModel, Field
 
-from flows.server.dead_runs import declare_dead, resume
+from flows.server.dead_runs import declare_dead, drop_missed, resume
 from flows.server.form import with_title
 from flows.server.prefect_run import NOTHING_STORED
 from flows.server.settings import home_of
@@ -34,6 +34,7 @@ class HousekeepingReport(BaseModel, frozen=True):
     dead: tuple[str, ...] = Field(description="runs at work that had fallen silent")
     resumed: tuple[str, ...] = Field(description="runs that were resumed")
     given_up: tuple[str, ...] = Field(description="runs that died too often")
+    missed: tuple[str, ...] = Field(description="runs of schedules that were missed, and are left out")
     low_budgets: tuple[str, ...] = Field(description="accounts with little left")
 
 
@@ -63,8 +64,9 @@ def housekeeping(
         age = timedelta(days=days)
         dead = declare_dead(RESUMED, silent=timedelta(minutes=silent_minutes), age=age)
         resumed, given_up = resume(RESUMED, attempts=attempts, age=age, pending=timedelta(minutes=pending_minutes))
+        missed = drop_missed(before=datetime.now(UTC) - timedelta(minutes=pending_minutes))
         low = _low_budgets(context, ledger or LedgerParameters(), low_share)
-    return HousekeepingReport(dead=dead, resumed=resumed, given_up=given_up, low_budgets=low)
+    return HousekeepingReport(dead=dead, resumed=resumed, given_up=given_up, missed=missed, low_budgets=low)
 
 
 def _low_budgets(context: Context, settings: LedgerParameters, share: float) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ started again. Ctrl-C stops all of it; the folder keeps the data.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import random
@@ -80,6 +81,17 @@ def answers(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+def claim(folder: Path) -> int:
+    """Claims a folder for this process until it ends: two stacks in one would destroy each other's state."""
+    lock = os.open(folder / "lock", os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        sys.exit(f"stack: another one runs in {folder}. Stop it, or name another --folder.")
+    return lock
+
+
 @dataclass
 class Component:
     """One process: how it is started, and as whom."""
@@ -103,6 +115,7 @@ class Stack:
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.lock = claim(self.folder)
         for name in ("logs", "secrets", "home"):
             (self.folder / name).mkdir(exist_ok=True, mode=0o700 if name == "secrets" else 0o755)
         self.postgres_address = ""

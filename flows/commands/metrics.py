@@ -122,5 +122,9 @@ def _server(overview: dict[str, Any]) -> Iterator[Metric]:
     workers = GaugeMetricFamily("autocoder_workers_online", "workers that answer, by pool", labels=["pool"])
     for pool, online in overview["workers"].items():
         workers.add_metric([pool], online)
-    yield runs
-    yield workers
+    mean = GaugeMetricFamily("autocoder_run_wait_seconds", "mean wait of runs of seven days, by pool", labels=["pool"])
+    longest = GaugeMetricFamily("autocoder_run_longest_wait_seconds", "the longest of them", labels=["pool"])
+    for pool, waited in overview["waits"].items():
+        mean.add_metric([pool], waited["seconds"] / waited["begun"])
+        longest.add_metric([pool], waited["longest"])
+    yield from (runs, workers, mean, longest)

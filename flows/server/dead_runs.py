@@ -22,8 +22,9 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.responses import SetStateStatus
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.events.filters import EventFilter
-from prefect.states import AwaitingRetry, Crashed
+from prefect.states import AwaitingRetry, Cancelled, Crashed
 
 from flows.server.client import server
 
@@ -91,6 +92,33 @@ def resume(
             client.set_flow_run_state(run.id, AwaitingRetry(message=f"resumed after {run.run_count} starts"))
             resumed.append(run.name)
     return tuple(resumed), tuple(given_up)
+
+
+def drop_missed(*, before: datetime) -> tuple[str, ...]:
+    """Cancels runs of schedules that were missed, but for the newest of each deployment; returns their names.
+
+    Args:
+        before: runs whose time was earlier and that no worker has taken are missed.
+    """
+    missed = FlowRunFilter.model_validate(
+        {
+            "state": {"type": {"any_": [StateType.SCHEDULED]}},
+            "expected_start_time": {"before_": before},
+        }
+    )
+    dropped, newest = [], set()
+    with server() as client:
+        runs = client.read_flow_runs(flow_run_filter=missed, sort=FlowRunSort.EXPECTED_START_TIME_DESC)
+        for run in runs:
+            if not run.auto_scheduled or run.deployment_id is None or run.run_count:
+                continue
+            if run.deployment_id not in newest:
+                newest.add(run.deployment_id)
+                continue
+            # Not forced: a run that a worker takes meanwhile goes on.
+            client.set_flow_run_state(run.id, Cancelled(message="missed; a later run of the schedule takes its place"))
+            dropped.append(run.name)
+    return tuple(dropped)
 
 
 def _runs(client: SyncPrefectClient, state: StateType, flows: Sequence[str]) -> list[FlowRun]:

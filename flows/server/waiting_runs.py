@@ -112,7 +112,7 @@ def overview() -> dict[str, Any]:
     now = datetime.now(UTC)
     recent = FlowRunFilter.model_validate({"expected_start_time": {"after_": now - timedelta(days=7), "before_": now}})
     with server() as client:
-        runs, stopped = _by_state(client, recent), stopped_runs(client, recent)
+        (runs, waits), stopped = _by_state(client, recent), stopped_runs(client, recent)
         online, unserved = {}, []
         for pool in client.read_work_pools():
             workers = client.read_workers_for_work_pool(pool.name)
@@ -122,6 +122,7 @@ def overview() -> dict[str, Any]:
                 unserved.append(pool.name)
     return {
         "runs": dict(runs),
+        "waits": waits,
         "workers": online,
         "unserved": sorted(unserved),
         "waiting": [asdict(run) for run in waiting_releases()],
@@ -136,12 +137,24 @@ def _late(client: SyncPrefectClient, pool: str) -> bool:
     return bool(client.read_flow_runs(flow_run_filter=late, work_pool_filter=of_pool, limit=1))
 
 
-def _by_state(client: SyncPrefectClient, chosen: FlowRunFilter) -> Counter[str]:
-    """Counts runs by the name of their state, whose type is the same for late and scheduled runs."""
+def _by_state(client: SyncPrefectClient, chosen: FlowRunFilter) -> tuple[Counter[str], dict[str, dict[str, float]]]:
+    """Counts runs by the name of their state, whose type is the same for late and scheduled runs.
+
+    Returns also by pool how many runs have begun, the seconds that they waited for it in all, and the longest wait.
+    """
     runs: Counter[str] = Counter()
+    waits: dict[str, dict[str, float]] = {}
     for offset in count(0, _PAGE):
         page = client.read_flow_runs(flow_run_filter=chosen, sort=FlowRunSort.ID_DESC, limit=_PAGE, offset=offset)
         runs.update(run.state_name or "unknown" for run in page)
+        for run in page:
+            if run.work_pool_name is None or run.start_time is None or run.expected_start_time is None:
+                continue
+            waited = max(0.0, (run.start_time - run.expected_start_time).total_seconds())
+            pool = waits.setdefault(run.work_pool_name, {"begun": 0, "seconds": 0.0, "longest": 0.0})
+            pool["begun"] += 1
+            pool["seconds"] += waited
+            pool["longest"] = max(pool["longest"], waited)
         if len(page) < _PAGE:
             break
-    return runs
+    return runs, waits

@@ -17,6 +17,9 @@ from storage.figures import delta_text, epsilon_text
 class Listener:
     """Receives the events of every stage; its methods must be cheap, since training loops call them."""
 
+    def named(self, label: str, name: str) -> None:
+        """Takes the name of the stage whose start comes next; a label tells also of a branch, a round, a seed."""
+
     def started(self, label: str) -> None:
         """Handles the start of a stage."""
 
@@ -56,9 +59,10 @@ def only(*listeners: Listener) -> Iterator[None]:
         _listeners.reset(token)
 
 
-def started(label: str) -> None:
-    """Notifies all listeners that a stage starts."""
+def started(label: str, name: str | None = None) -> None:
+    """Notifies all listeners that a stage of this name starts; by default its label is its name."""
     for listener in _listeners.get():
+        listener.named(label, name or label)
         listener.started(label)
 
 

@@ -127,7 +127,7 @@ def run_step(context: Context, step: Step) -> ArtifactRef:
     """Runs one step, or reuses its output; returns the reference of the output."""
     with private_errors(step.label), progress.report_failures(step.label):
         started = time.monotonic()
-        progress.started(step.label)
+        progress.started(step.label, step.name)
         store = context.store
         refs = {name: ref for name, ref in step.inputs.items() if ref is not None}
         if missing := step.inputs.keys() - refs:

@@ -42,9 +42,6 @@ _SAME_RUN_SECONDS = 120.0
 """Stages whose last report is this much older than the newest of their flow belong to another run."""
 _RETENTION_DAYS = 7
 """Retention of a host that reports no more, such as a replaced container."""
-_MAX_SERIES = 500
-"""Series per name: labels hold branch names and seeds, whose number must stay bounded."""
-
 _DAMAGED = (OSError, ValueError, TypeError, RecursionError)
 """Errors of a file that cannot be read, or holds something else."""
 
@@ -138,20 +135,8 @@ def _update(private: Path, host: str) -> Iterator[dict[Key, float]]:
         with suppress(*_DAMAGED):
             samples = _parse(file.read_text(encoding="utf-8"))
         yield samples
-        rows = [(name, labels, value) for (name, labels), value in _newest(samples).items()]
+        rows = [(name, labels, value) for (name, labels), value in samples.items()]
         write_atomically(file, json.dumps(rows).encode())
-
-
-def _newest(samples: Mapping[Key, float]) -> dict[Key, float]:
-    reported = {labels: value for (name, labels), value in samples.items() if name.endswith("_timestamp_seconds")}
-    if len(reported) <= _MAX_SERIES:
-        return dict(samples)
-    newest = set(sorted(reported, key=lambda labels: reported[labels])[-_MAX_SERIES:])
-    return {
-        key: value
-        for key, value in samples.items()
-        if tuple(label for label in key[1] if label[0] != "result") in newest
-    }
 
 
 @dataclass
@@ -181,6 +166,11 @@ class MetricsListener(Listener):
         self._private, self._flow = private, flow
         self._host = host or socket.gethostname() or "unknown"
         self._stages: dict[str, _Stage] = {}
+        self._names: dict[str, str] = {}
+
+    def named(self, label: str, name: str) -> None:
+        """Takes the name under which a stage's figures go: names are few, and no seed is in them."""
+        self._names[label] = name
 
     def started(self, label: str) -> None:
         """Starts the clock and the peak of GPU memory."""
@@ -227,7 +217,7 @@ class MetricsListener(Listener):
                 values["autocoder_stage_records_per_second"] = rate
             if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
                 values["autocoder_stage_gpu_memory_peak_bytes"] = torch.cuda.max_memory_allocated()
-        labels = (("flow", self._flow), ("host", self._host), ("stage", label))
+        labels = (("flow", self._flow), ("host", self._host), ("stage", self._names.get(label, label)))
         # A full disk ends the stage with its own message, which this must not hide.
         with suppress(OSError), _update(self._private, self._host) as samples:
             if result == "failed":

@@ -194,6 +194,25 @@ def test_no_container_is_root_writable_or_capable(composed: dict[str, Any]) -> N
     assert subprocess.run(["sh", "-n", "-c", command], check=False).returncode == 0
 
 
+def test_every_container_has_bounds_and_its_log_is_turned_over(composed: dict[str, Any]) -> None:
+    """Of memory, processes and its weight among others; no log fills the disk, and a worker comes last."""
+    for name, service in composed["services"].items():
+        assert int(service["mem_limit"]) > 0, name
+        assert int(service["pids_limit"]) > 0, name
+        assert service["logging"]["options"] == {"max-size": "10m", "max-file": "5"}, name
+        works = service.get("command", [""])[0] in ("worker", "metrics")
+        assert int(service["cpu_shares"]) == (512 if works else 1024), name
+
+
+def test_two_stacks_in_one_folder(tmp_path: Path) -> None:
+    """The second is refused; once the first has ended, the folder is free."""
+    first = scripts_stack.claim(tmp_path)
+    with pytest.raises(SystemExit, match="another one runs in"):
+        scripts_stack.claim(tmp_path)
+    os.close(first)
+    os.close(scripts_stack.claim(tmp_path))
+
+
 def test_every_service_that_stays_has_a_health_check(composed: dict[str, Any]) -> None:
     """What runs once has none."""
     for name, service in composed["services"].items():

@@ -38,7 +38,13 @@ class Everything(Collector):
         yield from worker_metrics.families(samples)
         account = {"population": "p", "cohort": "2015", "guarantee_kind": "k", "epsilon_cap": "4", "epsilon_left": "1"}
         yield from _ledger({"budget": [account], "open_releases": [], "plans": []})
-        yield from _server({"runs": {"FAILED": 1, "CRASHED": 0}, "workers": {"cpu": 1}})
+        yield from _server(
+            {
+                "runs": {"FAILED": 1, "CRASHED": 0},
+                "workers": {"cpu": 1},
+                "waits": {"cpu": {"begun": 2, "seconds": 3, "longest": 2}},
+            }
+        )
         up = GaugeMetricFamily("autocoder_up", "as in flows.commands.metrics", labels=["part"])
         up.add_metric(["ledger"], 1)
         yield up

@@ -50,7 +50,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def value(private: Path, name: str, **labels: str) -> float | None:
-    wanted = tuple(sorted(({"host": "h", "flow": "f", "stage": "a stage"} | labels).items()))
+    wanted = tuple(sorted(({"host": "h", "flow": "f", "stage": "stage"} | labels).items()))
     return worker_metrics.read(private).get((name, wanted))
 
 
@@ -81,8 +81,8 @@ def test_a_stage_leaves_its_figures_and_no_count_of_records(tmp_path: Path, cloc
 def _run(private: Path, host: str) -> None:
     listener = MetricsListener(private, "f", host=host)
     for _ in range(20):
-        listener.started("a stage")
-        listener.finished("a stage", {}, reused=False, seconds=0.5)
+        listener.started("stage")
+        listener.finished("stage", {}, reused=False, seconds=0.5)
 
 
 def test_processes_at_once_lose_no_count(tmp_path: Path) -> None:
@@ -147,16 +147,15 @@ def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path, torn: str
     assert value(other, "autocoder_stage_runs", result="computed") == 20
 
 
-def test_series_of_long_gone_stages_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Labels hold branch names and seeds; only the newest stay."""
-    monkeypatch.setattr(worker_metrics, "_MAX_SERIES", 5)
-    listener = MetricsListener(tmp_path, "f", host="h")
-    now = iter(range(100))
-    monkeypatch.setattr("tasks.running.worker_metrics.time.time", lambda: next(now))
-    for n in range(9):
-        listener.finished(f"stage {n}", {}, reused=False, seconds=1)
-    kept = {dict(labels)["stage"] for _, labels in worker_metrics.read(tmp_path)}
-    assert kept == {f"stage {n}" for n in range(4, 9)}
+def test_seeds_make_no_new_series(tmp_path: Path) -> None:
+    """A stage's figures go under its name; its label, with branch and seed, is for people."""
+    context = Context(home=str(tmp_path))
+    with progress.listening(MetricsListener(context.workspace.private, "f", host="h")):
+        for seed in range(3):
+            one = Step(name="fit", label=f"fit, seed {seed}", config={"seed": seed}, inputs={}, body=body)
+            run_step(context, one)
+    assert value(context.workspace.private, "autocoder_stage_runs", stage="fit", result="computed") == 3
+    assert {dict(labels)["stage"] for _, labels in worker_metrics.read(context.workspace.private)} == {"fit"}
 
 
 def test_gpu_memory_is_told_where_there_is_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,6 +165,6 @@ def test_gpu_memory_is_told_where_there_is_a_gpu(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: peak.__setitem__(0, 1 << 30))
     monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda: peak[0])
     listener = MetricsListener(tmp_path, "f", host="h")
-    listener.started("a stage")
-    listener.finished("a stage", {}, reused=False, seconds=1)
+    listener.started("stage")
+    listener.finished("stage", {}, reused=False, seconds=1)
     assert value(tmp_path, "autocoder_stage_gpu_memory_peak_bytes") == 1 << 30

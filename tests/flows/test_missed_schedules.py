@@ -1,0 +1,58 @@
+"""Of what a schedule missed the newest alone catches up: a weekend without a worker is one round, not two hundred."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from prefect.client.schemas.objects import FlowRun
+from prefect.states import Scheduled
+
+from flows.server import dead_runs
+
+NOW = datetime(2026, 3, 2, tzinfo=UTC)
+
+
+def run(deployment: UUID | None, hours: float, *, by_schedule: bool = True, count: int = 0) -> FlowRun:
+    """A run whose time was so many hours ago."""
+    when = NOW - timedelta(hours=hours)
+    return FlowRun(
+        name=f"{hours:g}",
+        flow_id=uuid4(),
+        deployment_id=deployment,
+        auto_scheduled=by_schedule,
+        expected_start_time=when,
+        run_count=count,
+        state=Scheduled(scheduled_time=when),
+    )
+
+
+def test_the_newest_of_each_deployment_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs by hand, and those that began once and wait to go on, are left alone."""
+    often, nightly = uuid4(), uuid4()
+    runs = [run(often, hours) for hours in (1, 2, 3)] + [run(nightly, hours) for hours in (9, 33)]
+    runs += [run(often, 4, by_schedule=False), run(often, 5, count=1), run(None, 6)]
+    asked: dict[str, Any] = {}
+    cancelled: list[UUID] = []
+
+    class Client:
+        def read_flow_runs(self, **options: Any) -> list[FlowRun]:
+            asked.update(options)
+            return sorted(runs, key=lambda one: one.expected_start_time or NOW, reverse=True)
+
+        def set_flow_run_state(self, run_id: UUID, state: Any) -> None:
+            assert state.is_cancelled()
+            cancelled.append(run_id)
+
+    @contextmanager
+    def server() -> Iterator[Client]:
+        yield Client()
+
+    monkeypatch.setattr(dead_runs, "server", server)
+    assert dead_runs.drop_missed(before=NOW) == ("2", "3", "33")
+    assert cancelled == [one.id for one in runs if one.name in ("2", "3", "33")]
+    assert asked["flow_run_filter"].expected_start_time.before_ == NOW
