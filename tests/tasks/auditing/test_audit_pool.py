@@ -38,22 +38,6 @@ def pool_of(labels: torch.Tensor, folder: Path, monkeypatch: pytest.MonkeyPatch)
     return pool.Pool.load(folder)
 
 
-def test_a_canary_of_several_fields_is_wrong_in_each(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where its original has the field, under another code of it; a field that it lacks stays lacking."""
-    pick = torch.Generator().manual_seed(0)
-    labels = torch.stack([torch.randint(4, (30,), generator=pick), torch.randint(3, (30,), generator=pick)], 1)
-    labels[::5, 1] = -1
-    made = pool_of(labels, tmp_path, monkeypatch)
-    assert made.labels.shape == (len(made.inputs), 2)
-    assert torch.equal(made.labels[:60], torch.cat([labels, labels]))
-    originals = (made.family[:60] == pool.NEVER).nonzero()[:, 0]
-    wrong = made.labels[made.family == pool.FAMILIES.index("mislabelled")]
-    for own in wrong.tolist():
-        near = [given for given in made.labels[originals].tolist() if (given[1] < 0) == (own[1] < 0)]
-        assert any(given[0] != own[0] and (own[1] < 0 or given[1] != own[1]) for given in near)
-    assert int((wrong[:, 1] < 0).sum()) == int((made.labels[originals][:, 1] < 0).sum())
-
-
 def test_a_pool_of_one_field_is_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Labels of one column, drawn in the order of earlier audits."""
     labels = torch.randint(4, (30,), generator=torch.Generator().manual_seed(0))
