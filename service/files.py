@@ -33,7 +33,7 @@ AT_ONCE = 2
 _PIECE = 16
 _PAUSE = 0.2
 """Seconds until a piece tries again where too many narratives wait."""
-_OTHER_KINDS = (b"PK\x03\x04", b"PK\x05\x06", b"PAR1")
+_OTHER_KINDS = (b"PK\x03\x04", b"PK\x05\x06", b"PAR1", b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\xd0\xcf\x11\xe0")
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,13 @@ def read(content: bytes, coder: Coder, *, column: str, top_k: int, threshold: fl
         InputError: that command would refuse it, or it is of another kind or too long; quotes no cell.
     """
     if content.startswith(_OTHER_KINDS):
-        raise InputError("This takes a CSV. Code archives, Parquet and JSON Lines with `autocoder code`.")
+        raise InputError("This takes a CSV. Code archives, workbooks, Parquet and JSON with `autocoder code`.")
     with _in_memory(content) as path:
         try:
             records = Narratives((column,))
             table = survey(path, text_columns=records.columns, option="file")
+            if table.kind != "csv":
+                raise InputError("This takes a CSV. Code JSON with `autocoder code`.")
             if table.rows > most_rows:
                 raise InputError(
                     f"The file has {table.rows:,} rows, more than {most_rows:,}. Split it, or use "
@@ -65,7 +67,7 @@ def read(content: bytes, coder: Coder, *, column: str, top_k: int, threshold: fl
                 )
             answers = answer_columns(coder, top_k=top_k, threshold=threshold)
             schema = output_schema(table, (answers,), coder.origin)
-            texts = records.texts(table.text_rows(records.columns))
+            texts = records.texts(table.text_rows(records.columns, table.marks()))
             return Upload(list(table.read()), texts, schema, answers)
         except InputError as error:
             problem = str(error).removeprefix("--data: ").removeprefix("file: ")

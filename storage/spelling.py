@@ -29,6 +29,10 @@ def _together(code: str) -> str:
     return code
 
 
+_TOO_MANY = 10
+"""Codes by people, none of which is among the model's: then the column has something else."""
+
+
 class Spellings:
     """Finds the listed code that a value means, where its forms leave one alone."""
 
@@ -153,7 +157,7 @@ class HumanCodes:
         if not self.unlisted or allowed:
             return
         given = self.rows - self.missing
-        if self.complete or self.unlisted.total() == given:
+        if self.complete or (self.unlisted.total() == given >= _TOO_MANY):
             hint = Spellings(self.listed).described(self.unlisted)
             raise InputError(
                 f"{place}: {self.unlisted.total():,} of {given:,} codes are not "

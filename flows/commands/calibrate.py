@@ -18,6 +18,7 @@ def calibrate(
     data: Annotated[Path, typer.Option(help="Coded records: CSV, Parquet or JSON Lines.")],
     out: Annotated[Path, typer.Option(help="File to write, for `autocoder code --thresholds`.")],
     released: bundle_options.BundleOptions,
+    reading: options.ReadingOptions,
     label_column: Annotated[str, typer.Option("--label", help="The code that a person gave.")] = "Nature",
     column: Annotated[
         list[str] | None,
@@ -31,6 +32,7 @@ def calibrate(
             min=0.01, max=0.999, help="Accuracy to find a score for; repeatable.", show_default="0.8, 0.9, 0.95"
         ),
     ] = None,
+    allow_unlisted: options.AllowUnlisted = False,
     sets: Annotated[
         bool, typer.Option("--sets", help="Also find the limits of sets, for `autocoder code --coverage`.")
     ] = False,
@@ -56,6 +58,7 @@ def calibrate(
     options.require_writable("--out", out)
     if out.exists():
         raise InputError(f"--out: {out} exists. Name another file.")
+    read = reading.read
     with private_errors("calibrate"):
         from storage.tables.narratives import Narratives
         from tasks.coding import calibrate as fitting
@@ -76,6 +79,9 @@ def calibrate(
                 name=name,
                 targets=accuracy or (),
                 sets=sets,
+                allow_unlisted=allow_unlisted,
+                read=read,
+                told=lambda line: say(line, err=True),
             )
     say(f"{fitted['records']:,} records, temperature {fitted['temperature']}; written to {out}")
     for line in fitting.lines(fitted):

@@ -31,8 +31,8 @@ _review = partial(typer.Option, rich_help_panel="Review")
 
 
 @dataclass(frozen=True)
-class FileOptions:
-    """Names the table to code and the one to write."""
+class FileOptions(options.ReadingOptions):
+    """Names the table to code and the one to write, and says how the table is read."""
 
     data: Annotated[Path | None, _file(help="CSV, ZIP of one CSV, Parquet, or JSON Lines (.jsonl).")] = None
     out: Annotated[Path | None, _file(help="File to write: .csv, .parquet or .jsonl; needed with --data.")] = None
@@ -89,7 +89,7 @@ class ReviewOptions:
     ] = None
     groups: Annotated[
         Literal["auto", "digits", "none"],
-        _review(help="Groups by the leading digits of a code; auto: where the classification is OIICS."),
+        _review(help="Groups by the leading signs of a code, points apart; auto: where the classification is OIICS."),
     ] = "auto"
 
     def thresholds_of(self, adopted: AdoptedBundle | None, digest: str, *, several: bool) -> Path | None:
@@ -168,7 +168,7 @@ def code(
         by_digits = {"auto": None, "digits": True, "none": False}[review.groups]
         folders = {prefix: opened.enter_context(one.opened()) for prefix, one in each.items()}
         records = Narratives(tuple(columns), template)
-        table = None if files.data is None else _survey(files.data, files, records, output)
+        table = None if files.data is None else _survey(files.data, files, records, output, tuple(each))
         # a trial of bfloat16 on the golden texts takes longer than a few narratives
         # calibrate finds the limits of sets in float32, and bundles that share an encoder share its float32 pass
         exact = table is None or review.coverage is not None or len(each) > 1
@@ -235,17 +235,25 @@ def _require_consistent(
         raise InputError("--out, --text and other file options require --data")
 
 
-def _survey(data: Path, files: FileOptions, records: Narratives, output: options.OutputOptions) -> Table:
+def _survey(
+    data: Path, files: FileOptions, records: Narratives, output: options.OutputOptions, prefixes: Sequence[str]
+) -> Table:
     """Reads the input to its end, so that its faults show before a model is loaded."""
     from storage.tables.reader import survey
     from storage.tables.writer import output_kind
+    from tasks.coding.columns import USUAL, require_free
 
     if files.out is not None:
         output_kind(files.out)
         options.require_writable("--out", files.out)
     with output.progress() as console:
         console.started("read the table through")
-        return survey(data, text_columns=records.columns, column_options=dict.fromkeys(records.columns, "--text"))
+        options_of = dict.fromkeys(records.columns, "--text")
+        table = survey(data, text_columns=records.columns, column_options=options_of, read=files.read)
+    require_free(table, {f"{prefix}{name}" for prefix in prefixes for name in USUAL})
+    for line in table.reading:
+        say(f"read {line}", err=True)
+    return table
 
 
 def _say_answers(

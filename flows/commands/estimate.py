@@ -31,6 +31,8 @@ def estimate(
     plot: Annotated[Path | None, typer.Option(help="Also draw the largest codes: .png, .svg or .pdf.")] = None,
     sdmx: Annotated[Path | None, typer.Option(help="Also write the table as SDMX-CSV 2.0.")] = None,
     dataflow: Annotated[str, typer.Option(help="Dataflow of the SDMX-CSV.")] = "AGENCY:CODES(1.0)",
+    codelist: options.PublishedList = None,
+    allow_unlisted: options.AllowUnlisted = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing outputs.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -60,7 +62,12 @@ def estimate(
         from tasks.coding import estimates as measure
 
         counted = measure.estimate(
-            coded, sample, by=[name.strip() for name in by.split(",") if name.strip()], prefix=prefix
+            coded,
+            sample,
+            by=[name.strip() for name in by.split(",") if name.strip()],
+            prefix=prefix,
+            listed=options.listed_codes(codelist),
+            allow_unlisted=allow_unlisted,
         )
         if out is not None:
             measure.write_table(counted, out)
@@ -72,6 +79,7 @@ def estimate(
         say(json.dumps(counted.as_dict(), indent=2))
     else:
         _show(counted)
+    say(counted.people, err=True)
     for line in counted.warnings():
         say(f"warning: {line}", err=True)
 

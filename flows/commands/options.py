@@ -43,6 +43,17 @@ LedgerUrl = Annotated[
     ),
 ]
 Requester = Annotated[str, typer.Option(help="Name for the ledger.")]
+AllowUnlisted = Annotated[
+    bool, typer.Option("--allow-unlisted", help="Count codes by people that the list lacks as codes of their own.")
+]
+PublishedList = Annotated[
+    Path | None,
+    typer.Option(
+        "--codelist",
+        help="Published classification, or a bundle's codelist.csv: other codes by people are refused.",
+        show_default="the model's codes of the file",
+    ),
+]
 Results = Annotated[
     Path | None, typer.Option(help="Also write aggregates and figures as Markdown to this file. For public data only.")
 ]
@@ -408,6 +419,13 @@ class OutputOptions:
     def answer(self, result: BaseModel, text: str) -> None:
         """Print the result as JSON with --json, otherwise the text."""
         say(result.model_dump_json(indent=2) if self.as_json else text)
+
+
+def listed_codes(codelist: Path | None) -> list[str]:
+    """Returns the codes of a list; none without one."""
+    from storage.codelist import read_codelist
+
+    return [] if codelist is None else [code.code for code in read_codelist(codelist.expanduser(), option="--codelist")]
 
 
 def require_readable(option: str, file: Path) -> None:

@@ -102,6 +102,8 @@ def agree(
     coded: Annotated[Path, typer.Argument(help="The table that was sampled.")],
     sample: Annotated[Path, typer.Option(help="The sample, with human_code filled in.")],
     prefix: options.Prefix = "",
+    codelist: options.PublishedList = None,
+    allow_unlisted: options.AllowUnlisted = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Compare the human's codes with the model's: share, Cohen's kappa, codes.
@@ -113,7 +115,8 @@ def agree(
     from tasks.coding.quality import agreement
 
     with private_errors("qa"):
-        agreed = agreement(coded, sample, prefix=prefix)
+        listed = options.listed_codes(codelist)
+        agreed = agreement(coded, sample, prefix=prefix, listed=listed, allow_unlisted=allow_unlisted)
     if as_json:
         say(json.dumps(agreed.as_dict(), indent=2))
     else:
@@ -121,6 +124,7 @@ def agree(
 
 
 def _show(agreed: Agreement) -> None:
+    say(agreed.people)
     low, high = agreed.share_interval
     say(f"same code: {agreed.share:.1%} of the table, 95 % interval {low:.1%} to {high:.1%}")
     if agreed.kappa is None or agreed.kappa_interval is None:

@@ -84,9 +84,11 @@ def retrain(
     cron: Annotated[
         str | None,
         typer.Option(
-            help="With --deploy: when it runs by itself, as a cron line in UTC.", show_default="by hand, on the page"
+            help="With --deploy: when it runs by itself, as a cron line of five fields.",
+            show_default="by hand, on the page",
         ),
     ] = None,
+    timezone: Annotated[str, typer.Option(help="Time zone of --cron, such as Europe/Paris.")] = "UTC",
 ) -> None:
     r"""Train on a file of records, and plan the release: one formally private fit, or one draw.
 
@@ -119,6 +121,9 @@ def retrain(
         if len(runs) > 1:
             raise InputError("--deploy: a deployment plans one release. Give --label once.")
         _require_server(deploy, storage)
+        from flows.server import schedules
+
+        schedules.schedule_of(cron, timezone)  # before the file is read
     section = "formal" if run.formal else "pseudo_posterior"
     target = () if target_epsilon is None else (f"{section}.target_epsilon={target_epsilon}",)
     if delta is not None:
@@ -138,7 +143,7 @@ def retrain(
                 _fit(parameters, context, output)
     for one, parameters in planned:
         if deploy is not None:
-            _deploy(one, output, parameters, context, name=deploy, cron=cron)
+            _deploy(one, output, parameters, context, name=deploy, cron=cron, timezone=timezone)
         elif dry_run:
             from tasks.retraining import run as retraining
 
@@ -207,6 +212,7 @@ def _deploy(
     *,
     name: str,
     cron: str | None,
+    timezone: str,
 ) -> None:
     """Check the parameters as a run does, and register them."""
     from flows.server import schedules
@@ -215,7 +221,7 @@ def _deploy(
 
     with private_errors("retrain"):
         schedules.check_name(name)
-        schedule = schedules.schedule_of(cron)
+        schedule = schedules.schedule_of(cron, timezone)
         parameters = schedules.with_absolute_paths(parameters)
         retraining.refuse_early(context, parameters)
         home = {} if run.home is None else {"home": context.home}
@@ -224,10 +230,14 @@ def _deploy(
         registered = schedules.register_retrain(name, parameters, worker, schedule=schedule, pool=pool)
     output.note_estimate("formal" if parameters.formal is not None else "asymptotic-local")
     if output.as_json:
-        say(json.dumps({"deployment": registered, "cron": cron, "pool": pool}))
+        say(json.dumps({"deployment": registered, "cron": cron, "timezone": timezone, "pool": pool}))
         return
-    when = "by hand" if cron is None else f"at {cron} (UTC)"
-    say(f"deployment {registered}: runs {when} on pool {pool}\nnext: prefect deployment run {registered}")
+    when = "by hand" if cron is None else f"at {cron} ({timezone})"
+    say(f"deployment {registered}: runs {when} on pool {pool}")
+    if schedule is not None:
+        runs = ", ".join(f"{run:%Y-%m-%d %H:%M}" for run in schedules.next_runs(schedule))
+        say(f"next runs: {runs} ({timezone})")
+    say(f"next: prefect deployment run {registered}")
 
 
 def _next(parameters: RetrainParameters, plan: str, home: str) -> str:

@@ -17,6 +17,7 @@ from tasks.running.failures import private_errors
 
 
 def successor(
+    reading: options.ReadingOptions,
     old: Annotated[Path, typer.Argument(help="Bundle in use.")],
     new: Annotated[Path, typer.Argument(help="Bundle that may follow it.")],
     labelled: Annotated[Path, typer.Option(help="Records coded by people, that neither model was trained on.")],
@@ -31,6 +32,7 @@ def successor(
     ] = None,
     template: Annotated[str | None, typer.Option(help="Template that joins several columns.")] = None,
     by: Annotated[str, typer.Option(help="Column of --labelled that forms groups.", show_default="none")] = "",
+    allow_unlisted: options.AllowUnlisted = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing page.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -48,6 +50,7 @@ def successor(
         options.require_writable("--html", html)
         if html.exists() and not overwrite:
             raise InputError(f"--html: {html} exists. Name another file, or replace it with --overwrite.")
+    read = reading.read
     with private_errors("successor"):
         from storage.bundle.archive import open_folder
         from storage.tables.narratives import Narratives
@@ -60,8 +63,11 @@ def successor(
         measure.require_same_classification(earlier, later)
         with ConsoleListener() as console:
             console.started("successor")
-            coded = measure.answers(earlier, later, labelled, records, option="--labelled", label=label_column, by=by)
-            others = measure.answers(earlier, later, unlabelled, records, option="--unlabelled")
+            how = {"allow_unlisted": allow_unlisted, "read": read, "told": lambda line: say(line, err=True)}
+            coded = measure.answers(
+                earlier, later, labelled, records, option="--labelled", label=label_column, by=by, **how
+            )
+            others = measure.answers(earlier, later, unlabelled, records, option="--unlabelled", read=read)
         compared = measure.compare(earlier.release, later.release, coded, others)
         if html is not None:
             write_atomically(html, compared.page().encode())

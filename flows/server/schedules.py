@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
 import yaml
 from prefect.client.schemas.actions import DeploymentScheduleCreate
@@ -37,16 +40,35 @@ def check_name(name: str) -> None:
         raise InputError(f"--deploy: {name} is a delivered deployment, which `autocoder deploy` resets. Give another.")
 
 
-def schedule_of(cron: str | None) -> CronSchedule | None:
-    """Returns the schedule of a cron line, in UTC; refuses a line that is none."""
+_FIELDS = 5
+"""Minute, hour, day, month, weekday: of six the library takes the first for seconds or the last for a year."""
+
+
+def schedule_of(cron: str | None, timezone: str = "UTC") -> CronSchedule | None:
+    """Returns the schedule of a cron line; refuses a line that is none, and one of six fields, which runs otherwise."""
     if cron is None:
         return None
     try:
-        return CronSchedule(cron=cron, timezone="UTC")
+        ZoneInfo(timezone)
+    except (ValueError, OSError, KeyError):
+        raise InputError(f"--timezone: {timezone!r} is none. Give one such as Europe/Paris.") from None
+    try:
+        schedule = CronSchedule(cron=cron, timezone=timezone) if len(cron.split()) == _FIELDS else None
     except ValueError:
+        schedule = None
+    if schedule is None:
         raise InputError(
-            f'--cron: {cron!r} is not a cron line. Give minute, hour, day, month and weekday: "0 6 1 */3 *".'
-        ) from None
+            f"--cron: {cron!r} is not a cron line of five fields. Give minute, hour, day, month and weekday: "
+            '"0 6 1 */3 *".'
+        )
+    return schedule
+
+
+def next_runs(schedule: CronSchedule, number: int = 3) -> list[datetime]:
+    """Returns the next times at which a schedule runs, in its time zone."""
+    from prefect.server.schemas import schedules
+
+    return [*asyncio.run(schedules.CronSchedule(cron=schedule.cron, timezone=schedule.timezone).get_dates(number))]
 
 
 def with_absolute_paths(parameters: RetrainParameters) -> RetrainParameters:
@@ -54,8 +76,10 @@ def with_absolute_paths(parameters: RetrainParameters) -> RetrainParameters:
     values = parameters.model_dump(mode="json", exclude_unset=True)
     data = values["data"]
     for name in ("source", "codelist"):
-        if data.get(name):
-            data[name] = str(Path(data[name]).expanduser().resolve())
+        if files := data.get(name):
+            several = [files] if isinstance(files, str) else files
+            paths = [str(Path(file).expanduser().resolve()) for file in several]
+            data[name] = paths[0] if isinstance(files, str) else paths
     return type(parameters).model_validate(values)
 
 

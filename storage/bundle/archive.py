@@ -144,17 +144,21 @@ def _frame(file: BinaryIO, size: int) -> int:
     plain = start[:4] == zstandard.FRAME_HEADER and not start[4] & 0b00011000 and parameters.dict_id == 0
     if not plain or not parameters.has_checksum:
         raise zstandard.ZstdError("unexpected form")
-    # An archive may omit its size; what it decompresses to is counted on the way.
-    if parameters.content_size != zstandard.CONTENTSIZE_UNKNOWN and parameters.content_size > allowed:
-        raise UnsoundBundle(Path(file.name).name, "decompresses to more than a bundle of its size can contain")
     at, last = zstandard.frame_header_size(start), False
     while not last:
         file.seek(at)
         block = int.from_bytes(file.read(3).ljust(3, b"\xff"), "little")
+        if at + 3 > size:
+            raise UnsoundBundle(Path(file.name).name, "is cut off. Fetch it again")
         last, kind, length = bool(block & 1), block >> 1 & 3, block >> 3
         if kind == _RESERVED or (length == 0 and not last):
             raise zstandard.ZstdError("unexpected form")
         at += 3 + (1 if kind == _REPEATED else length)
+    if at + 4 > size:
+        raise UnsoundBundle(Path(file.name).name, "is cut off. Fetch it again")
+    # An archive may omit its size; what it decompresses to is counted on the way.
+    if parameters.content_size != zstandard.CONTENTSIZE_UNKNOWN and parameters.content_size > allowed:
+        raise UnsoundBundle(Path(file.name).name, "decompresses to more than a bundle of its size can contain")
     # guard: nothing behind the frame
     if at + 4 != size:  # the checksum
         raise zstandard.ZstdError("truncated, or followed by more")

@@ -104,8 +104,8 @@ class Table:
     """Arrow types of the columns: text for a CSV; for JSON the type of all values of a key, or text."""
     skipped: int = 0
     """Bad rows that are skipped, where that was asked for."""
-    missing: tuple[str, ...] = ()
-    """Marks of missing values, for `Marks`."""
+    options: ReadOptions = AS_IT_LOOKS
+    """What was said of how to read it."""
     more: tuple[Table, ...] = ()
     """Further files with the same columns, read after this one."""
 
@@ -180,6 +180,10 @@ class Table:
         """Yields what `texts` does, row by row."""
         for batch in self.texts(columns, marks):
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+    def marks(self, codes: Collection[str] = ()) -> Marks:
+        """Returns the marks of missing values to read it with, but for those that are codes."""
+        return Marks(self.options.missing, codes=codes)
 
     def changed(self) -> bool:
         """Checks whether a file has other bytes than when it was opened."""
@@ -266,7 +270,7 @@ def _open_file(
         rows = read_safely(source, lambda: sum(1 for _ in _csv_rows(source, [], skipped)))
         if not rows:
             raise InputError(f"{source.label} has a header and no records. Give a file of records")
-    return Table(source, source.columns, rows, sha256, schema, skipped[0], read.missing)
+    return Table(source, source.columns, rows, sha256, schema, skipped[0], read)
 
 
 def survey(

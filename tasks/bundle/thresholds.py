@@ -24,8 +24,9 @@ from mechanisms.model.calibration import SCHEMA, fits_temperature, thresholds_fo
 from mechanisms.model.config import TARGETS
 from mechanisms.model.conformal import Sets, sets_for
 from mechanisms.model.export import Released
-from storage.codelist import normalise_code
 from storage.demo_data import write_demo_data
+from storage.spelling import HumanCodes
+from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.reader import pieces, survey
 from tasks.running import progress
 
@@ -89,6 +90,9 @@ def thresholds_on_table(
     name: str,
     targets: Sequence[float] = TARGETS,
     sets: bool = False,
+    allow_unlisted: bool = False,
+    read: ReadOptions = AS_IT_LOOKS,
+    told: Callable[[str], object] = lambda sentence: None,
 ) -> dict[str, Any]:
     """Fits `thresholds_for` a released model on a table of coded records. Rows without text or code are skipped.
 
@@ -99,18 +103,23 @@ def thresholds_on_table(
         label: the column of the codes.
         targets: accuracies that need a threshold.
         sets: also finds the limits of conformal sets, on the records of the thresholds.
+        told: takes the account of the codes, in a sentence.
+        allow_unlisted: records with a code that the model lacks count as errors, which refuse the table otherwise.
 
     Raises:
         InputError, MechanismError: the table cannot be read, or has too few records.
     """
     at = {code: place for place, code in enumerate(released.codes)}
-    table = survey(data, text_columns=[*columns, label])
+    table = survey(data, text_columns=[*columns, label], read=read)
+    people = HumanCodes(released.codes, marks=read.missing)
+    given = people.read([cell.strip() for (cell,) in table.text_rows([label])])
+    people.require_listed(f"--data: {data}, column {label!r}", allowed=allow_unlisted)
+    told(people.sentence)
     logits: list[Tensor] = []
     labels: list[int] = []
     done = 0
-    for piece in pieces(table.text_rows([*columns, label]), columns=len(columns) + 1):
-        texts = join([row[:-1] for row in piece])
-        codes = [normalise_code(row[-1], at) for row in piece]
+    for piece in pieces(table.text_rows(columns, table.marks()), columns=len(columns)):
+        texts, codes = join(piece), given[done : done + len(piece)]
         usable = [place for place, code in enumerate(codes) if code and texts[place]]
         logits.append(released.logits([texts[place] for place in usable]))
         labels += [at.get(codes[place], -1) for place in usable]

@@ -25,6 +25,7 @@ def calibrate(
     name: str = "own coded records",
     targets: Sequence[float] = (),
     sets: bool = False,
+    **how: Any,
 ) -> dict[str, Any]:
     """Writes a thresholds file, and returns its content.
 
@@ -32,6 +33,7 @@ def calibrate(
         name: describes the records to readers.
         targets: accuracies to find a score for; the usual ones by default.
         sets: also finds the limits of conformal sets.
+        how: `allow_unlisted`, `read` and `told` of `thresholds_on_table`.
 
     Raises:
         InputError, MechanismError: the table cannot be read, or has too few records.
@@ -45,6 +47,7 @@ def calibrate(
         name=name,
         targets=targets or TARGETS,
         sets=sets,
+        **how,
     )
     fitted |= {"release": coder.release, "bundle_digest": coder.digest}
     write_atomically(out, json.dumps(fitted, indent=2).encode() + b"\n", source=data)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -74,12 +74,24 @@ def output_schema(table: Table, answers: Iterable[AnswerColumns], origin: Mappin
     """Returns the columns of the output: the input's, which none may overwrite, the answers', and their origin."""
     added = [field for columns in answers for field in columns.schema()]
     added += [pa.field(name, pa.string()) for name in origin]
-    if taken := [name for name in table.columns if name in {field.name for field in added}]:
+    require_free(table, {field.name for field in added})
+    return pa.schema([*table.schema, *added])
+
+
+USUAL = (
+    *("code", "title", "score", "model", "classification", "classification_version", "bundle_digest"),
+    "score_temperature",
+)
+"""Columns that coding always adds, behind the prefix of the bundle."""
+
+
+def require_free(table: Table, added: Collection[str]) -> None:
+    """Refuses a table that has columns of the answers, with all their names, which are no cells."""
+    if taken := [name for name in table.columns if name in added]:
         raise InputError(
             f"--data: {table.source.name} has columns that the answers would overwrite: {', '.join(taken)}. Rename "
             "them, or code with --bundle NAME=BUNDLE, which begins the answers' names with NAME_."
         )
-    return pa.schema([*table.schema, *added])
 
 
 def check_version(table: Table, column: str, coder: Coder) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import combinations
@@ -34,9 +34,10 @@ from numpy.typing import NDArray
 
 from storage.durable import replace_atomically
 from storage.errors import InputError
+from storage.spelling import HumanCodes
 from storage.tables.reader import survey
 from storage.tables.writer import open_writer, output_kind
-from tasks.coding.quality import read_returned, unquoted
+from tasks.coding.quality import HUMAN, read_returned, unquoted
 
 Floats = NDArray[np.float64]
 Note = Literal["", "few", "none"]
@@ -205,6 +206,8 @@ class Estimates:
     missing: int
     """Rows of the sample without a code. Those with codes of the same weight stand for them."""
     every: tuple[Estimate, ...]
+    people: str = ""
+    """Account of the human's codes: on the list, not on it, missing."""
 
     @property
     def totals(self) -> tuple[Estimate, ...]:
@@ -216,7 +219,13 @@ class Estimates:
         counts = [
             asdict(one) | {"group": dict(zip(self.by, one.group, strict=True)), "note": one.note} for one in self.every
         ]
-        return {"sampled": self.sampled, "missing": self.missing, "confidence": 0.95, "counts": counts}
+        return {
+            "people": self.people,
+            "sampled": self.sampled,
+            "missing": self.missing,
+            "confidence": 0.95,
+            "counts": counts,
+        }
 
     def warnings(self) -> list[str]:
         """Returns what the sample does not say, in words."""
@@ -237,11 +246,21 @@ class Estimates:
         return lines
 
 
-def estimate(coded: Path, sample: Path, *, by: Sequence[str] = (), prefix: str = "") -> Estimates:
+def estimate(
+    coded: Path,
+    sample: Path,
+    *,
+    by: Sequence[str] = (),
+    prefix: str = "",
+    listed: Collection[str] = (),
+    allow_unlisted: bool = False,
+) -> Estimates:
     """Estimates the counts of every code, of the whole table and of each group.
 
     Args:
         sample: of `autocoder qa draw`, with the human's codes.
+        listed: every code that there is; empty: not known, and those of the table are known alone.
+        allow_unlisted: counts codes that are not listed as codes of their own.
         by: columns of the coded table; groups are their values, each alone and together.
 
     Raises:
@@ -260,7 +279,9 @@ def estimate(coded: Path, sample: Path, *, by: Sequence[str] = (), prefix: str =
         codes.append(unquoted(code))
         groups.append(tuple(unquoted(cell) for cell in cells[: len(by)]))
         titles.setdefault(codes[-1], "".join(cells[len(by) :]))
-    human, missing = read_returned(sample, prefix=prefix, codes=codes)
+    people = HumanCodes(listed or set(codes) - {""}, complete=bool(listed))
+    human, missing = read_returned(sample, people, prefix=prefix, codes=codes)
+    people.require_listed(f"--sample: {sample}, column {prefix + HUMAN!r}", allowed=allow_unlisted)
     rows = sorted(human)
     weights = _adjusted(np.array([human[at][1] for at in rows]), np.array(missing), len(codes), sample)
     names = sorted({*codes, *(code for code, _ in human.values())})
@@ -274,7 +295,7 @@ def estimate(coded: Path, sample: Path, *, by: Sequence[str] = (), prefix: str =
     cells = Counter(zip(groups, codes, strict=True))
     of_rows = [groups[at - 1] for at in rows]
     every = [one for level in _levels(len(by)) for one in _of_level(drawn, cells, of_rows, level, names)]
-    return Estimates(tuple(by), titles, len(rows), len(missing), tuple(every))
+    return Estimates(tuple(by), titles, len(rows), len(missing), tuple(every), people.sentence)
 
 
 def _levels(columns: int) -> Iterator[tuple[int, ...]]:

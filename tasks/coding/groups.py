@@ -14,6 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from storage.errors import InputError
+
+_SIGNS = ".-/ "
 _BY_DIGITS = ("OIICS",)
 """Classifications with hierarchical codes. In other lists 23 is unrelated to 2."""
 
@@ -48,15 +51,27 @@ def groups_of(codes: Sequence[str], *, classification: str, by_digits: bool | No
     Args:
         classification: its name. Only those in `_BY_DIGITS` have groups by default.
         by_digits: True takes the digits of any classification as levels, False disables groups.
+
+    Raises:
+        InputError: groups were asked for, and the codes give none.
     """
     hierarchical = classification.upper().startswith(_BY_DIGITS)
-    if by_digits is False or (by_digits is None and not hierarchical) or not all(code.isalnum() for code in codes):
+    if by_digits is False or (by_digits is None and not hierarchical):
         return None
-    prefixes = {code[:end] for code in codes for end in range(_coarsest(codes), len(code))}
+    coarsest = _coarsest(codes)
+    # a code's own points and hyphens belong to the level above: 62.01 is under 62.0 and 62
+    prefixes = {
+        code[:end].rstrip(_SIGNS) for code in codes for end in range(coarsest, len(code)) if code[end - 1] not in _SIGNS
+    }
     # a group of most codes narrows nothing
     apart = {name for name in prefixes if 2 * sum(code.startswith(name) for code in codes) <= len(codes)}
     names = sorted(apart, key=lambda name: (-len(name), name))
     if not names:
+        if by_digits:
+            raise InputError(
+                "--groups digits: the codes give no groups that save work: no beginning is shared by some of them "
+                "alone. Leave it out"
+            )
         return None
     members = torch.tensor([[float(code.startswith(name)) for name in names] for code in codes])
     return Groups(names=tuple(names), members=members)
@@ -64,4 +79,5 @@ def groups_of(codes: Sequence[str], *, classification: str, by_digits: bool | No
 
 def _coarsest(codes: Sequence[str]) -> int:
     longest = max(map(len, codes))
-    return next((end for end in range(1, longest) if len({c[:end] for c in codes}) ** 2 >= len(codes)), longest)
+    ends = (end for end in range(1, longest) if len({code[:end].rstrip(_SIGNS) for code in codes}) ** 2 >= len(codes))
+    return next(ends, longest)

@@ -83,7 +83,7 @@ class CodingJob:
 
     def pieces(self) -> Generator[tuple[int, list[Row]], None, None]:
         """Yields the cells of the text columns by numbered pieces, the same in every pass."""
-        with closing(self.table.text_rows(self.narratives.columns)) as rows:
+        with closing(self.table.text_rows(self.narratives.columns, self.table.marks())) as rows:
             yield from enumerate(pieces(rows, columns=len(self.table.columns)))
 
     def key(self, bundles: Bundles) -> str:
@@ -93,6 +93,7 @@ class CodingJob:
                 "format": _FORMAT,
                 "input": self.table.sha256,
                 "kind": self.table.kind,
+                "read": [*self.table.reading, sorted(self.table.options.missing)],
                 "columns": list(self.narratives.columns),
                 "template": self.narratives.template,
                 "bundles": bundles.key,
@@ -169,7 +170,7 @@ def _merge(bundles: Bundles, job: CodingJob, schema: pa.Schema, before: Table | 
             answers = _answers(job)
             for piece in pieces(rows, columns=len(schema)):
                 write([row + next(answers) + origin for row in piece])
-    if file_digest(job.table.source.path) != job.table.sha256:
+    if job.table.changed():
         raise StorageError(f"{job.table.source.name} changed during coding. Run again.")
     limit_rights(fresh, job.out, job.table.source.path)
     sync(fresh)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field, ValidationError
 
 from storage import strict_yaml
-from storage.codelist import normalise_code
 from storage.durable import replace_atomically
 from storage.errors import InputError
+from storage.spelling import HumanCodes
 from storage.tables.reader import Row, pieces, survey
 from storage.tables.writer import open_writer, output_kind
 from tasks.coding.strata import Stratum, stratify
@@ -175,18 +175,24 @@ class Agreement:
     kappa_interval: tuple[float, float] | None
     codes: tuple[CodeAgreement, ...]
     """Unweighted rows of the sample, the human's most frequent code first."""
+    people: str = ""
+    """Account of the human's codes: on the list, not on it, missing."""
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the content for JSON."""
-        content = {name: getattr(self, name) for name in ("rows", "missing", "share", "share_interval", "kappa")}
+        content = {
+            name: getattr(self, name) for name in ("people", "rows", "missing", "share", "share_interval", "kappa")
+        }
         per_code = [vars(code) | {"f1": round(code.f1, 4)} for code in self.codes]
         return content | {"kappa_interval": self.kappa_interval, "confidence": 0.95, "codes": per_code}
 
 
-def agreement(coded: Path, sample: Path, *, prefix: str = "") -> Agreement:
+def agreement(
+    coded: Path, sample: Path, *, prefix: str = "", listed: Collection[str] = (), allow_unlisted: bool = False
+) -> Agreement:
     """Compares the returned codes with those of the sampled table.
 
-    The human's codes went through a table program and are normalised (`normalise_code`); the model's are not.
+    The human's codes went through a table program and are read by `HumanCodes`; the model's are not.
     Shares and kappa are weighted by one over the probability of being sampled. The intervals are percentile bootstrap
     intervals over the sampled rows (95 %, 1,000 resamples); with under some 30 rows they are too narrow.
 
@@ -196,7 +202,9 @@ def agreement(coded: Path, sample: Path, *, prefix: str = "") -> Agreement:
     model_column = f"{prefix}code"
     table = survey(coded, text_columns=[model_column])
     codes = [unquoted(code) for (code,) in table.text_rows([model_column])]
-    human, missing = read_returned(sample, prefix=prefix, codes=codes)
+    people = HumanCodes(listed or set(codes) - {""}, complete=bool(listed))
+    human, missing = read_returned(sample, people, prefix=prefix, codes=codes)
+    people.require_listed(f"--sample: {sample}, column {prefix + HUMAN!r}", allowed=allow_unlisted)
     rows = sorted(human)
     theirs, given = [human[at][0] for at in rows], [codes[at - 1] for at in rows]
     names = sorted({*theirs, *given})
@@ -220,32 +228,32 @@ def agreement(coded: Path, sample: Path, *, prefix: str = "") -> Agreement:
         kappa=None if kappa is None else round(kappa, 4),
         kappa_interval=None if kappa is None else _interval(kappas),
         codes=tuple(CodeAgreement(code, n, mine[code], both[code]) for code, n in counted.most_common()),
+        people=people.sentence,
     )
 
 
 def read_returned(
-    sample: Path, *, prefix: str, codes: Sequence[str]
+    sample: Path, people: HumanCodes, *, prefix: str, codes: Sequence[str]
 ) -> tuple[dict[int, tuple[str, float]], list[float]]:
     """Reads a sample that came back: code and weight by row number, and the weights of rows without a code.
 
     `codes` are the model's, of the sampled table in its order.
     """
-    human_code, vocabulary = f"{prefix}{HUMAN}", set(codes)
+    human_code = f"{prefix}{HUMAN}"
     returned = survey(sample, text_columns=[ROW, human_code, WEIGHT], option="--sample")
-    human: dict[int, tuple[str, float]] = {}
-    missing: list[float] = []
+    given: dict[int, tuple[str, float]] = {}
     for number, cells in enumerate(returned.text_rows([ROW, human_code, WEIGHT]), start=1):
         row, code, weight = map(unquoted, cells)
         at, value = _number(row), _number(weight)
         # a weight is one over a probability that is one over the rows at least
         if at is None or value is None or at != int(at) or not 1 <= at <= len(codes) or not 1 <= value <= len(codes):
             raise InputError(f"--sample: {sample}, row {number}: {ROW} or {WEIGHT} differs from the drawn sample.")
-        if int(at) in human:
+        if int(at) in given:
             raise InputError(f"--sample: {sample}, row {number}: {ROW} {int(at)} occurs twice.")
-        if code:
-            human[int(at)] = (normalise_code(code, vocabulary), value)
-        else:
-            missing.append(value)
+        given[int(at)] = (code, value)
+    read = dict(zip(given, people.read([code for code, _ in given.values()]), strict=True))
+    human = {at: (read[at], weight) for at, (_, weight) in given.items() if read[at]}
+    missing = [weight for at, (_, weight) in given.items() if not read[at]]
     if not human:
         raise InputError(f"--sample: {sample}: no row has a {human_code}. Fill in the column.")
     return human, missing

@@ -8,6 +8,7 @@ together (Holm 1979). On records without codes it shows which answers change.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mechanisms.model.calibration import coded_alone
-from storage.codelist import normalise_code
 from storage.errors import InputError
+from storage.spelling import HumanCodes
 from storage.tables.narratives import Narratives
+from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.reader import pieces, survey
 from tasks.coding.coder import Coder
 from tasks.pages.render import render
@@ -165,7 +167,17 @@ def _row(one: Difference) -> list[str]:
 
 
 def answers(
-    old: Coder, new: Coder, data: Path, narratives: Narratives, *, option: str, label: str = "", by: str = ""
+    old: Coder,
+    new: Coder,
+    data: Path,
+    narratives: Narratives,
+    *,
+    option: str,
+    label: str = "",
+    by: str = "",
+    allow_unlisted: bool = False,
+    read: ReadOptions = AS_IT_LOOKS,
+    told: Callable[[str], object] = lambda sentence: None,
 ) -> Answers:
     """Codes a table with both models; skips rows without a text, or without a code if a column has codes.
 
@@ -174,15 +186,20 @@ def answers(
     """
     more = [column for column in (label, by) if column]
     columns = [*narratives.columns, *more]
-    table = survey(data, text_columns=columns, option=option)
+    table = survey(data, text_columns=columns, option=option, read=read)
     listed = set(old.model.codes) | set(new.model.codes)
+    people = HumanCodes(listed, marks=read.missing)
+    given = people.read([cell.strip() for (cell,) in table.text_rows([label])]) if label else []
+    people.require_listed(f"{option}: {data}, column {label!r}", allowed=allow_unlisted)
+    if label:
+        told(people.sentence)
     scores: tuple[list[Tensor], list[Tensor]] = ([], [])
     right: list[str] = []
     groups: list[str] = []
     done = 0
     for piece in pieces(table.text_rows(columns), columns=len(columns)):
         texts = narratives.texts([row[: len(narratives.columns)] for row in piece])
-        codes = [normalise_code(row[len(narratives.columns)], listed) if label else "" for row in piece]
+        codes = given[done : done + len(piece)] if label else [""] * len(piece)
         usable = [at for at, text in enumerate(texts) if text.strip() and (codes[at] or not label)]
         for coder, each in zip((old, new), scores, strict=True):
             each.append(coder.scores([texts[at] for at in usable]))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,7 +140,7 @@ def test_a_copy_of_a_closed_file(
     source.write_text("\n".join(["Text", *narratives(30)]))
     source.chmod(closed)
 
-    def code(**options: bool) -> None:
+    def code(**options: Any) -> None:
         table = survey(source, text_columns=["Text"])
         answers = (answer_columns(coder, top_k=1, threshold=None),)
         run(Bundles.of(coder), CodingJob(table, out, Narratives(("Text",)), answers, **options))

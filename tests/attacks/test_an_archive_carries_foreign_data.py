@@ -206,3 +206,14 @@ def test_a_folder_with_a_name_that_says_something(sealed: Sealed, tmp_path: Path
         made = pack(folder, tmp_path / "named.tar.zst")
         with pytest.raises(UnsoundBundle), open_folder(made):
             pass
+
+
+def test_a_cut_download_is_said_to_be_cut(tmp_path: Path, into: Path) -> None:
+    """At any length that its header reaches, and not as something that unfolds to too much."""
+    whole = tmp_path / "whole.tar.zst"
+    whole.write_bytes(compressed(tar(("a/b.json", bytes(range(256)) * 4000))))
+    for length in (len(whole.read_bytes()) - 1, len(whole.read_bytes()) // 2, 40):
+        cut = tmp_path / f"{length}.tar.zst"
+        cut.write_bytes(whole.read_bytes()[:length])
+        with pytest.raises(UnsoundBundle, match=r"is cut off\. Fetch it again"):
+            unpack(cut, into)

@@ -74,7 +74,7 @@ def test_a_file_comes_back_as_the_command_would_write_it(
         (b"Text,id\nzebrafinch,1,2\n", "Text", 422, "row 1: 3 fields where the header has 2"),
         (b"Text,id\nzebra\0finch,1\n", "Text", 422, "NUL"),
         (b"Text,id\nzebrafinch,1\n", "Narrative", 422, "no column 'Narrative'"),
-        (b"Text,code\nzebrafinch,1\n", "Text", 422, "which the answers would overwrite"),
+        (b"Text,code\nzebrafinch,1\n", "Text", 422, "columns that the answers would overwrite: code"),
         (b"zebrafinch fell from a very long ladder on Monday,1\nzebrafinch,2\n", "Text", 422, "no column"),
         (b"PK\x03\x04zebrafinch", "Text", 422, "takes a CSV"),
         (b"PAR1zebrafinch", "Text", 422, "takes a CSV"),

@@ -258,7 +258,7 @@ def test_marks_of_missing_values_are_blank_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "in.csv"
     path.write_text("text,code\nfell,NA\nNULL,111\n. ,111\ncut,nan\nN/A pain,-\n")
     table = open_table(path, ["text", "code"])
-    marks = Marks(table.missing, codes={"-"})
+    marks = table.marks({"-"})
     assert list(table.text_rows(["text", "code"], marks)) == [
         ("fell", ""),
         ("", "111"),

@@ -61,7 +61,7 @@ def test_no_group_holds_what_everybody_knows_already() -> None:
         (CODES, "OIICS", False, False),
         (("1", "2", "10", "23"), "diagnoses", None, False),
         (("1", "2", "10", "23"), "diagnoses", True, True),
-        (("11-1", "12-1"), "SOC", True, False),
+        (("11-1", "12-1"), "SOC", True, True),
         (("1", "2"), "OIICS", None, False),
     ],
 )

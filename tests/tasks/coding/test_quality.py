@@ -141,3 +141,42 @@ def test_a_policy_that_does_not_read_is_refused(tmp_path: Path, content: str) ->
         read_policy(tmp_path / "qa.yaml")
     (tmp_path / "qa.yaml").write_text('share: 0.1\nsensitive_codes: ["1311"]')
     assert read_policy(tmp_path / "qa.yaml") == Policy(share=0.1, sensitive_codes=("1311",))
+
+
+def returned(folder: Path, codes: list[str]) -> tuple[Path, Path]:
+    """A coded table of three codes, and its whole sample with these codes by people."""
+    model = [("0111", "132", "1522")[at % 3] for at in range(len(codes))]
+    coded = write_csv(folder / "coded.csv", ["code"], [[code] for code in model])
+    return coded, write_csv(folder / "s.csv", SAMPLE, [[str(at + 1), "1", code] for at, code in enumerate(codes)])
+
+
+def test_marks_by_people_are_no_codes(tmp_path: Path) -> None:
+    """`NA` in a third of the rows drops no agreement, and is counted as missing."""
+    coded, sample = returned(tmp_path, ["0111", "132", "NA"] * 10)
+    found = agreement(coded, sample)
+    assert (found.share, found.missing, found.rows) == (1.0, 10, 20)
+    assert found.people == (
+        "30 rows coded by people: 20 among the model's codes of this file, 0 not, 10 without a code"
+    )
+
+
+@pytest.mark.parametrize("spelling", ["{} - Amputations", "{}: a title", "{}.0"])
+def test_codes_with_titles_or_lost_zeros_are_read(tmp_path: Path, spelling: str) -> None:
+    """Where every code has a listed one: as Excel shows them, or returns them."""
+    coded, sample = returned(tmp_path, [spelling.format(code) for code in ("111", "132", "1522")] * 10)
+    found = agreement(coded, sample)
+    assert (found.share, found.missing) == (1.0, 0)
+    assert "(10 in another spelling)" in found.people or "(30 in another spelling)" in found.people
+
+
+def test_codes_that_no_list_has_are_refused(tmp_path: Path) -> None:
+    """With a list all of them; without one, where no code at all is the model's. Allowed, they count as codes."""
+    coded, sample = returned(tmp_path, ["0111", "132", "PLANTED"] * 10)
+    assert agreement(coded, sample).share == pytest.approx(2 / 3, abs=1e-3)
+    with pytest.raises(InputError, match="10 of 30 codes are not on the list") as refused:
+        agreement(coded, sample, listed=["0111", "132", "1522"])
+    assert "PLANTED" not in str(refused.value)
+    assert agreement(coded, sample, listed=["0111", "132", "1522"], allow_unlisted=True).missing == 0
+    coded, sample = returned(tmp_path, ["narratives", "in the", "wrong column"] * 10)
+    with pytest.raises(InputError, match="30 of 30 codes are not among the codes of the file"):
+        agreement(coded, sample)
