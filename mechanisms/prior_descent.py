@@ -4,7 +4,7 @@ The run's untrained classifier is the start: with `prior: titles` its rows W_0 a
 titles (`mechanisms.model.prior`), for which no record is read. The zero-concentrated budget rho pays for four things:
 
     mean_share     the sum of the features, each cut to norm R: sum_i x_i min(1, R/|x_i|)     sensitivity R
-    count_share    the class counts, from which the log prior follows             sensitivity 1 (sqrt F of F fields)
+    count_share    the class counts, from which the log prior follows             sensitivity 1
     align_share    gradient descent on one map A that all codes share                         sensitivity C a step
     the rest       gradient descent on the rows of the head and its bias                      sensitivity C a step
 
@@ -21,10 +21,11 @@ quite the same directions. With U [width, k] the first right singular vectors of
 learns how narratives speak of what titles name. All codes share it, those without a record too, and its k^2 numbers
 take little noise where the head's classes x width take much.
 
-**Several fields.** A joint head has the rows of all fields' codes, and a record's gradient is that of its joint
-log-likelihood, the sum over the fields that it has (`mechanisms.model.fields`): e_i is the fields' residuals side by
-side, cut as one to norm C. So it is one descent with one noise, and one map that all fields share. A record counts
-once in each field, hence the counts' sensitivity is the square root of the number of fields.
+**Rows that are only noise.** A row whose noisy count is below the count's own standard deviation stays at the prior:
+its gradient would be noise. Which rows these are is read off the released counts, so it is post-processing.
+
+**Exact arithmetic.** Everything that a record enters is a sum of integers with rounded Gaussian noise
+(`mechanisms.descent.exact_sums`, `mechanisms.privacy.exact_normal`): the claim covers the bits that are released.
 
 **How long to descend.** The noise in a parameter grows with steps times rate, and so does what is learned. What is set
 is the noise nu that a parameter may have at the end, as a standard deviation; the rate follows from it and from the
@@ -45,28 +46,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from mechanisms.descent import exact_sums
+from mechanisms.descent.exact_sums import Residuals, Scores
 from mechanisms.descent.keyed_state import KeyedState, fit_classifier
 from mechanisms.descent.noisy_descent import Momentum, NoisyDescent
 from mechanisms.mechanism import ClassifierModel, Descending, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model import threads
 from mechanisms.model.config import Positive
-from mechanisms.model.fields import Fields
-from mechanisms.model.linear_head import cut, features_of, linear_head
+from mechanisms.model.linear_head import features_of, linear_head
 from mechanisms.privacy import class_counts
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, GaussianReleaseEvent, NoiseSegment, descent_of
 
-_AT_ONCE = 4096
-"""Records in memory at once; it changes nothing."""
-_Gradient = Callable[[float, Tensor], tuple[Tensor, Tensor]]
-"""Clipped sum and sum of the losses, at a clip and parameters."""
+_Blocks = Iterator[tuple[Tensor, Tensor, Tensor]]
+"""Left and right factors of the records' gradients in integers, and their losses."""
+_MAP_BITS = 10
+"""Of an entry of the map's public directions."""
 
 
 @registered
@@ -74,7 +74,6 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
     """Budget, its split, and the descent."""
 
     reads: ClassVar[frozenset[str]] = frozenset({"features"})
-    several: ClassVar[bool] = True
 
     kind: Literal["prior-descent"] = "prior-descent"
     mean_share: float = Field(default=0.03, gt=0, lt=1, title="Share of the mean", description="Of rho.")
@@ -121,74 +120,79 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
             what="sum of the features",
             noise_multiplier=noise / math.sqrt(self.mean_share),
             l2_sensitivity=self.feature_clip_norm,
+            exact=True,
         )
         counts = GaussianReleaseEvent(
             what="class counts",
             noise_multiplier=noise / math.sqrt(self.count_share),
-            l2_sensitivity=class_counts.L2_SENSITIVITY * math.sqrt(len(task.fields) or 1),
+            l2_sensitivity=class_counts.L2_SENSITIVITY,
+            exact=True,
         )
         segments = tuple(
             NoiseSegment(steps=steps, noise_multiplier=noise * math.sqrt(steps / share), l2_clip_norm=self.l2_clip_norm)
             for steps, share in ((self.align_steps, self.align_share), (self.steps, self.rest))
             if share > 0
         )
-        descent = DpSgdEvent(sampling_prob=1.0, segments=segments)
+        descent = DpSgdEvent(sampling_prob=1.0, segments=segments, exact=True)
         return ComposedEvent(mechanism="prior-descent", events=(mean, counts, descent))
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         """Release mean and counts, start at the prior, learn the map, then the rows. Resumes step by step."""
-        features, event, classifier = features_of(records.inputs), plan.event, run.classifier()
-        fields = run.layout
-        fields.check(records.labels)
+        event, classifier = plan.event, run.classifier()
         assert isinstance(event, ComposedEvent)
-        head, sgd, device = linear_head(classifier), descent_of(event), classifier.device
+        exact_sums.require_room(len(records.labels), self.l2_clip_norm)
+        head, descent_event, device = linear_head(classifier), descent_of(event), classifier.device
+        features, labels = exact_sums.on_grid(features_of(records.inputs).to(device)), records.labels.to(device)
 
         def descend(state: KeyedState) -> None:
             of_mean, of_counts = event.releases
-            total = feature_sum(features, self.feature_clip_norm)
-            total = state.stream.add_normal_(total, std=of_mean.std, purpose="mean", step=0).float().to(device)
-            counts = class_counts.with_noise(fields.counts(records.labels), std=of_counts.std, stream=state.stream)
-            counts, labels = counts.to(device), records.labels.to(device)
-            mean = total / plan.records
-            z = _Centred(features.to(device), mean)
-            log_prior = self._log_prior(counts, of_counts.std, fields)
-            rows = torch.cat([head.weight.detach(), log_prior[:, None]], 1)
+            total = exact_sums.noisy_feature_sum(features, of_mean, state.stream)
+            centre = (total / plan.records).round()
+            counts = class_counts.exact_with_noise(labels, run.classes, event=of_counts, stream=state.stream)
+            scores = Scores(features, centre, labels)
+            log_prior = self._log_prior(counts, of_counts.std)
+            rows = torch.cat([head.weight.detach(), log_prior.float()[:, None]], 1)
             descent = NoisyDescent(
                 state,
-                sgd,
-                epochs=sgd.steps,
+                descent_event,
+                epochs=descent_event.steps,
                 remedy="lower weight_noise and align_noise",
                 canaries=run.canaries,
                 progress=run.progress,
             )
 
-            def phase(name: str, start: Tensor, segment: NoiseSegment, noise: float, gradient: _Gradient) -> Tensor:
+            def phase(
+                name: str, start: Tensor, segment: NoiseSegment, noise: float, blocks: Callable[[Tensor], _Blocks]
+            ) -> Tensor:
                 def clipped_sum(theta: Tensor, step: int, _: NoiseSegment, out: Tensor, tally: Tensor) -> None:
-                    summed, loss = gradient(segment.l2_clip_norm, theta)
-                    out.copy_(summed)
-                    tally[0] += loss
-                    tally[2] += len(features)
+                    for left, right, losses in blocks(theta):
+                        exact_sums.clipped_outer_sum(left, right, norm=segment.l2_clip_norm, out=out)
+                        tally[0] += losses.sum()
+                        tally[2] += len(losses)
 
                 update = Momentum(start, rate=self._rate(segment, noise, plan), momentum=self.momentum)
                 return descent.run(update, clipped_sum, divisor=plan.records, segments=(segment,), name=name)
 
-            *map_steps, row_steps = sgd.segments
+            *map_steps, row_steps = descent_event.segments
             with threads.fitting(records.inputs):
                 for segment in map_steps:
                     right = state.tensors.setdefault("directions", _directions(rows[:, :-1], self.directions))
                     right = right.to(device)  # saved with the steps, so that another machine goes on along these
-                    longest = rows[:, :-1].norm(dim=1).max().clamp(min=1e-12)
-                    gradient = partial(_map_gradient, fields, z, labels, rows, rows[:, :-1] @ right / longest, right)
                     start = torch.zeros(right.shape[1], right.shape[1], device=device)
-                    entries = phase("map", start, segment, self.align_noise, gradient)
+                    entries = phase("map", start, segment, self.align_noise, _Map(scores, rows, right).blocks)
                     rows[:, :-1] += rows[:, :-1] @ right @ entries @ right.T
-                rows = phase("rows", rows, row_steps, self.weight_noise, partial(_row_gradient, fields, z, labels))
+                active = counts > of_counts.std
+                if bool(active.any()):
+                    residuals = Residuals(scores, rows, active)
+                    rows[active] = phase("rows", rows[active], row_steps, self.weight_noise, residuals.blocks)
             with torch.no_grad():
+                mean = (centre * 2.0**-exact_sums.FEATURE_BITS).float()
                 head.weight.copy_(rows[:, :-1])
                 head.bias.copy_(rows[:, -1] - self.tempering * log_prior - rows[:, :-1] @ mean)
 
         losses = fit_classifier(classifier, run.folder, run.new_key, descend).numbers["losses"]
-        return Fitted(ClassifierModel(classifier), event, {"steps": len(losses), "loss": losses[-1], "losses": losses})
+        last = {"loss": losses[-1]} if losses else {}
+        return Fitted(ClassifierModel(classifier), event, {"steps": len(losses), **last, "losses": losses})
 
     def _rate(self, segment: NoiseSegment, noise: float, plan: Plan) -> float:
         """At which a parameter ends with noise of this standard deviation."""
@@ -196,28 +200,11 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
         reach = math.sqrt(sum(((1 - m**left) / (1 - m)) ** 2 for left in range(1, segment.steps + 1)))
         return noise * plan.records / (segment.noise_multiplier * segment.l2_clip_norm * reach)
 
-    def _log_prior(self, counts: Tensor, std: float, fields: Fields) -> Tensor:
-        """Natural log of the classes' shares, within each field. A count that its noise may have made is as good as
-        none: else the many empty classes would together outweigh those that are not."""
-        beyond = torch.where(counts > std, counts, self.smallest_count)
-        return fields.log_shares(beyond.clamp(min=self.smallest_count))
-
-
-def feature_sum(features: Tensor, norm: float) -> Tensor:
-    """Returns the sum of features, each cut to this norm, float64 [width]."""
-    return torch.stack([cut(piece, norm).sum(0) for piece in features.cpu().split(_AT_ONCE)]).sum(0)
-
-
-@dataclass(frozen=True)
-class _Centred:
-    """Centres features a block at a time, so that memory holds them once."""
-
-    features: Tensor
-    mean: Tensor
-
-    def split(self, size: int) -> Iterator[Tensor]:
-        """Yields blocks of so many records."""
-        return (block - self.mean for block in self.features.split(size))
+    def _log_prior(self, counts: Tensor, std: float) -> Tensor:
+        """Natural log of the classes' shares. A count that its noise may have made is as good as none: else the many
+        empty classes would together outweigh those that are not."""
+        beyond = torch.where(counts > std, counts, self.smallest_count).clamp(min=self.smallest_count)
+        return (beyond / beyond.sum()).log()
 
 
 def _directions(weights: Tensor, number: int) -> Tensor:
@@ -228,51 +215,28 @@ def _directions(weights: Tensor, number: int) -> Tensor:
     return torch.linalg.svd(weights.cpu(), full_matrices=False)[2][:number].T.contiguous()
 
 
-def _residuals(fields: Fields, z: Tensor, labels: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """(softmax - onehot [b, classes], losses [b]) of centred features at weights and bias [classes, width + 1]."""
-    log_probabilities = fields.log_softmax(torch.addmm(rows[:, -1], z, rows[:, :-1].T))
-    losses = -fields.log_likelihood(log_probabilities, labels)
-    return fields.residuals_(log_probabilities, labels), losses
+class _Map:
+    """The gradient of the map's entries, sum over records of (left' e_i) (right' z_i)', in integers.
 
-
-def _map_gradient(
-    fields: Fields,
-    z: Tensor | _Centred,
-    labels: Tensor,
-    rows: Tensor,
-    left: Tensor,
-    right: Tensor,
-    clip: float,
-    entries: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Sum over records of (left' e_i) (right' z_i)', each cut to norm `clip`, float64 [k, k]; the sum of the losses."""
-    weights = rows[:, :-1]
-    there = torch.cat([weights + weights @ right @ entries @ right.T, rows[:, -1:]], 1)
-    gradient, loss = torch.zeros_like(entries, dtype=torch.float64), torch.zeros((), device=rows.device)
-    for some, own in zip(z.split(_AT_ONCE), labels.split(_AT_ONCE), strict=True):
-        residual, losses = _residuals(fields, some, own, there)
-        pulled, along = (residual @ left).double(), (some @ right).double()
-        norms = pulled.norm(dim=1) * along.norm(dim=1)
-        gradient.addmm_((pulled * (clip / norms.clamp(min=clip))[:, None]).T, along)
-        loss += losses.sum()
-    return gradient, loss
-
-
-def _row_gradient(
-    fields: Fields, z: Tensor | _Centred, labels: Tensor, clip: float, rows: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Sum over records of e_i (z_i, 1)', each cut to norm `clip`, float64 [classes, width + 1]; the sum of the losses.
-
-    Products of two float32 are exact in float64, and their sum is to 1e-10 at any number of records, so that a record
-    more or less moves no other's rounding.
+    rows: [classes, width + 1], the prior. right: U [width, k]. left: W_0 U, its longest row of norm 1.
     """
-    gradient, loss = torch.zeros_like(rows, dtype=torch.float64), torch.zeros((), device=rows.device)
-    for some, own in zip(z.split(_AT_ONCE), labels.split(_AT_ONCE), strict=True):
-        residual, losses = _residuals(fields, some, own, rows)
-        residual, some = residual.double(), some.double()
-        norms = (residual.square().sum(1) * (some.square().sum(1) + 1)).sqrt()
-        residual *= (clip / norms.clamp(min=clip))[:, None]
-        gradient[:, :-1].addmm_(residual.T, some)
-        gradient[:, -1] += residual.sum(0)
-        loss += losses.sum()
-    return gradient, loss
+
+    def __init__(self, scores: Scores, rows: Tensor, right: Tensor) -> None:
+        weights = rows[:, :-1]
+        longest = weights.norm(dim=1).max().clamp(min=1e-12)
+        self._rows, self._right = rows, right
+        self._residuals = Residuals(scores, rows)
+        self._left_grid, self._right_grid = (
+            side.double().mul(2.0**_MAP_BITS).round_() for side in (weights @ right / longest, right)
+        )
+
+    def blocks(self, entries: Tensor) -> _Blocks:
+        """Yields both factors of each record's gradient at a map [k, k], and the losses."""
+        weights, unit = self._rows[:, :-1], 2.0**-_MAP_BITS
+        there = torch.cat([weights + weights @ self._right @ entries @ self._right.T, self._rows[:, -1:]], 1)
+        for residual, features, losses in self._residuals.blocks(there):
+            yield (
+                (residual @ self._left_grid).mul_(unit).trunc_(),
+                (features[:, :-1] @ self._right_grid).mul_(unit).trunc_(),
+                losses,
+            )

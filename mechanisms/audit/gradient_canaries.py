@@ -68,20 +68,23 @@ class GradientCanaries:
         sampling_prob: float,
         stream: SecretStream,
         step: int,
+        unit: float = 1.0,
     ) -> None:
         """Add the sampled canaries to the clipped sum, float [P], before its noise.
 
         Args:
             factors: what the run multiplies gradients of these norms by.
+            unit: of the sum; below 1 it is a sum of integers, and what a canary adds is one too.
         """
         places = self._places = self._in(gradient)
-        self._clean = gradient[places].double().cpu()
+        self._clean = gradient[places].double().cpu() * unit
         sampled = stream.poisson_sample(len(places), prob=sampling_prob, purpose="canary sample", step=step)
         taking = torch.zeros(len(places), dtype=torch.bool)
         taking[sampled] = True
         taking &= self.included[: len(places)]
         norms = torch.full((len(places),), _LENGTH * clip, device=gradient.device)
-        gradient[places] += (norms * factors(norms) * taking.to(gradient.device)).to(gradient.dtype)
+        added = norms * factors(norms) * taking.to(gradient.device)
+        gradient[places] += (added if unit == 1 else (added.double() / unit).trunc()).to(gradient.dtype)
 
     def look(self, noisy: Tensor, *, segment: NoiseSegment, sampling_prob: float) -> None:
         """Adds the noisy sum's evidence, float [P], on each canary. The attacker knows the records' part."""

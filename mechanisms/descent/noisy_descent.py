@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from mechanisms.descent import exact_sums
 from mechanisms.descent.keyed_state import KeyedState
 from mechanisms.errors import MechanismError
 from mechanisms.model.ghost import Coefficients
@@ -42,8 +43,9 @@ class Canaries(Protocol):
         sampling_prob: float,
         stream: SecretStream,
         step: int,
+        unit: float,
     ) -> None:
-        """Adds canaries to a clipped sum, float [P], before its noise."""
+        """Adds canaries to a clipped sum, float [P] in this unit, before its noise."""
 
     def look(self, noisy: Tensor, *, segment: NoiseSegment, sampling_prob: float) -> None:
         """Counts what the noisy sum shows of them."""
@@ -168,6 +170,7 @@ class NoisyDescent:
             name: of the phase, where there are several.
         """
         state, canaries, prob = self._state, self._canaries, self._event.sampling_prob
+        bits = exact_sums.SUM_BITS if self._event.exact else 0
         first = state.numbers.setdefault(f"{name}first", self.step)
         saved = {n.removeprefix(f"{name}/"): t for n, t in state.tensors.items() if n.startswith(f"{name}/")}
         if saved:
@@ -181,9 +184,20 @@ class NoisyDescent:
             clipped_sum(update.theta, step, segment, gradient, tally)
             if canaries is not None:
                 canaries.insert(
-                    flat, factors=factors(segment), clip=clip, sampling_prob=prob, stream=self._stream, step=step
+                    flat,
+                    factors=factors(segment),
+                    clip=clip,
+                    sampling_prob=prob,
+                    stream=self._stream,
+                    step=step,
+                    unit=2.0**-bits,
                 )
-            self._stream.add_normal_(flat, std=segment.noise_multiplier * clip, purpose="gradient noise", step=step)
+            if self._event.exact:
+                std = exact_sums.sum_std(segment.noise_multiplier, clip, bits=bits)
+                self._stream.add_rounded_normal_(flat, std=std, purpose="gradient noise", step=step)
+                gradient.mul_(2.0**-bits)
+            else:
+                self._stream.add_normal_(flat, std=segment.noise_multiplier * clip, purpose="gradient noise", step=step)
             if canaries is not None:
                 canaries.look(flat, segment=segment, sampling_prob=prob)
             update.step(gradient.div_(divisor).to(update.theta.dtype))

@@ -264,10 +264,21 @@ def gaussian(
             f"neighbours differ by one unit added or removed; {replaced}",
             *_how_read(event),
             TUNED,
-            f"{_SAMPLED_NOISE}: {_UNCOVERED}",
+            _arithmetic(event),
         ),
         **unit,
     )
+
+
+def _arithmetic(event: Event) -> str:
+    """Returns what is assumed of numbers: of integers and rounded noise, only that the key's stream is random."""
+    parts = event.events if isinstance(event, ComposedEvent) else (event,)
+    if all(isinstance(part, DpSgdEvent | GaussianReleaseEvent) and part.exact for part in parts):
+        return (
+            "sums are of integers and noise is a Gaussian rounded without error, from a secret AES-256 stream, which "
+            "is assumed to look random: the claim covers the released bits"
+        )
+    return f"{_SAMPLED_NOISE}: {_UNCOVERED}"
 
 
 def _how_read(event: Event) -> tuple[str, str]:

@@ -10,6 +10,7 @@ steps in one event.
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Literal
 
 import torch
@@ -73,6 +74,13 @@ class ClassWeightsConfig(BaseModel, frozen=True, extra="forbid", title="Class we
 def with_noise(counts: Tensor, *, std: float, stream: SecretStream) -> Tensor:
     """Adds N(0, std^2) to counts float32 [classes], which may become negative."""
     return counts + std * stream.normal_(torch.empty(len(counts)), purpose="class counts", step=0)
+
+
+def exact_with_noise(labels: Tensor, classes: int, *, event: GaussianReleaseEvent, stream: SecretStream) -> Tensor:
+    """Returns the classes' counts with rounded Gaussian noise, float64 of integers [classes]."""
+    std = Fraction(event.noise_multiplier) * Fraction(event.l2_sensitivity)
+    counts = torch.bincount(labels, minlength=classes).double()
+    return stream.add_rounded_normal_(counts, std=std, purpose="class counts", step=0)
 
 
 def class_weights(noisy_counts: Tensor, config: ClassWeightsConfig) -> Tensor:

@@ -129,6 +129,9 @@ class DpSgdEvent(Event, frozen=True):
     segments: tuple[NoiseSegment, ...] = Field(min_length=1)
     """The noise and clip schedule in the order of the steps, run-length coded."""
 
+    exact: bool = False
+    """Sums of integers with rounded noise: the claim covers the released bits (`mechanisms.descent.exact_sums`)."""
+
     @property
     def steps(self) -> int:
         """Steps in all."""
@@ -145,6 +148,8 @@ class GaussianReleaseEvent(Event, frozen=True):
     """Standard deviation of the noise divided by `l2_sensitivity`."""
     l2_sensitivity: float = Field(gt=0, allow_inf_nan=False)
     """Largest l2 change of the vector when one record is added or removed."""
+    exact: bool = False
+    """Integers with rounded noise: the claim covers the released bits."""
 
     @property
     def std(self) -> float:

@@ -18,12 +18,14 @@ import hashlib
 import hmac
 import os
 from collections.abc import Callable
+from fractions import Fraction
 
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
 from mechanisms.privacy.entropy import box_muller, uniforms
+from mechanisms.privacy.exact_normal import add_rounded_normal_
 
 KEY_BYTES = 32
 _BLOCK = 1 << 18
@@ -63,6 +65,17 @@ class SecretStream:
             piece[:pairs] += first.mul_(std)
             piece[pairs:] += second.mul_(std)[: piece.numel() - pairs]
         return out
+
+    def add_rounded_normal_(self, out: Tensor, *, std: Fraction, purpose: str, step: int) -> Tensor:
+        """Adds independent rounded normals to integers, contiguous float64, in place and returns them.
+
+        Nothing is rounded twice: `mechanisms.privacy.exact_normal` has the argument, and what it does not cover.
+        """
+
+        def more_bits(number: int) -> int:
+            return int.from_bytes(hmac.digest(self._key, f"{purpose}\x1f{step}\x1f{number}".encode(), hashlib.sha512))
+
+        return add_rounded_normal_(out, std=std, bits=self._source(purpose, step), more_bits=more_bits)
 
     def uniform(self, count: int, *, purpose: str, step: int) -> Tensor:
         """Uniforms on [0, 1), float64 [count]."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import TypeAlias
 
@@ -43,15 +44,20 @@ def scale_p_value(values: Tensor, *, std: float) -> float:
 def noisy_sums(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[Tensor, Tensor, float]]]:
     """What is released from now on, by purpose: (the sum before its noise, the noise, its standard deviation)."""
     seen: dict[str, list[tuple[Tensor, Tensor, float]]] = defaultdict(list)
-    add = SecretStream.add_normal_
 
-    def added(self: SecretStream, tensor: Tensor, *, std: float, purpose: str, step: int) -> Tensor:
-        before = tensor.clone()
-        result = add(self, tensor, std=std, purpose=purpose, step=step)
-        seen[purpose].append((before, result - before, std))
-        return result
+    def spied(name: str) -> None:
+        add = getattr(SecretStream, name)
 
-    monkeypatch.setattr(SecretStream, "add_normal_", added)
+        def added(self: SecretStream, tensor: Tensor, *, std: float | Fraction, purpose: str, step: int) -> Tensor:
+            before = tensor.clone()
+            result = add(self, tensor, std=std, purpose=purpose, step=step)
+            seen[purpose].append((before, result - before, float(std)))
+            return result
+
+        monkeypatch.setattr(SecretStream, name, added)
+
+    for name in ("add_normal_", "add_rounded_normal_"):
+        spied(name)
     return seen
 
 

@@ -1,0 +1,104 @@
+"""Exact sums: a record adds its own clipped term, to the last bit, and the terms are the float gradient's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from mechanisms.descent import exact_sums
+from mechanisms.descent.exact_sums import FEATURE_BITS, SUM_BITS, Residuals, Scores, clipped_outer_sum, on_grid
+from mechanisms.errors import MechanismError
+
+RECORDS, WIDTH, CLASSES = 300, 23, 7
+
+
+def records(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Features on the grid, labels and rows; some records are long, so that the clip binds."""
+    g = torch.Generator().manual_seed(seed)
+    features = torch.randn(RECORDS, WIDTH, generator=g) * torch.logspace(-2, 0.5, RECORDS)[:, None]
+    return (
+        on_grid(features),
+        torch.randint(CLASSES, (RECORDS,), generator=g),
+        torch.randn(CLASSES, WIDTH + 1, generator=g),
+    )
+
+
+def gradient(
+    features: Tensor, labels: Tensor, rows: Tensor, active: Tensor | None = None, *, clip: float = 1.0
+) -> Tensor:
+    residuals = Residuals(Scores(features, torch.zeros(WIDTH, dtype=torch.float64), labels), rows, active)
+    total = torch.zeros(int(residuals.active.sum()), WIDTH + 1, dtype=torch.float64)
+    for left, right, _ in residuals.blocks(rows[residuals.active]):
+        clipped_outer_sum(left, right, norm=clip, out=total)
+    return total
+
+
+@pytest.mark.parametrize("some", [None, torch.tensor([True, False, True, True, False, True, False])])
+def test_it_is_the_clipped_gradient(some: Tensor | None) -> None:
+    """Against float64 softmax residuals: the grid moves the sum by less than a hundredth of its norm."""
+    features, labels, rows = records()
+    z = torch.cat([features.double() * 2.0**-FEATURE_BITS, torch.ones(RECORDS, 1)], 1)
+    residual = (z @ rows.double().T).softmax(1)
+    residual[torch.arange(RECORDS), labels] -= 1
+    residual = residual if some is None else residual[:, some]
+    norms = residual.norm(dim=1) * z.norm(dim=1)
+    wanted = (residual * (1 / norms.clamp(min=1))[:, None]).T @ z
+    exact = gradient(features, labels, rows, some) * 2.0**-SUM_BITS
+    assert float((exact - wanted).norm() / wanted.norm()) < 0.01
+    unclipped = residual.T @ z
+    assert float((exact - unclipped).norm() / unclipped.norm()) > 0.1
+
+
+@pytest.mark.parametrize("some", [None, torch.tensor([True, False, True, True, False, True, False])])
+def test_sums_do_not_depend_on_order_or_division(some: Tensor | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In another order, in blocks of 7, and as a sum over two parts: equal, not close."""
+    features, labels, rows = records()
+    whole = gradient(features, labels, rows, some)
+    assert torch.equal(whole, whole.round())
+    order = torch.randperm(RECORDS)
+    assert torch.equal(gradient(features[order], labels[order], rows, some), whole)
+    parts = [gradient(features[part], labels[part], rows, some) for part in (slice(0, 101), slice(101, None))]
+    assert torch.equal(parts[0] + parts[1], whole)
+    monkeypatch.setattr(exact_sums, "_BLOCK", 7)
+    assert torch.equal(gradient(features, labels, rows, some), whole)
+
+
+def test_one_record_moves_a_sum_by_its_own_term_below_the_clip() -> None:
+    """Without record i the sum lacks what i alone adds, whose norm is at most the clip, and comes near it."""
+    features, labels, rows = records()
+    whole, largest = gradient(features, labels, rows), 0.0
+    for i in range(0, RECORDS, 13):
+        kept = torch.arange(RECORDS) != i
+        moved = whole - gradient(features[kept], labels[kept], rows)
+        assert torch.equal(moved, gradient(features[i : i + 1], labels[i : i + 1], rows))
+        largest = max(largest, float(moved.norm()) * 2.0**-SUM_BITS)
+    assert 0.999 < largest <= 1
+
+
+def test_no_outer_product_exceeds_the_clip() -> None:
+    """Random and extreme integers, squared norms compared as integers of any size."""
+    g = torch.Generator().manual_seed(1)
+    for clip in (1.0, 0.3, 7.7):
+        left = torch.randint(-(1 << 19), 1 << 19, (40, 5), generator=g).double()
+        right = torch.randint(-(1 << 15), 1 << 15, (40, 9), generator=g).double()
+        for i in range(40):
+            out = torch.zeros(5, 9, dtype=torch.float64)
+            clipped_outer_sum(left[i : i + 1], right[i : i + 1], norm=clip, out=out)
+            squared = sum(int(entry) ** 2 for entry in out.flatten().tolist())
+            assert squared <= (clip * 2**SUM_BITS) ** 2
+
+
+def test_a_feature_sum_is_cut_record_by_record() -> None:
+    """Each record's part has at most the norm; a record that is not finite adds what its finite coordinates add."""
+    features = torch.tensor([[3.0, 4.0], [0.1, 0.2], [float("inf"), 1.0], [float("nan"), 0.0]])
+    total = exact_sums.clipped_feature_sum(on_grid(features), norm=1.0) * 2.0**-FEATURE_BITS
+    assert total.tolist() == pytest.approx([0.7, 2.0], abs=3e-3)
+    single = exact_sums.clipped_feature_sum(on_grid(features[:1]), norm=1.0)
+    assert sum(int(entry) ** 2 for entry in single.tolist()) <= (1 << FEATURE_BITS) ** 2
+
+
+def test_too_many_records_are_refused() -> None:
+    exact_sums.require_room(1_000_000, 1.0)
+    with pytest.raises(MechanismError, match="more than exact sums hold"):
+        exact_sums.require_room(10_000_000, 1.0)
