@@ -85,7 +85,7 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
     )
     smallest_count: Positive = Field(default=3.0, title="Smallest count", description="In the log prior.")
     tempering: float = Field(
-        default=0.1,
+        default=0.3,
         ge=0,
         le=1,
         title="Tempering",

@@ -77,7 +77,7 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         description="`titles`: the head starts at the titles of the code list through the same encoder, for which no "
         "record is read; needs pooling `mean` and a code list. `none`: at random.",
     )
-    prior_scale: Positive = Field(default=18.0, le=1000, title="Scale of the prior", description="Beta; for `titles`.")
+    prior_scale: Positive = Field(default=12.0, le=1000, title="Scale of the prior", description="Beta; for `titles`.")
     prior_sentence: str = Field(
         default="",
         title="Sentence of the prior",

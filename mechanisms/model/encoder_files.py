@@ -93,6 +93,18 @@ def load_tokenizer(name: str) -> Any:
     return load(AutoTokenizer, name)
 
 
+def whole_words(name: str) -> set[str]:
+    """Returns the words that are single tokens of the encoder's tokenizer, in lower case, as they stand in its file."""
+    tokens = list(load_tokenizer(name).get_vocab())
+    for mark in ("Ġ", "▁"):  # in front of a word's first piece: byte-level BPE, SentencePiece
+        if any(token.startswith(mark) for token in tokens):
+            tokens = [token[1:] for token in tokens if token.startswith(mark)]
+            break
+    return {
+        token.lower() for token in tokens if re.fullmatch(r"[^\W\d_]{3,}", token)
+    }  # "##" continues a word: no letter
+
+
 def settings(name: str) -> set[str]:
     """Returns the texts of an encoder's configuration and of its tokenizer's special tokens."""
     from transformers import AutoConfig

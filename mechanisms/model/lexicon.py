@@ -1,24 +1,30 @@
 """Words of a public vocabulary as features next to an encoder's.
 
-An encoder forgets rare words; a code list is made of them. A lexicon turns a text into the stems of its words,
+An encoder forgets rare words; a code list is made of them. A lexicon turns a text into columns, one for each stem j of
+the list's titles,
 
-    m_j(x) = 1 where stem j occurs in x (`titles`),   or the signed hashes of all its stems (`hashed`),
+    m_j(x) = max over words w of x of  1 where j is w's stem,  else relu((cos(e_w, e_j) - 0.4) / 0.6)     (`titles`)
 
-and the classifier reads both blocks side by side, [a f(x), b m(x)], with f the encoder's pooled features. The scales
-a and b come from public text alone: there both blocks have the same root mean square norm, and together the one that
-the encoder's block had alone. No record is read for the vocabulary or the scales, so that they cost no privacy.
+with e the encoder's vector of a single word; or into the signed hashes of all its stems (`hashed`). The classifier
+reads both blocks side by side, [a f(x), b m(x)], with f the encoder's pooled features. The scales a and b come from
+public text alone: there both blocks have the same root mean square norm, and together the one that the encoder's block
+had alone. No record is read for vocabulary, similarities or scales, so that they cost no privacy.
+
+The similarities are a table over a fixed public vocabulary, the whole words of the encoder's tokenizer and those of the
+titles, in steps of 1/255. A word outside of it counts by its stem alone. So reading a text needs no encoder.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from torch import Tensor
@@ -31,6 +37,9 @@ FILE = "lexicon.json"
 HASHED_COLUMNS = 768
 MOST_CHARACTERS = 1 << 15
 """Characters of a text that are read, many times what an encoder's tokens take of prose."""
+_UNLIKE = 0.4
+"""Cosine at and below which two words are not alike."""
+_STEPS = 255
 _WORD = re.compile(r"[^\W\d_]{3,}")
 # Published stop lists hold `back`, `first`, `third` and `system`, which titles of injuries need: on folds inside the
 # training half of OSHA's reports they cost 0.009 of weighted and 0.03 of macro F1 at epsilon 5. Languages other than
@@ -50,6 +59,9 @@ class Lexicon(BaseModel, frozen=True, extra="forbid"):
     kind: Kind
     language: str = Field(default="english", description="Of the Snowball stemmer.")
     vocabulary: tuple[str, ...] = Field(default=(), description="Stems in the order of their columns; for `titles`.")
+    table: dict[str, tuple[tuple[int, int], ...]] = Field(
+        default={}, description="By word: columns, and in 255ths how much it is like their stems; for `titles`."
+    )
     columns: int = Field(ge=1)
     encoder_scale: float = Field(gt=0, allow_inf_nan=False)
     word_scale: float = Field(gt=0, allow_inf_nan=False)
@@ -68,12 +80,16 @@ class Lexicon(BaseModel, frozen=True, extra="forbid"):
         return self._titles(read) if self.kind == "titles" else self._hashed(read)
 
     def _titles(self, texts: Sequence[str]) -> Tensor:
-        """Returns a one for each stem of the vocabulary that a text has."""
-        places = {stem: at for at, stem in enumerate(self.vocabulary)}
-        block = torch.zeros(len(texts), self.columns)
+        block = np.zeros((len(texts), self.columns), dtype=np.float32)
+        places = {stem: column for column, stem in enumerate(self.vocabulary)}
         for row, text in zip(block, texts, strict=True):
-            row[[places[stem] for stem in stems_of(text, self.language) if stem in places]] = 1
-        return block
+            for word in set(words_of(text)):
+                if word in self.table:
+                    for column, likeness in self.table[word]:
+                        row[column] = max(row[column], likeness)
+                elif (stem := _stem(word, self.language)) in places:
+                    row[places[stem]] = _STEPS
+        return torch.from_numpy(block).div_(_STEPS)
 
     def _hashed(self, texts: Sequence[str]) -> Tensor:
         from sklearn.feature_extraction.text import HashingVectorizer  # half a second, which titles need not wait for
@@ -88,7 +104,7 @@ class Lexicon(BaseModel, frozen=True, extra="forbid"):
 
     def save(self, folder: Path) -> None:
         """Writes `lexicon.json` into a folder."""
-        (folder / FILE).write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        (folder / FILE).write_text(self.model_dump_json() + "\n", encoding="utf-8")
 
     @staticmethod
     def load(folder: Path) -> Lexicon | None:
@@ -107,15 +123,43 @@ def vocabulary_of(texts: Iterable[str], *, leave_out: Iterable[str] = (), langua
     return tuple(sorted({stem for text in texts for stem in stems_of(text, language)} - dropped))
 
 
+def similarities(
+    words: Sequence[str], word_vectors: Tensor, stems: Sequence[str], stem_vectors: Tensor, *, language: str
+) -> dict[str, tuple[tuple[int, int], ...]]:
+    """Returns the table of a lexicon: words that are like another's stem, each with columns and likeness in 255ths.
+
+    Args:
+        word_vectors: the encoder's features of each word by itself, float32 [words, width].
+        stem_vectors: of each stem by itself, float32 [stems, width].
+    """
+    places = {stem: column for column, stem in enumerate(stems)}
+    right = torch.nn.functional.normalize(stem_vectors, dim=1)
+    table: dict[str, tuple[tuple[int, int], ...]] = {}
+    for word, vector in zip(words, torch.nn.functional.normalize(word_vectors, dim=1).split(1), strict=True):
+        likeness = ((vector @ right.T)[0] - _UNLIKE).div_(1 - _UNLIKE).clamp_(0, 1).mul_(_STEPS).round_().int()
+        own = places.get(_stem(word, language))
+        if own is not None:
+            likeness[own] = _STEPS
+        columns = likeness.nonzero()[:, 0].tolist()
+        if columns and (own is None or len(columns) > 1):
+            table[word] = tuple(zip(columns, likeness[columns].tolist(), strict=True))
+    return table
+
+
 def build(
     kind: Kind,
     *,
-    vocabulary: tuple[str, ...],
     texts: Sequence[str],
     features: Tensor,
+    vocabulary: tuple[str, ...] = (),
+    table: Mapping[str, tuple[tuple[int, int], ...]] | None = None,
     language: str = "english",
 ) -> Lexicon:
-    """Returns the lexicon with its scales, from public texts that have words of it and their features [texts, w]."""
+    """Returns the lexicon with its scales, from public texts that have words of it and their features [texts, w].
+
+    Args:
+        vocabulary: stems of the titles. table: as `similarities` makes it; None: each word is like its own stem only.
+    """
     columns = len(vocabulary) if kind == "titles" else HASHED_COLUMNS
     if not columns:
         raise MechanismError("model.lexical: the titles of the code list have no words. Set it to `hashed` or `none`.")
@@ -123,6 +167,7 @@ def build(
         kind=kind,
         language=language,
         vocabulary=vocabulary if kind == "titles" else (),
+        table=dict(table or {}) if kind == "titles" else {},
         columns=columns,
         encoder_scale=1,
         word_scale=1,
@@ -136,9 +181,14 @@ def build(
     return plain.model_copy(update={"encoder_scale": share, "word_scale": share * _root_mean_square(features) / words})
 
 
+def words_of(text: str) -> list[str]:
+    """Returns a text's words of three letters or more, in lower case."""
+    return _WORD.findall(text.lower())
+
+
 def stems_of(text: str, language: str = "english") -> list[str]:
     """Returns the stems of a text's words of three letters or more, in lower case."""
-    return [_stem(word, language) for word in _WORD.findall(text.lower())]
+    return [_stem(word, language) for word in words_of(text)]
 
 
 @lru_cache(maxsize=1 << 16)

@@ -10,15 +10,14 @@ from own_modules import clipper_of
 from small_heads import head_of
 from torch import Tensor, nn
 
-from mechanisms import dp_sgd, prior_descent
+from mechanisms import dp_sgd
+from mechanisms.descent import exact_sums
 from mechanisms.mechanism import ClassifierModel, Records, Run, Task, kinds
 from mechanisms.model import classifier as classifiers
 from mechanisms.model.config import ModelConfig
 from mechanisms.model.dp_head import HeadClipping
-from mechanisms.model.fields import Fields
 from mechanisms.model.ghost import GhostClipping
 from mechanisms.model.inputs import FeatureInputs
-from mechanisms.model.linear_head import cut
 from mechanisms.model.own import OwnModel, maker_of
 from mechanisms.privacy.noise import SecretStream
 
@@ -152,6 +151,20 @@ def test_a_norm_that_cancels_to_nothing() -> None:
     assert worst <= 1.05
 
 
+def _feature_sum(features: Tensor, norm: float) -> Tensor:
+    return exact_sums.clipped_feature_sum(exact_sums.on_grid(features), norm=norm) * 2.0**-exact_sums.FEATURE_BITS
+
+
+def _row_gradient(features: Tensor, labels: Tensor, clip: float, rows: Tensor) -> Tensor:
+    """Prior descent's sum of clipped gradients, float64 [classes, width + 1]."""
+    centre = torch.zeros(features.shape[1], dtype=torch.float64)
+    residuals = exact_sums.Residuals(exact_sums.Scores(exact_sums.on_grid(features), centre, labels), rows)
+    total = torch.zeros(rows.shape, dtype=torch.float64)
+    for left, right, _ in residuals.blocks(rows):
+        exact_sums.clipped_outer_sum(left, right, norm=clip, out=total)
+    return total * 2.0**-exact_sums.SUM_BITS
+
+
 def test_one_record_more_is_in_the_next_binade() -> None:
     """Float32 rounds above a power of two otherwise than below it, and does so at every later addition."""
     k, pairs = 12, 8000
@@ -161,14 +174,14 @@ def test_one_record_more_is_in_the_next_binade() -> None:
         return [first, max(0.0, 1 - first * first) ** 0.5]
 
     rows = [direction(1.0)] * 2**k
-    there = prior_descent.feature_sum(torch.tensor(rows), 1.0)
+    there = _feature_sum(torch.tensor(rows), 1.0)
     lacking = 2**k + 4 * unit - float(there[0])
     while lacking > 0:  # to just above the power of two, of which the sum without the first record stays below
         rows.append(direction(min(lacking, 0.99)))
         lacking -= 0.99
     rows += [direction(1.3 * unit), direction(-0.7 * unit)] * pairs
     x = torch.tensor(rows)
-    moved = prior_descent.feature_sum(x, 1.0) - prior_descent.feature_sum(x[1:], 1.0)
+    moved = _feature_sum(x, 1.0) - _feature_sum(x[1:], 1.0)
     assert float(moved.norm()) <= 1 + 1e-9
 
 
@@ -179,30 +192,25 @@ def test_sums_of_gradients_do_not_hang_on_the_others() -> None:
     z = torch.randn(n, 4, generator=g)
     z[::2] *= 1e-4
     y, rows = torch.zeros(n, dtype=torch.int64), torch.zeros(3, 5)
-    fields = Fields((3,))
-    whole = prior_descent._row_gradient(fields, z, y, clip, rows)[0]
+    whole = _row_gradient(z, y, clip, rows)
     assert whole.dtype == torch.float64
-    without = prior_descent._row_gradient(fields, z[1:], y[1:], clip, rows)[0]
-    alone = prior_descent._row_gradient(fields, z[:1], y[:1], clip, rows)[0]
-    torch.testing.assert_close(whole - without, alone, rtol=1e-6, atol=1e-9)
-    assert float(alone.norm()) <= clip * (1 + 1e-12)
+    without = _row_gradient(z[1:], y[1:], clip, rows)
+    alone = _row_gradient(z[:1], y[:1], clip, rows)
+    assert torch.equal(whole - without, alone)
+    assert float(alone.norm()) <= clip
 
 
 def test_a_clip_is_not_rounded_up() -> None:
     """Norms and factors in float32 let in up to 1.0000002 clips of a record."""
     g = torch.Generator().manual_seed(3)
     z, y, rows = torch.randn(2000, 7, generator=g), torch.arange(2000) % 3, torch.randn(3, 8, generator=g)
-    left, right = torch.randn(3, 4, generator=g), torch.randn(7, 4, generator=g)
     model = OwnModel(nn.Linear(7, 3), CE, device=CPU)
     clipper, largest = clipper_of(model), 0.0
     for some in torch.arange(len(z)).split(1):
         out = torch.zeros(model.num_parameters, dtype=torch.float64)
         clipper.add_clipped_sum({"features": z[some]}, y[some], coefficients=lambda n: 0.1 / n.clamp(min=0.1), out=out)
-        row = prior_descent._row_gradient(Fields((3,)), z[some], y[some], 0.1, rows)[0]
-        entry = prior_descent._map_gradient(Fields((3,)), z[some], y[some], rows, left, right, 0.1, torch.zeros(4, 4))[
-            0
-        ]
-        largest = max(largest, *(float(total.norm()) for total in (out, row, entry, cut(z[some], 0.1))))
+        row = _row_gradient(z[some], y[some], 0.1, rows)
+        largest = max(largest, *(float(total.norm()) for total in (out, row, _feature_sum(z[some], 0.1))))
     assert 0.1 * (1 - 1e-12) <= largest <= 0.1 * (1 + 1e-12)
 
 

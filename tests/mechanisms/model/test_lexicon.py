@@ -30,7 +30,25 @@ def test_the_vocabulary_is_the_titles_stems_without_stop_words() -> None:
 
 def test_a_word_counts_once() -> None:
     """The block holds zeros and ones, however often a text repeats a word."""
-    assert torch.equal(built().words(["burn burn burned"]), built().words(["burn"]))
+    assert torch.equal(built().words(["burns burns scalds"]), built().words(["scalds burns"]))
+
+
+def test_words_count_by_how_much_they_are_like_a_stem() -> None:
+    """Likeness runs from 0 at a cosine of 0.4 to 1. An inflection of the stem counts 1, whatever its vector. Of several
+    words the most alike counts. A word that is like no stem is not in the table."""
+    stems = lexicon.vocabulary_of(["Fractures", "Burns"])
+    burn, fracture = (stems.index(lexicon.stems_of(word)[0]) for word in ("burns", "fractures"))
+    vectors = {"scald": [0.7, 0.714143], "fractured": [0.0, 1.0], "broken": [0.4, -0.916515], "flame": [1.0, 0.0]}
+    of_stems = torch.zeros(2, 2)
+    of_stems[burn], of_stems[fracture] = torch.tensor([1.0, 0.0]), torch.tensor([-1.0, 0.0])
+    table = lexicon.similarities(
+        list(vectors), torch.tensor(list(vectors.values())), stems, of_stems, language="english"
+    )
+    assert set(table) == {"scald", "flame"}
+    made = lexicon.build("titles", vocabulary=stems, table=table, texts=["flame"], features=torch.ones(1, 2))
+    words = made.words(["Scald", "scald, flame", "He fractured it", "broken"])
+    assert words[:, burn].tolist() == pytest.approx([0.5, 1.0, 0.0, 0.0], abs=1 / 255)
+    assert words[:, fracture].tolist() == [0.0, 0.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize("kind", ["titles", "hashed"])
