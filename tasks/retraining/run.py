@@ -66,7 +66,7 @@ def warn_of_split(ingest: IngestConfig, *, train: int, test: int) -> str | None:
     )
 
 
-_FEWEST = 5
+_FEWEST = 2
 """Training records per code below which a model is hardly better than a guess."""
 
 
