@@ -145,7 +145,7 @@ def _plan(home: Path, branch: str, released: dict[str, Any] | None) -> dict[str,
         of_it = [row for row in rows if row["release_id"] == released["release_id"]]
         last = max(of_it, key=lambda row: row["sequence"])
         found["event"] = last["event"]
-        found["claim"] = {name: last[name] for name in (*CLAIM, "state", "composition")}
+        found["claim"] = {name: last[name] for name in (*CLAIM, "state")}
         found["charges"] = [_charge(charge) for row in of_it for charge in row["charges"]]
         bundle = Path(released["bundle"])
         files = sorted(path.relative_to(bundle) for path in bundle.rglob("*") if path.is_file())
@@ -157,10 +157,9 @@ def _plan(home: Path, branch: str, released: dict[str, Any] | None) -> dict[str,
 
 
 def _charge(charge: dict[str, Any]) -> dict[str, Any]:
-    """Returns what a release costs one account, and what the account has spent with it."""
-    loss = charge["loss"] or {}
-    names = ("population", "cohort", "neighbouring_relation", "epsilon", "delta", "epsilon_after")
-    return {name: charge[name] for name in names} | {"mu_squared": loss.get("mu_squared")}
+    """Returns what a release costs one account, and by which rule it is added."""
+    names = ("population", "cohort", "neighbouring_relation", "composition")
+    return {name: charge[name] for name in names} | dict(charge["loss"])
 
 
 def _splits(home: Path) -> dict[str, Any]:
