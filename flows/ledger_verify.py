@@ -53,8 +53,8 @@ def ledger_verify(
         heads = [read_head(head_file)] if head_file.is_file() else []
         report = opened.verify(heads=heads)
         if not report.ok:
-            found = "; ".join(bad.problem for bad in report.bad[:20])
-            raise StorageError(f"ledger: {len(report.bad)} bad rows: {found}. Run `autocoder ledger verify`")
+            problems = "; ".join(bad.problem for bad in report.bad[:20])
+            raise StorageError(f"ledger: {len(report.bad)} bad rows: {problems}. Run `autocoder ledger verify`")
         head = state_head(report.sequence, report.hash)
         write_atomically(head_file, json.dumps(head.model_dump(), indent=1).encode() + b"\n")
         return VerificationResult(rows=report.rows, sequence=report.sequence, hash=report.hash, notes=report.notes)

@@ -114,7 +114,7 @@ _WORDS = (("code", "codes"), ("title", "titles", "label", "labels", "description
 
 def _places(header: Sequence[str], columns: Sequence[str], place: str) -> tuple[int, int, int | None, int | None]:
     folded = [" ".join(name.split()).casefold() for name in header]
-    found: list[int] = []
+    matches: list[int] = []
     for number, wanted in enumerate(columns or ("code", "title")):
         fitting = [at for at, name in enumerate(folded) if name == " ".join(wanted.split()).casefold()]
         if not columns and not fitting:
@@ -128,8 +128,8 @@ def _places(header: Sequence[str], columns: Sequence[str], place: str) -> tuple[
                 f"{place}: column {wanted!r} is missing or repeated. Its columns are {shown}. Name two with "
                 "--codelist-columns CODE,TITLE"
             )
-        found += fitting
-    code, title = found
+        matches += fitting
+    code, title = matches
     description, parent = (
         folded.index(name) if folded.count(name) == 1 else None for name in ("description", "parent")
     )

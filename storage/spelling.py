@@ -43,22 +43,22 @@ class Spellings:
 
     def match(self, value: str) -> str | None:
         """Returns the only listed code with the same forms."""
-        found = self._all.get(_together(value), ())
-        return found[0] if len(found) == 1 else None
+        matches = self._all.get(_together(value), ())
+        return matches[0] if len(matches) == 1 else None
 
     def described(self, values: Mapping[str, int]) -> str:
         """Says how many records would have a listed code under each form; empty where none would."""
         total = sum(values.values())
-        said = []
+        notes = []
         for name, form in _FORMS.items():
             if count := sum(n for value, n in values.items() if len(self._index[name].get(form(value), ())) == 1):
-                said.append(f"{_of(count, total)} would be on the list {name}")
+                notes.append(f"{_of(count, total)} would be on the list {name}")
         together = sum(n for value, n in values.items() if self.match(value))
-        if together and not said:
-            said.append(f"{_of(together, total)} would be on the list with several of its forms changed")
+        if together and not notes:
+            notes.append(f"{_of(together, total)} would be on the list with several of its forms changed")
         several = sum(n for value, n in values.items() if self._is_several(value))
         return "; ".join(
-            [*said, *([f"{_of(several, total)} would be several listed codes"] if several else []), *odd(values)]
+            [*notes, *([f"{_of(several, total)} would be several listed codes"] if several else []), *odd(values)]
         )
 
     def _is_several(self, value: str) -> bool:
@@ -89,20 +89,22 @@ def twins(codes: Mapping[str, int]) -> list[str]:
     Args:
         codes: records by code.
     """
-    said = []
+    notes = []
     for name, form in _FORMS.items():
         groups = [group for group in _by_form(form, codes).values() if len(group) > 1]
         if groups:
             records = sum(codes[code] for group in groups for code in group)
-            said.append(f"{sum(map(len, groups)):,} codes of {records:,} records would be {len(groups):,} codes {name}")
+            notes.append(
+                f"{sum(map(len, groups)):,} codes of {records:,} records would be {len(groups):,} codes {name}"
+            )
     several = [
         code for code in codes if len(parts := _SEVERAL.split(code)) > 1 and all(part in codes for part in parts)
     ]
     if several:
-        said.append(
+        notes.append(
             f"{len(several):,} codes of {sum(codes[code] for code in several):,} records are made of other codes"
         )
-    return [*said, *(f"of the codes, {one}" for one in odd(codes))]
+    return [*notes, *(f"of the codes, {one}" for one in odd(codes))]
 
 
 @dataclass

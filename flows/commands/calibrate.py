@@ -81,7 +81,7 @@ def calibrate(
                 sets=sets,
                 allow_unlisted=allow_unlisted,
                 read=read,
-                told=lambda line: say(line, err=True),
+                report=lambda line: say(line, err=True),
             )
     say(f"{fitted['records']:,} records, temperature {fitted['temperature']}; written to {out}")
     for line in fitting.lines(fitted):

@@ -51,19 +51,22 @@ def import_(
     if out.suffix.lower() != ".csv":
         raise InputError(f"--out: {out.name} must end in .csv")
     options.require_writable("--out", out)
-    found = import_codes(file.expanduser(), language=language, scheme=scheme, notation=notation)
+    imported = import_codes(file.expanduser(), language=language, scheme=scheme, notation=notation)
     with replace_atomically(out) as fresh:
-        text = csv_lines([("code", "title", "description", "parent"), *found.rows])
+        text = csv_lines([("code", "title", "description", "parent"), *imported.rows])
         fresh.write_text(text, encoding="utf-8", newline="")
     left = {
-        "deprecated": found.deprecated,
-        "without_notation": found.without_notation,
-        "without_title": found.without_title,
+        "deprecated": imported.deprecated,
+        "without_notation": imported.without_notation,
+        "without_title": imported.without_title,
     }
     if as_json:
-        say(json.dumps({"codes": len(found.rows), "language": found.language, **left, "out": str(out)}))
+        say(json.dumps({"codes": len(imported.rows), "language": imported.language, **left, "out": str(out)}))
         return
-    said = f"{len(found.rows):,} codes{f' in {found.language}' if found.language else ''} written to {out}"
-    say(f"{said}: {found.deprecated:,} deprecated concepts and {found.without_notation:,} without a notation left out")
-    if found.without_title:
-        say(f"warning: {found.without_title:,} codes have no title in {found.language or 'the file'}", err=True)
+    summary = f"{len(imported.rows):,} codes{f' in {imported.language}' if imported.language else ''} written to {out}"
+    say(
+        f"{summary}: {imported.deprecated:,} deprecated concepts and {imported.without_notation:,} without a notation "
+        "left out"
+    )
+    if imported.without_title:
+        say(f"warning: {imported.without_title:,} codes have no title in {imported.language or 'the file'}", err=True)

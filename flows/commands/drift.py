@@ -52,18 +52,18 @@ def drift(
                 before = measure.golden_period(folder, temperature=now.temperature)
         else:
             before = measure.read_period(reference or Path(), "--reference", prefix=prefix)
-        found = measure.compare(now, before)
+        result = measure.compare(now, before)
         if plot is not None:
-            measure.plot(now, before, found, plot)
+            measure.plot(now, before, result, plot)
     if as_json:
-        say(json.dumps(asdict(found), indent=2))
+        say(json.dumps(asdict(result), indent=2))
     else:
-        say(found.line)
-        say(f"{found.rows:,} rows against {found.reference_rows:,}; largest changes by code:")
+        say(result.line)
+        say(f"{result.rows:,} rows against {result.reference_rows:,}; largest changes by code:")
         titles = measure.titles_of(coded, prefix)
-        for code, was, share in found.moved:
+        for code, was, share in result.moved:
             say(f"  {code:<12} {was:6.1%} -> {share:6.1%}  {titles.get(code, '')}".rstrip())
         if bundle is not None:
             say("The reference is titles of the code list: a difference from them does not show drift over time.")
-    if found.verdict == "drift":
+    if result.verdict == "drift":
         raise typer.Exit(3)

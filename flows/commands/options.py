@@ -133,11 +133,11 @@ class ReadingOptions:
             return ReadOptions(**self.named_reading)
         except ValueError as error:
             faults = getattr(error, "errors", lambda **_: [])(include_input=False, include_url=False)
-            said = "; ".join(
+            problem = "; ".join(
                 f"--{_READING.get(str(fault['loc'][0]), fault['loc'][0])}: {fault['msg'].removeprefix('Value error, ')}"
                 for fault in faults
             )
-        raise InputError(said)
+        raise InputError(problem)
 
 
 @dataclass(frozen=True)

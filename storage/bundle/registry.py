@@ -137,8 +137,8 @@ def revoked_releases(ledger: Ledger) -> list[RevokedRelease]:
 
 
 def _revocations(ledger: Ledger) -> list[Row]:
-    found = [release.revoked for release in ledger.state().releases.values() if release.revoked is not None]
-    return sorted(found, key=lambda row: row.sequence)
+    revocations = [release.revoked for release in ledger.state().releases.values() if release.revoked is not None]
+    return sorted(revocations, key=lambda row: row.sequence)
 
 
 def earlier_bundles(ledger: Ledger, bundles: Path, keys: Iterable[str]) -> list[EarlierBundle]:

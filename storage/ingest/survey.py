@@ -150,11 +150,11 @@ class CodeSurvey:
 
     def notes(self) -> list[str]:
         """Says which codes were read in another spelling, and which of those without a list look like one code."""
-        said = [f"{self.respelt:,} codes were read in another spelling, such as 111 for 111.0"] if self.respelt else []
+        notes = [f"{self.respelt:,} codes were read in another spelling, such as 111 for 111.0"] if self.respelt else []
         if not self._fixed:
             counts = np.bincount(self.codes[self.codes >= 0], minlength=len(self._code_at))
-            said += twins(dict(zip(self._code_at, counts.tolist(), strict=True)))
-        return said
+            notes += twins(dict(zip(self._code_at, counts.tolist(), strict=True)))
+        return notes
 
 
 @dataclass(frozen=True)

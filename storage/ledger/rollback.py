@@ -251,8 +251,10 @@ def _missing(last: tuple[int, str], workspace: Workspace, mark: Mark) -> tuple[s
 
 def _policy(connection: Connection, workspace: Workspace, mark: Mark) -> Policy:
     """The policy in force after the rows that were used before, else the ledger's own; never one that a row claims."""
-    kept = [row for entry in _entries(workspace) if entry.mark.ledger == mark.ledger for row in _policy_rows(entry)]
-    policy = policy_after(kept, mark.ledger) or fold(chain.entries(connection)).policy
+    policy_rows = [
+        row for entry in _entries(workspace) if entry.mark.ledger == mark.ledger for row in _policy_rows(entry)
+    ]
+    policy = policy_after(policy_rows, mark.ledger) or fold(chain.entries(connection)).policy
     if policy is None:
         raise InputError("recover: the policy is unknown, so nobody can sign to give up the ledger. Restore it")
     return policy

@@ -93,8 +93,8 @@ def verify(
                     progress(state.sequence)
         if not state.broken:
             bad += external.finish(state.sequence)
-    found = sorted([*state.bad, *bad], key=lambda one: one.sequence)
-    return Report(state.sequence, state.sequence, state.hash, tuple(found), notes)
+    bad_rows = sorted([*state.bad, *bad], key=lambda one: one.sequence)
+    return Report(state.sequence, state.sequence, state.hash, tuple(bad_rows), notes)
 
 
 class _Registry:
@@ -196,8 +196,8 @@ class _ExternalRows:
     def finish(self, last: int) -> list[BadRow]:
         if not self._expected:
             return []
-        kept = f"the ledger ends at row {last}, row {max(self._expected)} was kept outside"
-        return [BadRow(last + 1, f"row {last + 1} missing: {kept}")]
+        gap = f"the ledger ends at row {last}, row {max(self._expected)} was gap outside"
+        return [BadRow(last + 1, f"row {last + 1} missing: {gap}")]
 
 
 def _protections(connection: Connection) -> tuple[str, ...]:

@@ -77,18 +77,18 @@ class Marks:
         marked = pc.call_function("is_in", [trimmed], pc.SetLookupOptions(self._values))
         if not pc.call_function("any", [marked]).as_py():
             return column
-        found = trimmed.filter(marked).value_counts()
-        self.counts.setdefault(name, Counter()).update({one["values"]: one["counts"] for one in found.to_pylist()})
+        values = trimmed.filter(marked).value_counts()
+        self.counts.setdefault(name, Counter()).update({one["values"]: one["counts"] for one in values.to_pylist()})
         return pc.call_function("if_else", [marked, "", column])
 
     @property
     def sentence(self) -> str:
         """Says which marks were read as blank; empty where none was."""
-        said = [
+        marks = [
             f"{name!r}: {', '.join(f'{mark} ({count:,})' for mark, count in counts.most_common())}"
             for name, counts in self.counts.items()
         ]
-        return f"read as blank, by column: {'; '.join(said)}" if said else ""
+        return f"read as blank, by column: {'; '.join(marks)}" if marks else ""
 
 
 @dataclass(frozen=True)

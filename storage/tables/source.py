@@ -128,13 +128,13 @@ class Source:
         if self.kind != "csv":
             return packed + {"jsonl": "a JSON array" if self.array else "JSON Lines"}.get(self.kind, self.kind)
         if self.container == "workbook":
-            said = f"workbook, sheet {self.member}" if self.member else "workbook"
+            layout = f"workbook, sheet {self.member}" if self.member else "workbook"
         else:
             quotes = {"double": "doubled quotes", "backslash": "quotes behind \\", "none": "quotes as text"}
             shown = {"\t": "tab", ",": "comma", ";": "semicolon"}.get(self.delimiter, self.delimiter)
-            said = f"{packed}{self.encoding}, separator {shown}, {quotes[self.quotes]}"
+            layout = f"{packed}{self.encoding}, separator {shown}, {quotes[self.quotes]}"
         header = "no header" if self.named else f"header in line {self.skip + 1}" if self.skip else "header first"
-        return f"{said}, {header}"
+        return f"{layout}, {header}"
 
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
@@ -449,11 +449,11 @@ def _open_sheet(source: Source) -> Iterator[IO[bytes]]:
             yield cast(IO[bytes], child.stdout)
         finally:
             child.stdout.close()  # ends the program where not all is read
-            said, status = child.stderr.read().decode(errors="replace"), child.wait()
+            report, status = child.stderr.read().decode(errors="replace"), child.wait()
     fault = {
         0: "",
         1: f"it takes over {_BOOK_MEMORY >> 30} GB to read. Save the sheet as CSV",
-        guarded.SHEETS: f"its sheets with rows are {said}. Name one with --sheet",
+        guarded.SHEETS: f"its sheets with rows are {report}. Name one with --sheet",
     }.get(status, "the workbook is damaged, locked by a password, or none. Save the sheet as CSV")
     if fault:
         raise InputError(f"{source.option}: {source.path}: {fault}")
@@ -521,7 +521,7 @@ def _layout(text: str, read: ReadOptions, required: Sequence[str], *, whole: boo
     declared = re.match(r"\"?sep=(.)\"?(?:\r\n|\n|\r)", text)  # as Excel writes and reads it
     own = read.separator or (declared and declared[1])
     separators = [own] if own else [",", ";", "\t", "|"]
-    found = []
+    layouts = []
     for quotes in [read.quotes] if read.quotes else ["double", "backslash", "none"]:
         for delimiter in separators:
             usual = quotes == "double" or read.quotes or (quotes == "backslash" and '\\"' in text)
@@ -532,8 +532,8 @@ def _layout(text: str, read: ReadOptions, required: Sequence[str], *, whole: boo
                 header = read.names or (rows[at][1] if rows else [])
                 below = [row for _, row in rows[at + (not read.names) :]]
                 skip = rows[at][0] if at else skip
-                found.append(_Layout(delimiter, cast(Quotes, quotes), skip, header, below, broken, has))
-    return max(found, key=lambda layout: layout.rank)  # the first of the best
+                layouts.append(_Layout(delimiter, cast(Quotes, quotes), skip, header, below, broken, has))
+    return max(layouts, key=lambda layout: layout.rank)  # the first of the best
 
 
 def _first_rows(

@@ -92,7 +92,7 @@ def thresholds_on_table(
     sets: bool = False,
     allow_unlisted: bool = False,
     read: ReadOptions = AS_IT_LOOKS,
-    told: Callable[[str], object] = lambda sentence: None,
+    report: Callable[[str], object] = lambda sentence: None,
 ) -> dict[str, Any]:
     """Fits `thresholds_for` a released model on a table of coded records. Rows without text or code are skipped.
 
@@ -114,7 +114,7 @@ def thresholds_on_table(
     people = HumanCodes(released.codes, marks=read.missing)
     given = people.read([cell.strip() for (cell,) in table.text_rows([label])])
     people.require_listed(f"--data: {data}, column {label!r}", allowed=allow_unlisted)
-    told(people.sentence)
+    report(people.sentence)
     logits: list[Tensor] = []
     labels: list[int] = []
     done = 0

@@ -177,7 +177,7 @@ def answers(
     by: str = "",
     allow_unlisted: bool = False,
     read: ReadOptions = AS_IT_LOOKS,
-    told: Callable[[str], object] = lambda sentence: None,
+    report: Callable[[str], object] = lambda sentence: None,
 ) -> Answers:
     """Codes a table with both models; skips rows without a text, or without a code if a column has codes.
 
@@ -192,7 +192,7 @@ def answers(
     given = people.read([cell.strip() for (cell,) in table.text_rows([label])]) if label else []
     people.require_listed(f"{option}: {data}, column {label!r}", allowed=allow_unlisted)
     if label:
-        told(people.sentence)
+        report(people.sentence)
     scores: tuple[list[Tensor], list[Tensor]] = ([], [])
     right: list[str] = []
     groups: list[str] = []

@@ -154,7 +154,7 @@ def _answers(
 
     futures = {client.submit(_guarded, body, parts[number], pure=False): number for number in missing}
     try:
-        finished, looked = as_completed(list(futures), loop=client.loop), time.monotonic()
+        finished, checked_at = as_completed(list(futures), loop=client.loop), time.monotonic()
         while not finished.is_empty():
             for future in finished.next_batch(block=False):
                 kind, text = future.result()
@@ -163,8 +163,8 @@ def _answers(
                 yield futures[future], text
             if not finished.has_ready():
                 time.sleep(_LOOK_SECONDS)
-            if time.monotonic() - looked > _WORKERS_SECONDS:
-                looked = time.monotonic()
+            if time.monotonic() - checked_at > _WORKERS_SECONDS:
+                checked_at = time.monotonic()
                 if not client.scheduler_info(n_workers=-1)["workers"]:
                     raise ConnectionError("no worker is left")
     except BaseException:

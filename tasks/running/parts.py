@@ -112,12 +112,12 @@ def run_parts(
             done=lambda position: tally.end(steps[missing[position]].label),
             at_once=at_once,
         )
-    found = [(step.label, step.find(store)) for step in steps]
-    for label, ref in found:
+    outputs = [(step.label, step.find(store)) for step in steps]
+    for label, ref in outputs:
         if ref is None:  # a maximum over fewer draws would understate Delta
             place = "AUTOCODER_STORAGE" if own else "this workspace"
             raise StorageError(f"{label}: its output is not in {place}. Give all workers the same one, and run again")
-    return [ref for _, ref in found if ref is not None]
+    return [ref for _, ref in outputs if ref is not None]
 
 
 def run_parts_of(
