@@ -63,7 +63,7 @@ def successor(
         measure.require_same_classification(earlier, later)
         with ConsoleListener() as console:
             console.started("successor")
-            how = {"allow_unlisted": allow_unlisted, "read": read, "told": lambda line: say(line, err=True)}
+            how = {"allow_unlisted": allow_unlisted, "read": read, "report": lambda line: say(line, err=True)}
             coded = measure.answers(
                 earlier, later, labelled, records, option="--labelled", label=label_column, by=by, **how
             )

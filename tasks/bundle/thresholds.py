@@ -103,7 +103,7 @@ def thresholds_on_table(
         label: the column of the codes.
         targets: accuracies that need a threshold.
         sets: also finds the limits of conformal sets, on the records of the thresholds.
-        told: takes the account of the codes, in a sentence.
+        report: takes the account of the codes, in a sentence.
         allow_unlisted: records with a code that the model lacks count as errors, which refuse the table otherwise.
 
     Raises:

@@ -33,7 +33,7 @@ def calibrate(
         name: describes the records to readers.
         targets: accuracies to find a score for; the usual ones by default.
         sets: also finds the limits of conformal sets.
-        how: `allow_unlisted`, `read` and `told` of `thresholds_on_table`.
+        how: `allow_unlisted`, `read` and `report` of `thresholds_on_table`.
 
     Raises:
         InputError, MechanismError: the table cannot be read, or has too few records.
