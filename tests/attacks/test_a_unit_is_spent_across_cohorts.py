@@ -164,7 +164,7 @@ def test_what_is_shown_before_is_what_is_charged(tmp_path: Path) -> None:
     ledger.reserve(make_plan("a", claim=claim, cohorts=("2015",), population=population))
     told = ExpectedCharge.of(context, parameters, ["2016"], train=80)
     assert [(one.cohort, one.spent, one.left) for one in told.accounts] == [("2016", 0, 20), (ALL_COHORTS, 19, 1)]
-    assert f"{population}/{ALL_COHORTS}: 1 of 20 left" in told.budget
+    assert f"{population}/{ALL_COHORTS}: ε 1 of 20 left" in told.budget
     assert not told.exceeds
     assert {line.account.cohort: line.epsilon_left for line in ledger.budget() if line.account.sequence} == {
         "2015": 1,

@@ -20,7 +20,7 @@ import yaml
 from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from releases import make_plan
+from releases import make_plan, release_key
 from sealed_bundle import Sealed
 from starlette.testclient import TestClient
 
@@ -263,7 +263,7 @@ def test_other_lines_of_a_witness_accept_no_other_ledger(tmp_path: Path, example
     for number in range(4):
         if number == 2:
             shutil.copy(place, tmp_path / "backup.db")
-        ledger = Ledger.open(f"sqlite:///{place}", journals=(witness,))
+        ledger = Ledger.open(f"sqlite:///{place}", key=release_key(), journals=(witness,))
         ledger.reserve(make_plan(f"k{number}", ledger=ledger.ensure_genesis_row(requester="operator")))
     whole = witness.file.read_bytes()
     written = {(line["sequence"], line["hash"]) for line in map(json.loads, whole.splitlines())}

@@ -96,12 +96,13 @@ def test_a_formal_statement_says_another_thing(sealed: Sealed) -> None:
         "example": "x",
         "lexical": "none",
         "columns": "",
-        "labels": {"": 3},
+        "labels": 3,
         "licence": None,
     }
-    options |= {"encoded_in": "bfloat16", "classification": "", "thresholds": {"": None}}
+    options |= {"encoded_in": "bfloat16", "classification": "", "thresholds": None}
     written = render("card.md", statement=formal, precision="bfloat16", **options)
     assert "one fit with noise" in written
+    assert "Codes free text into 3 codes (listed" in written
     assert "The encoder is e, unchanged;" in written
     assert "rounded to bfloat16" in written
     assert "trained on what the encoder gave in bfloat16" in written

@@ -26,7 +26,9 @@ def _fit(bundle: Sealed, home: Path, *, noise: float) -> tuple[Context, Candidat
     """A fit on the bundle's records, in a workspace of its own; without noise it has the bundle's parameters."""
     context = Context(home=str(home), device="cpu")
     context.workspace.create()
-    made = bundle.candidate
+    given = bundle.candidate
+    shutil.copytree(given.dataset.path, context.store.private / "stages" / given.dataset.kind / given.dataset.path.name)
+    made = given.model_copy(update={"dataset": context.store.adopt(given.dataset)})
 
     def body(work: Work) -> dict[str, Any]:
         theta = made.build_untrained(bundle.context).flat.clone()
