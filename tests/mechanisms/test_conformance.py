@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from small_heads import claim, head_of, noisy_sums, scale_p_value
 from torch import Tensor, nn
 
+from mechanisms.descent import exact_sums
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import (
     Aimed,
@@ -313,9 +314,11 @@ def test_noise_of_the_steps_is_the_events(
     sums = noisy_sums(monkeypatch)["gradient noise"]
     plan = planned(kind)
     plan.fit(records(), run())
-    segments = [s for s in descent_of(plan.event).segments for _ in range(s.steps)]
+    descent = descent_of(plan.event)
+    segments = [s for s in descent.segments for _ in range(s.steps)]
+    unit = 2.0**exact_sums.SUM_BITS if descent.exact else 1.0
     assert len(sums) == len(segments), "one noisy sum a step, and no other"
-    stds = [s.noise_multiplier * s.l2_clip_norm for s in segments]
+    stds = [s.noise_multiplier * s.l2_clip_norm * unit for s in segments]
     noise = torch.cat([z / std for (_, z, _), std in zip(sums, stds, strict=True)])
     assert (scale_p_value(noise, std=factor) > 1e-6) == accepted
 

@@ -30,7 +30,7 @@ def rows_of(count: int, *, codes: int = 5) -> list[Row]:
     """Records of uneven codes; of every three, the second is the first again under another id."""
     alike = ((n, n - (n % 3 == 1)) for n in range(count))
     return [
-        (f"r{n}", f"{m % 12 + 1}/1/{2015 + m % 2}", f"Fell from ladder {m}", f"1{min(m % 7, codes - 1)}", f"E{m % 9}")
+        (f"r{n}", f"{m % 12 + 1}/15/{2015 + m % 2}", f"Fell from ladder {m}", f"1{min(m % 7, codes - 1)}", f"E{m % 9}")
         for n, m in alike
     ]
 
