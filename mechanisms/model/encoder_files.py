@@ -100,9 +100,8 @@ def whole_words(name: str) -> set[str]:
         if any(token.startswith(mark) for token in tokens):
             tokens = [token[1:] for token in tokens if token.startswith(mark)]
             break
-    return {
-        token.lower() for token in tokens if re.fullmatch(r"[^\W\d_]{3,}", token)
-    }  # "##" continues a word: no letter
+    # "##" marks a piece that continues a word: it is no letter, so such pieces fall out
+    return {token.lower() for token in tokens if re.fullmatch(r"[^\W\d_]{3,}", token)}
 
 
 def settings(name: str) -> set[str]:
