@@ -142,7 +142,8 @@ def code(
           --thresholds thresholds.json --coverage 0.9
 
       autocoder code --data new.csv --out coded.csv \
-          --bundle nature=bundles/3f2a9c41d07b65e8 --bundle part=bundles/90b1c2d3e4f50617
+          --bundle nature=bundles/3f2a9c41d07b65e8 \
+          --bundle part=bundles/90b1c2d3e4f50617
 
       autocoder code --data /narratives/2026q3.csv \
           --out /narratives/coded.csv --engine 8

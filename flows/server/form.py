@@ -155,9 +155,16 @@ class RecordsForm(BaseModel):
 
     @classmethod
     def of(cls, parameters: RetrainParameters, worker: WorkerSettings) -> Self:
-        """Returns the form of given parameters, such as those of a command: each stands in a field or in the text."""
+        """Returns the form of given parameters, such as those of a command: each stands in a field or in the text.
+
+        Raises:
+            InputError: the records are in several files.
+        """
         content = parameters.model_dump(mode="json")
         fields = {name: _take(content, key) for name, key in cls.PARAMETERS.items()}
+        if len(fields["source"]) > 1:
+            raise InputError("--data: a form has one file of records. Join the files, and name the one that results.")
+        (fields["source"],) = fields["source"]
         fields["codelist"] = fields["codelist"] or NO_LIST
         content |= {"profile": None, "run": worker.model_dump(mode="json", exclude_unset=True)}
         return cls.model_validate(fields | {"advanced": yaml.safe_dump(content, sort_keys=False, allow_unicode=True)})

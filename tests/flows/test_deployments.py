@@ -171,6 +171,14 @@ def test_the_form_becomes_the_parameters_that_the_command_has(profile: str) -> N
     assert (again.parameters(), again.run()) == (named, worker)
 
 
+def test_several_files_of_records_fit_no_form() -> None:
+    """None of them is left out without a word."""
+    named = parameters("demo", [], data=[Path("r.csv"), Path("s.csv")], codelist=Path("c.csv"))
+    assert named.data.source == ("r.csv", "s.csv")
+    with pytest.raises(InputError, match="one file of records"):
+        form_of(named, WorkerSettings(home="/w"))
+
+
 def test_only_the_paper_asks_for_a_graphics_card() -> None:
     """Its form says so in the text; the others take what the worker has."""
     assert {name: form_with(name).run().device for name in RETRAINED} == {

@@ -124,7 +124,7 @@ def test_a_partner_needs_no_extra(
     assert done.stderr.splitlines(keepends=True)[-1] == f"error: not installed: matplotlib. {LAST}", done.stderr
     verified, _, adopted, _, drawn, _, helped, found, nothing = done.stdout.split(f"{END}\n")
     assert "golden answers" in verified
-    assert "next: open" in adopted
+    assert "read: coder/report.html\nnext: autocoder code --bundle coder" in adopted
     assert json.loads(drawn)["rows"] == 200
     assert "Release a plan" in helped
     assert {one["check"]: one for one in json.loads(found)}["installation"]["result"].startswith("light")

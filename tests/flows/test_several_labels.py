@@ -64,7 +64,7 @@ def test_from_records_to_a_table_of_two_fields(
         "tasks.coding.bundles.compute", lambda released, texts: encoded.append(len(texts)) or real(released, texts)
     )
     source = write_csv(tmp_path / "new.csv", [{"Text": text} for text in ("He fell from a ladder.", "", "Burned.")])
-    given = ("--data", source, "--column", "Text", "--home", home)
+    given = ("--data", source, "--text", "Text", "--home", home)
     both = [
         part for name, one in zip(("nature", "event"), bundles, strict=True) for part in ("--bundle", f"{name}={one}")
     ]
@@ -141,7 +141,7 @@ def test_bundles_without_a_name_of_their_own_are_refused(
 ) -> None:
     source = write_csv(tmp_path / "new.csv", [{"Text": "Employee fell."}])
     bundles = [part for one in given for part in ("--bundle", one.format(bundle=tiny_bundle))]
-    status, error = told("code", *bundles, "--data", source, "--column", "Text", "--out", tmp_path / "out.csv")
+    status, error = told("code", *bundles, "--data", source, "--text", "Text", "--out", tmp_path / "out.csv")
     assert (status, said in error) == (2, True), error
     assert not (tmp_path / "out.csv").exists()
 
@@ -151,7 +151,7 @@ def test_columns_that_a_table_has_are_all_named_at_once(tiny_bundle: Path, tmp_p
     source = tmp_path / "new.csv"
     with source.open("w", newline="") as file:
         csv.writer(file).writerows([["title", "Text", "code"], ["x", "Employee fell.", "7"]])
-    options = ("code", "--data", source, "--column", "Text", "--out", tmp_path / "out.csv")
+    options = ("code", "--data", source, "--text", "Text", "--out", tmp_path / "out.csv")
     status, error = told(*options, "--bundle", tiny_bundle)
     assert (status, "title, code" in error) == (2, True), error
     assert told(*options, "--bundle", f"oiics={tiny_bundle}")[0] == 0

@@ -246,13 +246,12 @@ def test_a_page_escapes_what_it_is_given() -> None:
         render("comparison.html", **values)
 
 
-def test_what_a_person_adds_is_a_file_of_its_own() -> None:
-    """The checked-in page ends with its notes, word for word, and marks none of the rest as by hand."""
-    page = Path(__file__).parents[3] / "docs" / "truth.md"
-    text, notes = page.read_text(), notes_beside(page)
-    assert notes.startswith("## Notes on this run, by hand\n")
-    assert text.endswith(notes)
-    assert "by hand" not in text.removesuffix(notes)
+def test_what_a_person_adds_is_a_file_of_its_own(tmp_path: Path) -> None:
+    """The notes beside a generated page, word for word; of another page nothing."""
+    notes = "## Notes on this run, by hand\n\nTwo <b>facts</b>.\n"
+    (tmp_path / "results.notes.md").write_text(notes)
+    assert notes_beside(tmp_path / "results.md") == notes
+    assert notes_beside(tmp_path / "other.md") == ""
 
 
 def test_a_protocol_changes_what_is_taken_and_nothing_else() -> None:
