@@ -19,6 +19,7 @@ from mechanisms.privacy.events import (
     GaussianReleaseEvent,
     NonPrivateEvent,
     SwagPpmEvent,
+    is_exact,
 )
 from mechanisms.privacy.numerics import failure_probability
 
@@ -272,8 +273,7 @@ def gaussian(
 
 def _arithmetic(event: Event) -> str:
     """Returns what is assumed of numbers: of integers and rounded noise, only that the key's stream is random."""
-    parts = event.events if isinstance(event, ComposedEvent) else (event,)
-    if all(isinstance(part, DpSgdEvent | GaussianReleaseEvent) and part.exact for part in parts):
+    if is_exact(event):
         return (
             "sums are of integers and noise is a Gaussian rounded without error, from a secret AES-256 stream, which "
             "is assumed to look random: the claim covers the released bits"

@@ -179,6 +179,12 @@ def descent_of(event: Event | None) -> DpSgdEvent:
 _FOUR_DIGITS = Context(prec=4, rounding=ROUND_CEILING)
 
 
+def is_exact(event: Event | None) -> bool:
+    """Checks whether all that read records were sums of integers with rounded noise: the claim covers the bits."""
+    parts = event.events if isinstance(event, ComposedEvent) else (event,)
+    return all(isinstance(part, DpSgdEvent | GaussianReleaseEvent) and part.exact for part in parts)
+
+
 class Claim(BaseModel, frozen=True, extra="forbid"):
     """A privacy claim with everything it rests on. A number without these is not a claim."""
 

@@ -26,6 +26,11 @@ AUDITED = (
 _CONDITIONS: dict[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
     "coupled": ("where the sampling is stratified", lambda fields: COUPLED in fields["unprotected_inputs"]),
     "per record": ("where the sampling is per record", lambda fields: COUPLED not in fields["unprotected_inputs"]),
+    "float": ("where noise is sampled in floating point", lambda fields: not fields["exact_arithmetic"]),
+    "exact": (
+        "where sums are of integers and noise is rounded without error",
+        lambda fields: fields["exact_arithmetic"],
+    ),
     "audited": ("where it was audited", lambda fields: "audit" in fields),
     "not audited": ("where it was not audited", lambda fields: "audit" not in fields),
     "records": ("where the unit is a record", lambda fields: (fields["max_records_per_unit"] or 1) == 1),
@@ -163,7 +168,20 @@ EVERY = (
     assumed(
         "Low-order bits of floating-point noise and side channels of the machine tell nothing.",
         "Attacks on the rounding of Gaussian samplers exist (Mironov 2012, and later ones); none is covered. Nor is "
-        "that the last bits of a record's own gradient may hang on who shares its batch.",
+        "that the last bits of a record's own gradient may depend on who shares its batch.",
+        "float",
+    ),
+    proved(
+        "The bound is one of the released bits: what records enter are sums of integers, and the noise is a normal "
+        "number rounded to an integer without error.",
+        "`mechanisms/descent/exact_sums.py`, `mechanisms/privacy/exact_normal.py` with the argument; "
+        "`tests/attacks/test_low_bits_reveal_a_record.py`.",
+        "exact",
+    ),
+    assumed(
+        "The bits that a secret key is expanded to look random; side channels of the machine tell nothing.",
+        "Time and memory of a fit depend on records and noise; anyone who can measure them may learn of both.",
+        "exact",
     ),
     assumed(
         "The encoder, and whatever else training starts from, was made without these records.",

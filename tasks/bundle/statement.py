@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mechanisms.privacy.claims import epsilon_of_one_replaced
-from mechanisms.privacy.events import decode
+from mechanisms.privacy.events import decode, is_exact
 from storage.ledger import Row, amounts
 from tasks.bundle.sentences import AUDITED, EVERY, SECTIONS, sentences_of
 from tasks.pages.render import render
@@ -26,6 +26,7 @@ def statement(
     """
     public, audited = row.as_json(), "audit" in row.details
     content: dict[str, Any] = {"schema": 1} | {name: public[name] for name in _STATED}
+    content["exact_arithmetic"] = row.event is not None and is_exact(decode(row.event))
     replaced = _epsilon_replaced(row)
     if replaced is not None:
         content["epsilon_replace_one"] = format(amounts.epsilon(replaced), "f")

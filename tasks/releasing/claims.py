@@ -19,6 +19,7 @@ TRUST_MODEL = (
     "central: the operator of this pipeline sees the records; the claim is against whoever holds the released draw"
 )
 RANDOMNESS = "operating system entropy (os.urandom), one pair of 53-bit uniforms a pair of normals, no seed"
+EXACT_ARITHMETIC = "none: sums are of integers, and the noise is a normal number rounded without error"
 FLOATING_POINT = (
     "the draw is a float32 rounding of a Gaussian sampled in floating point; attacks on the low-order bits of such "
     "samples are not covered by the claim"

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from mechanisms.errors import MechanismError
 from mechanisms.model.config import Precision
-from mechanisms.privacy.events import Claim, Event, decode
+from mechanisms.privacy.events import Claim, Event, decode, is_exact
 from storage.artifacts import ArtifactRef, Store, digest
 from storage.datasets import load_codes
 from storage.durable import write_atomically
@@ -27,6 +27,7 @@ from tasks.bundle.texts import encoder_digest, own_texts
 from tasks.fitting.candidate import Candidate
 from tasks.parameters import BundleParameters, RetrainParameters
 from tasks.releasing.claims import (
+    EXACT_ARITHMETIC,
     FLOATING_POINT,
     MATCHED,
     RANDOMNESS,
@@ -185,7 +186,7 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
             claim=claim,
             trust_model=TRUST_MODEL,
             randomness_source=NOISE_OF_THE_FIT if candidate.measured is None else RANDOMNESS,
-            floating_point_caveat=FLOATING_POINT,
+            floating_point_caveat=EXACT_ARITHMETIC if is_exact(event) else FLOATING_POINT,
             code_commit=source.code_commit,
             code_dirty=source.code_dirty,
             lock_digest=source.lock_digest,

@@ -7,10 +7,17 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mechanisms.privacy.events import decode
+from mechanisms.privacy.events import decode, is_exact
 from storage.artifacts import MANIFEST, ArtifactRef, Store, digest, file_digest
 from storage.ingest import IngestConfig
-from tasks.releasing.claims import FLOATING_POINT, RANDOMNESS, TRUST_MODEL, privacy_unit, unprotected_inputs
+from tasks.releasing.claims import (
+    EXACT_ARITHMETIC,
+    FLOATING_POINT,
+    RANDOMNESS,
+    TRUST_MODEL,
+    privacy_unit,
+    unprotected_inputs,
+)
 
 if TYPE_CHECKING:
     from tasks.releasing.plan import PlannedRelease
@@ -64,7 +71,9 @@ def _wrong_statements(planned: PlannedRelease, store: Store) -> list[str]:
         "randomness_source": (
             plan.randomness_source, NOISE_OF_THE_FIT if planned.candidate.measured is None else RANDOMNESS
         ),
-        "floating_point_caveat": (plan.floating_point_caveat, FLOATING_POINT),
+        "floating_point_caveat": (
+            plan.floating_point_caveat, EXACT_ARITHMETIC if is_exact(plan.event) else FLOATING_POINT
+        ),
     }  # fmt: skip
     # guard: a plan's words are the pipeline's
     wrong = [name for name, (stated, actual) in fixed.items() if stated != actual]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mechanisms.errors import MechanismError
+from mechanisms.privacy.events import is_exact
 from storage.errors import InputError, StorageError
 from storage.ledger import BudgetRefused, Charge, Ledger, ReleasePlan, Row
 from storage.ledger.budget import Account, Cost, Forecast, further
@@ -129,6 +130,7 @@ def page_of(plan: CheckedPlan, status: ApprovalStatus, *, file: str, context: Pl
             "neighbouring_relation": claim.neighbouring_relation,
             "max_records_per_unit": claim.max_records_per_unit,
             "unprotected_inputs": claim.unprotected_inputs,
+            "exact_arithmetic": is_exact(planned.plan.event),
         }
     )
     estimated = claim.guarantee_kind != "formal"

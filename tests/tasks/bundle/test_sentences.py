@@ -25,6 +25,7 @@ RELEASE: dict[str, Any] = {
     "mechanism": "dp-sgd",
     "max_records_per_unit": 1,
     "unprotected_inputs": [COUPLED],
+    "exact_arithmetic": False,
 }
 
 
@@ -59,6 +60,8 @@ def test_what_a_sentence_names_is_there() -> None:
         ({}, "A person has one record", "a unit with all of its records"),
         ({"max_records_per_unit": 3}, "a unit with all of its records", "A person has one record"),
         ({}, "e^epsilon times", "exact draw"),
+        ({}, "Low-order bits", "one of the released bits"),
+        ({"exact_arithmetic": True}, "one of the released bits", "Low-order bits"),
         ({}, "the noise that it had", "exact draw"),
         ({"mechanism": "noisy-votes"}, "e^epsilon times", "the noise that it had"),
         ({}, "n that the program divides by held fixed", "that differ in the values of one unit"),
