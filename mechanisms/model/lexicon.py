@@ -3,10 +3,10 @@
 An encoder forgets rare words; a code list is made of them. A lexicon turns a text into columns, one for each stem j of
 the list's titles,
 
-    m_j(x) = max over words w of x of  1 where j is w's stem,  else relu((cos(e_w, e_j) - 0.4) / 0.6)     (`titles`)
+    m_j(x) = max over words w of x of  1 where j is w's stem,  else relu((cos(e_w, e_j) - t) / (1 - t))     (`titles`)
 
-with e the encoder's vector of a single word; or into the signed hashes of all its stems (`hashed`). The classifier
-reads both blocks side by side, [a f(x), b m(x)], with f the encoder's pooled features. The scales a and b come from
+with e the encoder's vector of a single word and t the cosine that 0.65 % of pairs of a word and a stem exceed; or into
+the signed hashes of all its stems (`hashed`). The classifier reads both blocks side by side, [a f(x), b m(x)], with f the encoder's pooled features. The scales a and b come from
 public text alone: there both blocks have the same root mean square norm, and together the one that the encoder's block
 had alone. No record is read for vocabulary, similarities or scales, so that they cost no privacy.
 
@@ -37,8 +37,10 @@ FILE = "lexicon.json"
 HASHED_COLUMNS = 768
 MOST_CHARACTERS = 1 << 15
 """Characters of a text that are read, many times what an encoder's tokens take of prose."""
-_UNLIKE = 0.4
-"""Cosine at and below which two words are not alike."""
+_ALIKE = 0.0065
+"""Share of pairs of a word and a stem that are alike: for MiniLM those with a cosine above 0.4. Of an encoder whose
+words all lie in one direction the cosines are large, and so is the one from which likeness counts."""
+_MOST_PAIRS = 1 << 22
 _STEPS = 255
 _WORD = re.compile(r"[^\W\d_]{3,}")
 # Published stop lists hold `back`, `first`, `third` and `system`, which titles of injuries need: on folds inside the
@@ -123,20 +125,36 @@ def vocabulary_of(texts: Iterable[str], *, leave_out: Iterable[str] = (), langua
     return tuple(sorted({stem for text in texts for stem in stems_of(text, language)} - dropped))
 
 
+def unlike(word_vectors: Tensor, stem_vectors: Tensor) -> float:
+    """Returns the cosine at and below which a word and a stem are not alike, from vectors [words, w] and [stems, w]."""
+    every = max(1, len(word_vectors) * len(stem_vectors) // _MOST_PAIRS)
+    some, stems = (torch.nn.functional.normalize(part, dim=1) for part in (word_vectors[::every], stem_vectors))
+    return float(np.quantile((some @ stems.T).numpy(), 1 - _ALIKE))
+
+
 def similarities(
-    words: Sequence[str], word_vectors: Tensor, stems: Sequence[str], stem_vectors: Tensor, *, language: str
+    words: Sequence[str],
+    word_vectors: Tensor,
+    stems: Sequence[str],
+    stem_vectors: Tensor,
+    *,
+    threshold: float,
+    language: str,
 ) -> dict[str, tuple[tuple[int, int], ...]]:
     """Returns the table of a lexicon: words that are like another's stem, each with columns and likeness in 255ths.
 
     Args:
         word_vectors: the encoder's features of each word by itself, float32 [words, width].
         stem_vectors: of each stem by itself, float32 [stems, width].
+        threshold: cosine at which likeness is 0 (`unlike`).
     """
     places = {stem: column for column, stem in enumerate(stems)}
     right = torch.nn.functional.normalize(stem_vectors, dim=1)
     table: dict[str, tuple[tuple[int, int], ...]] = {}
     for word, vector in zip(words, torch.nn.functional.normalize(word_vectors, dim=1).split(1), strict=True):
-        likeness = ((vector @ right.T)[0] - _UNLIKE).div_(1 - _UNLIKE).clamp_(0, 1).mul_(_STEPS).round_().int()
+        likeness = (
+            ((vector @ right.T)[0] - threshold).div_(max(1 - threshold, 1e-6)).clamp_(0, 1).mul_(_STEPS).round_().int()
+        )
         own = places.get(_stem(word, language))
         if own is not None:
             likeness[own] = _STEPS

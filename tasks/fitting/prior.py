@@ -138,7 +138,7 @@ def lexicon_of(context: Context, model: ModelConfig, dataset: Path) -> Lexicon |
     texts = [text for text in texts_of(model, codes)[kind] if text]
     vocabulary = words.vocabulary_of(describe(codes), leave_out=[model.prior_sentence], language=language)
     features = embedded[kind][with_title]
-    table = _word_table(context, model, describe(codes), vocabulary)
+    table = _word_table(context, model, describe(codes), vocabulary) if vocabulary else {}
     return words.build("titles", vocabulary=vocabulary, table=table, texts=texts, features=features, language=language)
 
 
@@ -151,4 +151,5 @@ def _word_table(
     of_words, _ = embeddings(context, _step("words of the encoder and the titles", model, [vocabulary]))
     of_stems, _ = embeddings(context, _step("stems of the titles", model, [list(stems)]))
     language = model.lexical_language
-    return words.similarities(vocabulary, of_words[0], stems, of_stems[0], language=language)
+    threshold = words.unlike(of_words[0], of_stems[0])
+    return words.similarities(vocabulary, of_words[0], stems, of_stems[0], threshold=threshold, language=language)
