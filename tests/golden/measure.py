@@ -42,7 +42,7 @@ PROFILE = {
     },
     "pseudo_posterior": {"risk_draws": 40, "sensitivity_draws": 40},
 }
-TITLES = {"prior": "titles", "lexical": "titles"}
+TITLES = {"prior": "titles"}
 LORA = {"trainable": "lora", "lora_layers": 1, "lora_rank": 2}
 PRIOR_DESCENT = {"branch": "prior-descent", "target_epsilon": 5}
 POLICY = {
@@ -77,7 +77,7 @@ def measure(folder: Path) -> dict[str, Any]:
 
     # all fits of a head on the same features: each branch at two seeds, then a release of each that has a plan
     home = folder / "head"
-    profile = _write(folder / "head.yaml", PROFILE | {"model": PROFILE["model"] | TITLES})
+    profile = _write(folder / "head.yaml", PROFILE | {"model": PROFILE["model"] | TITLES | {"lexical": "titles"}})
     chosen = ("--branches", ",".join(COMPARED), "--seeds", "2", "--epochs", "10", "--epsilon", "5")
     compared = _command("compare", "--profile", profile, *records, *chosen, "--home", home)
     for branch, name in COMPARED.items():
