@@ -42,6 +42,7 @@ _ALIKE = 0.0065
 """Share of pairs of a word and a stem that are alike: for MiniLM those with a cosine above 0.4. Of an encoder whose
 words all lie in one direction the cosines are large, and so is the one from which likeness counts."""
 _MOST_PAIRS = 1 << 22
+_ROWS = 4096
 _STEPS = 255
 _WORD = re.compile(r"[^\W\d_]{3,}")
 # Published stop lists hold `back`, `first`, `third` and `system`, which titles of injuries need: on folds inside the
@@ -150,18 +151,19 @@ def similarities(
         threshold: cosine at which likeness is 0 (`unlike`).
     """
     places = {stem: column for column, stem in enumerate(stems)}
-    right = torch.nn.functional.normalize(stem_vectors, dim=1)
+    left, right = (torch.nn.functional.normalize(vectors, dim=1) for vectors in (word_vectors, stem_vectors))
     table: dict[str, tuple[tuple[int, int], ...]] = {}
-    for word, vector in zip(words, torch.nn.functional.normalize(word_vectors, dim=1).split(1), strict=True):
-        likeness = (
-            ((vector @ right.T)[0] - threshold).div_(max(1 - threshold, 1e-6)).clamp_(0, 1).mul_(_STEPS).round_().int()
-        )
-        own = places.get(_stem(word, language))
-        if own is not None:
-            likeness[own] = _STEPS
-        columns = likeness.nonzero()[:, 0].tolist()
-        if columns and (own is None or len(columns) > 1):
-            table[word] = tuple(zip(columns, likeness[columns].tolist(), strict=True))
+    for start in range(0, len(words), _ROWS):
+        block = words[start : start + _ROWS]
+        cosines = (left[start : start + _ROWS] @ right.T).numpy()
+        likeness = np.rint(np.clip((cosines - threshold) / max(1 - threshold, 1e-6), 0, 1) * _STEPS).astype(int)
+        own = np.array([places.get(_stem(word, language), -1) for word in block])
+        rows = np.flatnonzero(own >= 0)
+        likeness[rows, own[rows]] = _STEPS
+        # a word that is like its own stem only needs no row: it counts by that stem anyway
+        for row in np.flatnonzero((likeness > 0).sum(1) > (own >= 0)):
+            columns = np.flatnonzero(likeness[row])
+            table[block[row]] = tuple(zip(columns.tolist(), likeness[row, columns].tolist(), strict=True))
     return table
 
 
