@@ -161,7 +161,7 @@ def similarities(
         rows = np.flatnonzero(own >= 0)
         likeness[rows, own[rows]] = _STEPS
         # a word that is like its own stem only needs no row: it counts by that stem anyway
-        for row in np.flatnonzero((likeness > 0).sum(1) > (own >= 0)):
+        for row in np.flatnonzero((likeness > 0).sum(1) > (own >= 0)).tolist():
             columns = np.flatnonzero(likeness[row])
             table[block[row]] = tuple(zip(columns.tolist(), likeness[row, columns].tolist(), strict=True))
     return table
