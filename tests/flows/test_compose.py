@@ -197,7 +197,7 @@ def test_no_container_is_root_writable_or_capable(composed: dict[str, Any]) -> N
 def test_every_container_has_bounds_and_its_log_is_turned_over(composed: dict[str, Any]) -> None:
     """Of memory, processes and its weight among others; no log fills the disk, and a worker comes last."""
     for name, service in composed["services"].items():
-        assert int(service["mem_limit"]) > 0, name
+        assert re.fullmatch(r"[1-9]\d*[bkmg]?", str(service["mem_limit"])), name
         assert int(service["pids_limit"]) > 0, name
         assert service["logging"]["options"] == {"max-size": "10m", "max-file": "5"}, name
         works = service.get("command", [""])[0] in ("worker", "metrics")
