@@ -285,7 +285,7 @@ def test_a_deployment_of_its_own_settings_serves_its_own_records_alone(server: s
     named = parameters("osha-formal", ["formal.target_epsilon=3"], data=Path("r.csv"), codelist=Path("c.csv"))
     own = form_of(named, WorkerSettings()).model_dump(mode="json")
     assert run_of(server, own, own) == named
-    assert run_of(server, own, own | {"source": "next.csv"}).data.source == "next.csv"
+    assert run_of(server, own, own | {"source": "next.csv"}).data.source == ("next.csv",)
     columns = {"text_columns": ["title"], "label_column": "code"}
     edited = {"advanced": own["advanced"] + "# edited"}
     for other in ({"population": "jobs"}, {"population": "jobs"} | columns | edited):
