@@ -179,6 +179,12 @@ EVERY = (
         "exact",
     ),
     assumed(
+        "The encoder's features of a record depend on that record only, to the last bit.",
+        "Texts are encoded in batches, and the last bits of a product can depend on who shares its batch. Features are "
+        "rounded to 1/2048 first, which hides most such differences but not one that straddles a rounding.",
+        "exact",
+    ),
+    assumed(
         "The bits that a secret key is expanded to look random; side channels of the machine tell nothing.",
         "Time and memory of a fit depend on records and noise; anyone who can measure them may learn of both.",
         "exact",
