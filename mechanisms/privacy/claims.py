@@ -276,8 +276,8 @@ def _arithmetic(event: Event) -> str:
     if is_exact(event):
         return (
             "sums are of integers and noise is a Gaussian rounded without error, from a secret AES-256 stream, which "
-            "is assumed to look random: the claim covers the released bits, if a record's features depend on that record "
-            "only"
+            "is assumed to look random: the claim covers the released bits, if a record's features depend on "
+            "that record only"
         )
     return f"{_SAMPLED_NOISE}: {_UNCOVERED}"
 
