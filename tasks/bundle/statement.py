@@ -69,18 +69,15 @@ _STATED = (
 
 DOES_NOT_MEAN = {
     "asymptotic-local": (
-        "Not a proof that no record can be recognised: a model that has memorised its records has small losses, and "
-        "so a small epsilon of this kind.",
-        "Not comparable with a formal (epsilon, delta): delta is not quantified, epsilon was estimated on these "
-        "records.",
-        "Not a promise about a second draw: each further draw spends its own epsilon.",
+        "It is no proof that a record cannot be recognised: a model that memorised its records has small losses, and "
+        "so a small ε of this kind.",
+        "It cannot be compared with a formal (ε, δ).",
+        "It does not cover a second sample: each costs its own ε.",
     ),
     "formal": (
-        "Not a promise about what was not accounted for: what is listed as unprotected reached the model outside the "
-        "bound.",
-        "Not comparable with an asymptotic-local epsilon: this one bounds every data set and every record, and costs "
-        "accuracy for it.",
-        "Not a promise that nothing can be learned of a person: what the records of others say about them stays.",
+        "It does not cover the items under “Not covered by ε”, which reached the model outside the bound.",
+        "It does not mean that nothing can be learned about a person: other people's records may say something.",
+        "It cannot be compared with an asymptotic-local ε.",
     ),
 }
 """Disclaimers by guarantee kind."""

@@ -18,6 +18,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from storage.figures import delta_text, epsilon_text
 from storage.ledger.amounts import brief, short
 from storage.ledger.report import escape, one_line
 
@@ -64,6 +65,8 @@ def _environment() -> Environment:
     filters: dict[str, Callable[..., str]] = {
         "amount": amount,
         "csv_address": _csv_address,
+        "delta": lambda value: delta_text(Decimal(value)),
+        "epsilon": lambda value: epsilon_text(Decimal(value)),
         "exact": lambda value: short(Decimal(value)),
         "figure": lambda value: "none" if value is None else f"{value:.4g}",
         "odds": odds,
