@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from typing import Any, Self, cast
@@ -32,11 +33,12 @@ from mechanisms import estimator_inputs as inputs
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Run, Task
 from mechanisms.model import classifier as classifiers
-from mechanisms.model import prior
+from mechanisms.model import encoder_files, lexicon, prior
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig, OptimiserPhase
 from mechanisms.model.encoder_files import PACKAGED
 from mechanisms.model.inputs import FeatureInputs
+from mechanisms.model.lexicon import Lexicon
 from mechanisms.posterior import risks, swag
 from mechanisms.posterior.config import PseudoPosteriorConfig
 from mechanisms.posterior.swag import Normal
@@ -71,6 +73,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         titles: public text of each label, by label; or, of features, their vectors [classes, width]. The head starts
             there, without cost. None: at zero, and `PriorDescent` spends nothing on the map between titles and records.
         encoder: of texts, a hub name or folder.
+        words: whether the head also reads how much words of a text are like those of the titles
+            (`mechanisms.model.lexicon`), where both are texts.
         records_per_unit: how many records one unit may have. The caller sees to it that none has more.
         privacy_unit: the name of that unit.
         unprotected_inputs: what else of the records reached the call, such as tuning; stated with the claim.
@@ -90,6 +94,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         classes: Sequence[Any] | np.ndarray | None = None,
         titles: Mapping[Any, str] | Sequence[Sequence[float]] | np.ndarray | None = None,
         encoder: str = PACKAGED,
+        words: bool = True,
         records_per_unit: int = 1,
         privacy_unit: str = "record",
         unprotected_inputs: tuple[str, ...] = (),
@@ -104,6 +109,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         self.classes = classes
         self.titles = titles
         self.encoder = encoder
+        self.words = words
         self.records_per_unit = records_per_unit
         self.privacy_unit = privacy_unit
         self.unprotected_inputs = unprotected_inputs
@@ -131,6 +137,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             y = column_or_1d(y, warn=True)
             check_classification_targets(y)
             self._require_titles(y)
+        self.lexicon_ = None if texts is None else self._lexicon(np.unique(y if self.classes is None else self.classes))
         features, y = self._features(X if texts is None else texts, y, mechanism=mechanism, fitting=True)
         inputs.require_labels(y, len(y), self.classes)
         inputs.require_delta_below(self.delta, len(y))
@@ -229,7 +236,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         """Returns features float32 [n, width], and y as scikit-learn checks it. The first call fixes the width."""
         texts = inputs.texts_of(X)
         if texts is not None:
-            X = prior.embed(self._encoder(), texts, device="cpu").numpy()
+            X = self._embed(texts).numpy()
         elif len(getattr(X, "shape", (0, 0))) == 1:
             raise MechanismError("X has one dimension. Reshape your data to [records, features].")
         if fitting:
@@ -244,8 +251,23 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             X = 2 * X - 1
         return torch.from_numpy(X.astype(np.float32)), cast(np.ndarray, y)
 
-    def _encoder(self) -> ModelConfig:
-        return ModelConfig(encoder=self.encoder, trainable="head", pooling="mean")
+    def _embed(self, texts: list[str]) -> Tensor:
+        encoded = _encoded(self.encoder, texts)
+        return encoded if self.lexicon_ is None else self.lexicon_.join(encoded, self.lexicon_.words(texts))
+
+    def _lexicon(self, classes: np.ndarray) -> Lexicon | None:
+        if not (self.words and isinstance(self.titles, Mapping)):
+            return None
+        titles = [self.titles[label] for label in classes.tolist()]
+        if not lexicon.vocabulary_of(titles):
+            return None
+        return lexicon.of_titles(
+            titles,
+            lambda words: _words_encoded(self.encoder, words),
+            tokens=encoder_files.whole_words(self.encoder),
+            texts=titles,
+            features=_encoded(self.encoder, titles),
+        )
 
     def _require_titles(self, y: np.ndarray) -> None:
         """Refuses titles that leave out a class, before texts are encoded."""
@@ -263,7 +285,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         if isinstance(self.titles, Mapping):
             self._require_titles(self.classes_)
             texts = [self.titles[label] for label in self.classes_.tolist()]
-            vectors = prior.embed(self._encoder(), texts, device="cpu")
+            vectors = self._embed(texts)
         else:
             vectors = torch.as_tensor(np.asarray(self.titles), dtype=torch.float32)
         if vectors.shape != (len(self.classes_), width):
@@ -278,6 +300,25 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         tags.non_deterministic = self.key is None
         tags.input_tags.sparse = True
         return tags
+
+
+def _encoded(encoder: str, texts: list[str]) -> Tensor:
+    """Returns the encoder's features of texts, float32 [texts, width]."""
+    return prior.embed(ModelConfig(encoder=encoder, trainable="head", pooling="mean"), texts, device="cpu")
+
+
+@lru_cache(maxsize=2)
+def _tokens_encoded(encoder: str) -> tuple[dict[str, int], Tensor]:
+    """Returns the places and features [tokens, width] of whole words; a process encodes these twenty thousand once."""
+    tokens = sorted(encoder_files.whole_words(encoder))
+    return {token: place for place, token in enumerate(tokens)}, _encoded(encoder, tokens)
+
+
+def _words_encoded(encoder: str, words: list[str]) -> Tensor:
+    places, of_tokens = _tokens_encoded(encoder)
+    others = [word for word in words if word not in places]
+    rows = places | {word: place for place, word in enumerate(others, start=len(places))}
+    return torch.cat([of_tokens, _encoded(encoder, others)])[[rows[word] for word in words]]
 
 
 def fit_once(

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from threading import Lock
@@ -55,6 +55,8 @@ _ENGLISH = (
 
 
 Kind = Literal["titles", "hashed"]
+Table = dict[str, tuple[tuple[int, int], ...]]
+"""By word: columns of the vocabulary, and in 255ths how much the word is like their stems."""
 
 
 class Lexicon(BaseModel, frozen=True, extra="forbid"):
@@ -63,9 +65,7 @@ class Lexicon(BaseModel, frozen=True, extra="forbid"):
     kind: Kind
     language: str = Field(default="english", description="Of the Snowball stemmer.")
     vocabulary: tuple[str, ...] = Field(default=(), description="Stems in the order of their columns; for `titles`.")
-    table: dict[str, tuple[tuple[int, int], ...]] = Field(
-        default={}, description="By word: columns, and in 255ths how much it is like their stems; for `titles`."
-    )
+    table: Table = Field(default={}, description="By word: columns, and likeness to their stems; for `titles`.")
     columns: int = Field(ge=1)
     encoder_scale: float = Field(gt=0, allow_inf_nan=False)
     word_scale: float = Field(gt=0, allow_inf_nan=False)
@@ -142,7 +142,7 @@ def similarities(
     *,
     threshold: float,
     language: str,
-) -> dict[str, tuple[tuple[int, int], ...]]:
+) -> Table:
     """Returns the table of a lexicon: words that are like another's stem, each with columns and likeness in 255ths.
 
     Args:
@@ -152,7 +152,7 @@ def similarities(
     """
     places = {stem: column for column, stem in enumerate(stems)}
     left, right = (torch.nn.functional.normalize(vectors, dim=1) for vectors in (word_vectors, stem_vectors))
-    table: dict[str, tuple[tuple[int, int], ...]] = {}
+    table: Table = {}
     for start in range(0, len(words), _ROWS):
         block = words[start : start + _ROWS]
         cosines = (left[start : start + _ROWS] @ right.T).numpy()
@@ -167,13 +167,41 @@ def similarities(
     return table
 
 
+def of_titles(
+    titles: Sequence[str],
+    embed: Callable[[list[str]], Tensor],
+    *,
+    tokens: Iterable[str],
+    texts: Sequence[str],
+    features: Tensor,
+    leave_out: Iterable[str] = (),
+    language: str = "english",
+) -> Lexicon:
+    """Returns the lexicon of titles, with the table of similarities over an encoder's words and those of the titles.
+
+    Args:
+        embed: the encoder's features of words, float32 [words, width].
+        tokens: whole words of the encoder's tokenizer.
+        texts: public ones that set the scales, with their features [texts, width].
+        leave_out: texts whose words are no columns.
+    """
+    stems = vocabulary_of(titles, leave_out=leave_out, language=language)
+    table: Table = {}
+    if stems:
+        vocabulary = sorted({*tokens, *(word for title in titles for word in words_of(title))})
+        of_words, of_stems = embed(vocabulary), embed(list(stems))
+        threshold = unlike(of_words, of_stems)
+        table = similarities(vocabulary, of_words, stems, of_stems, threshold=threshold, language=language)
+    return build("titles", vocabulary=stems, table=table, texts=texts, features=features, language=language)
+
+
 def build(
     kind: Kind,
     *,
     texts: Sequence[str],
     features: Tensor,
     vocabulary: tuple[str, ...] = (),
-    table: Mapping[str, tuple[tuple[int, int], ...]] | None = None,
+    table: Table | None = None,
     language: str = "english",
 ) -> Lexicon:
     """Returns the lexicon with its scales, from public texts that have words of it and their features [texts, w].
@@ -188,7 +216,7 @@ def build(
         kind=kind,
         language=language,
         vocabulary=vocabulary if kind == "titles" else (),
-        table=dict(table or {}) if kind == "titles" else {},
+        table=(table or {}) if kind == "titles" else {},
         columns=columns,
         encoder_scale=1,
         word_scale=1,

@@ -135,21 +135,16 @@ def lexicon_of(context: Context, model: ModelConfig, dataset: Path) -> Lexicon |
     codes = load_codes(dataset)
     embedded, with_title = embeddings(context, titles(model, codes))
     kind = -1 if model.prior_sentence else 0
-    texts = [text for text in texts_of(model, codes)[kind] if text]
-    vocabulary = words.vocabulary_of(describe(codes), leave_out=[model.prior_sentence], language=language)
-    features = embedded[kind][with_title]
-    table = _word_table(context, model, describe(codes), vocabulary) if vocabulary else {}
-    return words.build("titles", vocabulary=vocabulary, table=table, texts=texts, features=features, language=language)
 
+    def embed(public: list[str]) -> torch.Tensor:
+        return embeddings(context, _step("words", model, [public]))[0][0]
 
-def _word_table(
-    context: Context, model: ModelConfig, titles: Sequence[str], stems: Sequence[str]
-) -> dict[str, tuple[tuple[int, int], ...]]:
-    """Makes the lexicon's table over the whole words of the encoder's tokenizer and those of the titles."""
-    known = {*encoder_files.whole_words(model.encoder), *(word for text in titles for word in words.words_of(text))}
-    vocabulary = sorted(known)
-    of_words, _ = embeddings(context, _step("words of the encoder and the titles", model, [vocabulary]))
-    of_stems, _ = embeddings(context, _step("stems of the titles", model, [list(stems)]))
-    language = model.lexical_language
-    threshold = words.unlike(of_words[0], of_stems[0])
-    return words.similarities(vocabulary, of_words[0], stems, of_stems[0], threshold=threshold, language=language)
+    return words.of_titles(
+        describe(codes),
+        embed,
+        tokens=encoder_files.whole_words(model.encoder),
+        texts=[text for text in texts_of(model, codes)[kind] if text],
+        features=embedded[kind][with_title],
+        leave_out=[model.prior_sentence],
+        language=language,
+    )

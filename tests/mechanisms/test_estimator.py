@@ -169,6 +169,9 @@ def test_texts_and_their_titles() -> None:
     made.fit(texts, labels)
     assert made.predict(["A blade cut his thumb.", "Hot oil burned her arm."]).tolist() == ["cut", "burn"]
     assert made.claim.unprotected_inputs == ()
+    assert made.n_features_in_ == 384 + len(made.lexicon_.vocabulary)
+    plain = made.set_params(words=False).fit(texts, labels)
+    assert plain.n_features_in_ == 384
     with pytest.raises(MechanismError, match="Add them"):
         made.set_params(titles={"cut": "Cuts"}).fit(texts, labels)
 
