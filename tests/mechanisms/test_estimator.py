@@ -22,6 +22,7 @@ from mechanisms.dp_sgd import DpSgd
 from mechanisms.errors import MechanismError
 from mechanisms.estimator import LabelsReadFromRecords
 from mechanisms.mechanism import Mechanism, Run, Task, kinds
+from mechanisms.model import lexicon
 from mechanisms.model.config import OptimiserPhase
 from mechanisms.posterior.config import PseudoPosteriorConfig
 from mechanisms.privacy.events import DpSgdEvent
@@ -169,9 +170,8 @@ def test_texts_and_their_titles() -> None:
     made.fit(texts, labels)
     assert made.predict(["A blade cut his thumb.", "Hot oil burned her arm."]).tolist() == ["cut", "burn"]
     assert made.claim.unprotected_inputs == ()
-    assert made.n_features_in_ == 384 + len(made.lexicon_.vocabulary)
-    plain = made.set_params(words=False).fit(texts, labels)
-    assert plain.n_features_in_ == 384
+    assert made.plan_.task.features == 384 + len(lexicon.vocabulary_of(list(titles.values())))
+    assert made.set_params(words=False).fit(texts, labels).plan_.task.features == 384
     with pytest.raises(MechanismError, match="Add them"):
         made.set_params(titles={"cut": "Cuts"}).fit(texts, labels)
 
