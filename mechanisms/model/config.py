@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from mechanisms.errors import MechanismError
+from mechanisms.model import packaged
 
 TARGETS = (0.80, 0.90, 0.95)
 """Accuracies among automatically coded records for which a threshold is looked for."""
@@ -44,7 +45,8 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
     encoder: str = Field(
         default="distilroberta-base",
         title="Encoder",
-        description="Hub name, local folder, or `packaged-minilm` (a small encoder from the extra `minilm`).",
+        description="Hub name, folder in the layout of transformers or sentence-transformers, `packaged-minilm` (in "
+        "the extra `minilm`), `packaged-mpnet` (docs/formal.md), or `auto`: the better of these two that is installed.",
         min_length=1,
     )
     trainable: TrainablePart = Field(
@@ -104,6 +106,12 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         description="Of features and training steps. `bfloat16` is about twice as fast where the processor has "
         "instructions for it (AMX, AVX512-BF16); `auto` takes it there. DP-SGD's gradients are float32 always.",
     )
+
+    @field_validator("encoder")
+    @classmethod
+    def _that_is_installed(cls, value: str) -> str:
+        """In the place of `auto` what it amounts to here, as for the precision."""
+        return packaged.best_installed() if value == "auto" else value
 
     @field_validator("precision")
     @classmethod

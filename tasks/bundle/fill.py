@@ -15,9 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mechanisms.model import export, onnx_graph
+from mechanisms.model import export, onnx_graph, packaged
 from mechanisms.model.config import ModelConfig
-from mechanisms.model.encoder_files import PACKAGED
 from storage.bundle import folder as bundle
 from storage.codelist import Code
 from storage.datasets import load_codes
@@ -92,7 +91,7 @@ def fill(
     graph = _write_graph(folder, golden.texts(codes)) if settings.onnx else None
     licence_id = licence.resolve(settings.licence)
     documents.add(bundle.LICENCE, licence.text_of(licence_id))
-    encoder_name = "all-MiniLM-L6-v2" if candidate.model.encoder == PACKAGED else name_of(candidate.model.encoder)
+    encoder_name = packaged.PUBLISHED.get(candidate.model.encoder) or name_of(candidate.model.encoder)
     training = describe_training(candidate.model, precision=settings.precision)
     text = render(
         "card.md",

