@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -35,7 +35,6 @@ from mechanisms.model import threads
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import Positive
 from mechanisms.model.dp_head import HeadClipping, has_closed_form
-from mechanisms.model.fields import Fields
 from mechanisms.model.ghost import Coefficients, GhostClipping
 from mechanisms.model.inputs import FeatureInputs, Inputs
 from mechanisms.privacy import class_counts, schedules
@@ -51,8 +50,6 @@ PAPER_EPOCHS, PAPER_BATCH, PAPER_RATE = 30, 512, 1e-3
 @registered
 class DpSgd(Descending, frozen=True, title="DP-SGD"):
     """Every knob that privacy or the result depends on. Defaults are the paper's setting (Chew et al., section 3.2)."""
-
-    several: ClassVar[bool] = True
 
     kind: Literal["dp-sgd"] = "dp-sgd"
     calibrate_by: Literal["pld", "rdp-mironov"] = Field(
@@ -137,8 +134,7 @@ class DpSgd(Descending, frozen=True, title="DP-SGD"):
         sgd = DpSgdEvent(sampling_prob=batch / task.records, segments=segments)
         if self.class_weights is None:
             return sgd
-        counts = self.class_weights.event(len(task.fields) or 1)
-        return ComposedEvent(mechanism="dp-sgd-class-weights", events=(counts, sgd))
+        return ComposedEvent(mechanism="dp-sgd-class-weights", events=(self.class_weights.event, sgd))
 
     @property
     def calibrated_by(self) -> Literal["pld", "rdp-mironov"]:
@@ -198,8 +194,7 @@ def descend(
             canaries=run.canaries,
             progress=run.progress,
         )
-        fields = classifier.fields or Fields((run.classes,))
-        weights = _record_weights(config, event, records.labels, fields=fields, stream=state.stream)
+        weights = _record_weights(config, event, records.labels, classes=run.classes, stream=state.stream)
         classifier.part.eval()
         with threads.fitting(inputs), clipper:
             update = Optimised(
@@ -260,16 +255,15 @@ def _coefficients(config: DpSgd, segment: NoiseSegment, weights: Tensor | None) 
 
 
 def _record_weights(
-    config: DpSgd, event: DpEvent, labels: Tensor, *, fields: Fields, stream: SecretStream
+    config: DpSgd, event: DpEvent, labels: Tensor, *, classes: int, stream: SecretStream
 ) -> Tensor | None:
-    """Returns each record's weight, float32 [n]; of several fields the mean over those it has, each by its counts."""
     weights = config.class_weights
     if weights is None:
         return None
     assert isinstance(event, ComposedEvent)
     (release,) = event.releases
-    noisy = class_counts.with_noise(fields.counts(labels), std=release.std, stream=stream)
-    return fields.mean([class_counts.class_weights(noisy[span], weights) for span in fields.spans], labels.cpu())
+    noisy = class_counts.noisy_counts(labels.cpu(), classes, event=release, stream=stream)
+    return class_counts.class_weights(noisy, weights)[labels.cpu()]
 
 
 def _optimiser(theta: nn.Parameter, config: DpSgd) -> torch.optim.Optimizer:

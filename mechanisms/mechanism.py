@@ -33,7 +33,6 @@ from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig, Precision
 from mechanisms.model.export import Shapes
 from mechanisms.model.export import save as export
-from mechanisms.model.fields import Fields
 from mechanisms.model.identity import Identity, contents
 from mechanisms.model.inputs import FeatureInputs, Inputs
 from mechanisms.model.training import Progress
@@ -62,8 +61,6 @@ class Task(BaseModel, frozen=True, extra="forbid"):
     """Of formal claims."""
     features: int | None = None
     """Numbers that a record has as features; None where they are an encoder's or tokens."""
-    fields: tuple[int, ...] = ()
-    """Classes of each of several fields; empty where there is one."""
 
 
 class Plan(BaseModel, frozen=True, extra="forbid"):
@@ -100,14 +97,12 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
             MechanismError: other records than planned, or of another shape, a folder of another fit, training diverged,
                 or another event ran.
         """
-        if run.fields is not None and not self.mechanism.several:
-            raise MechanismError(f"mechanism `{self.mechanism.kind}` codes one field, these records have several")
         if len(records) != self.records and not run.resampled:
             raise MechanismError(f"the plan is for {self.records} records, there are {len(records)}: plan again")
         event = self.event
         # guard: a plan is for records of its shape
         if self._event_for(self._task(records, run)) != event:
-            raise MechanismError("the plan is for other classes, fields or features: plan again")
+            raise MechanismError("the plan is for other classes or features: plan again")
         fitted = self.mechanism.fit(self, records, run if run.folder is None else _held(run.folder, self, records, run))
         # guard: a fit is what was planned
         if event is not None and fitted.event != event:
@@ -117,20 +112,12 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
     def _task(self, records: Records, run: Run) -> Task:
         """Returns the task with the shape that these records have."""
         width = records.inputs.features.shape[1] if isinstance(records.inputs, FeatureInputs) else None
-        shape = {
-            "classes": run.classes,
-            "features": width,
-            "fields": () if run.fields is None else run.fields.sizes,
-        }
-        return self.task.model_copy(update=shape)
+        return self.task.model_copy(update={"classes": run.classes, "features": width})
 
 
 @dataclass(frozen=True)
 class Records:
-    """Holds what a fit reads: inputs, and labels int64 [n], indices into the label space.
-
-    Of several fields labels are int64 [n, fields], each an index into its own, -1 where a record lacks it.
-    """
+    """Holds what a fit reads: inputs, and labels int64 [n], indices into the label space."""
 
     inputs: Inputs
     labels: Tensor
@@ -146,8 +133,6 @@ class Run:
     classes: int
     seed: int
     classifier: Callable[[], Classifier]
-    fields: Fields | None = None
-    """Whose classes these are, where they are of several fields."""
     folder: Path | None = None
     """For checkpoints: survives a kill, and holds noise keys until the fit ends. None keeps none."""
     progress: Progress | None = None
@@ -157,11 +142,6 @@ class Run:
     """An audit's rerun: other records than planned, under the plan's noise, sampling and scale."""
     canaries: GradientCanaries | None = None
     """Of an audit: gradients that a descent adds to its sums, and looks at after the noise."""
-
-    @property
-    def layout(self) -> Fields:
-        """The fields; one of all classes where there are not several."""
-        return self.fields or Fields((self.classes,))
 
     def new_key(self) -> bytes:
         """Returns the given key, or a fresh one of the operating system's entropy."""
@@ -216,8 +196,6 @@ class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
 
     reads: ClassVar[frozenset[str]] = frozenset({"features", "head-features", "tokens"})
     """Forms of input (`form_of`) that it fits on."""
-    several: ClassVar[bool] = False
-    """Whether it fits a joint head of several fields, with one claim."""
 
     kind: str
 
@@ -373,8 +351,7 @@ class ClassifierModel:
     classifier: Classifier
 
     def log_probabilities(self, inputs: Inputs) -> Tensor:
-        """Float64 [n, classes]; of a joint head they sum to one within each field."""
-        return self.classifier.log_softmax(self.classifier.predict(inputs).double())
+        return self.classifier.predict(inputs).double().log_softmax(-1)
 
     def save(self, folder: Path) -> None:
         """Writes one vector."""
@@ -401,7 +378,7 @@ def _held(folder: Path, plan: Plan, records: Records, run: Run) -> Run:
             "plan": [plan.model_dump_json()],
             "records": chain([records.labels], contents(records.inputs)),
             "seed": [str(run.seed)],
-            "classes": [str(run.classes), str(run.fields)],
+            "classes": [str(run.classes)],
             "canaries": [] if coins is None else [coins.axes, coins.included],
         },
     )

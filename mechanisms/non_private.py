@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -18,8 +18,6 @@ from mechanisms.privacy.events import NonPrivateEvent
 @registered
 class NonPrivate(Mechanism, frozen=True):
     """Minimise the mean loss with one optimiser phase."""
-
-    several: ClassVar[bool] = True
 
     kind: Literal["non-private"] = "non-private"
     phase: OptimiserPhase | None = None
@@ -65,6 +63,6 @@ class NonPrivate(Mechanism, frozen=True):
         for epoch, _ in enumerate(trials.fit(theta, pool, phase=phase, purpose="non-private"), start=1):
             if progress is not None:
                 progress(epoch, phase.epochs)
-        ell, right = trials.log_likelihood(theta, pool.with_bias, pool.labels, pool.fields)
+        ell, right = trials.log_likelihood(theta, pool.with_bias, pool.labels)
         events = (NonPrivateEvent(epochs=phase.epochs),) * len(pool.seeds)
         return {self.kind: Reruns(ell, right, events)}

@@ -148,7 +148,7 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
             of_mean, of_counts = event.releases
             total = exact_sums.noisy_feature_sum(features, of_mean, state.stream)
             centre = (total / plan.records).round()
-            counts = class_counts.exact_with_noise(labels, run.classes, event=of_counts, stream=state.stream)
+            counts = class_counts.noisy_counts(labels, run.classes, event=of_counts, stream=state.stream)
             scores = Scores(features, centre, labels)
             log_prior = self._log_prior(counts, of_counts.std)
             rows = torch.cat([head.weight.detach(), log_prior.float()[:, None]], 1)

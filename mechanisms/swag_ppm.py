@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -32,12 +32,7 @@ from mechanisms.posterior.rounds import ROUNDS, TABLE, RoundName, event_of
 
 @registered
 class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
-    """One round of the chain. What is None is the retrain's own setting.
-
-    Of several fields risks, weights and Delta are those of a record's log-likelihood over all of its fields.
-    """
-
-    several: ClassVar[bool] = True
+    """One round of the chain. What is None is the retrain's own setting."""
 
     kind: Literal["swag-ppm"] = "swag-ppm"
     round: RoundName = Field(default="reweighted", title="Round", description="The posterior that is drawn from.")
@@ -183,7 +178,7 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
 
     def _reruns(self, name: RoundName, drawn: trials.Drawn, pool: trials.Records) -> Reruns:
         moments, config = self.settings
-        ell, right = trials.log_likelihood(drawn.theta, pool.with_bias, pool.labels, pool.fields)
+        ell, right = trials.log_likelihood(drawn.theta, pool.with_bias, pool.labels)
         snapshots = self.phases[1].epochs
         events = tuple(
             event_of(

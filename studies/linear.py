@@ -213,7 +213,7 @@ def filled(labels: Tensor, bags: int, split: Split, size: int, draws: torch.Gene
 
 def class_weights(counts: GaussianReleaseEvent, labels: Tensor, stream: SecretStream) -> tuple[Tensor, Tensor]:
     """Weights in (0, 1] of both classes from private counts, and these counts, raised to the smallest allowed."""
-    noisy = class_counts.with_noise(torch.bincount(labels, minlength=2).float(), std=counts.std, stream=stream)
+    noisy = class_counts.noisy_counts(labels, 2, event=counts, stream=stream)
     settings = ClassWeightsConfig(noise_multiplier=counts.noise_multiplier, smallest_count=SMALLEST_COUNT)
     return class_counts.class_weights(noisy, settings).double(), noisy.clamp(min=SMALLEST_COUNT).double()
 

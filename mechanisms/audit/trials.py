@@ -19,7 +19,6 @@ from torch import Tensor
 
 from mechanisms.errors import MechanismError
 from mechanisms.model.config import OptimiserPhase
-from mechanisms.model.fields import Fields
 from mechanisms.model.linear_head import from_flat, with_bias
 from mechanisms.model.seeding import generator
 from mechanisms.model.training import Progress
@@ -34,14 +33,13 @@ _DRAWS_AT_ONCE = 16
 class Records:
     """The pool: features float32 [n, width], labels int64 [n], and the seed of each trial with who took part.
 
-    included bool [T, n]; fields of a joint head, whose labels are [n, fields], -1 where a record lacks one.
+    included bool [T, n].
     """
 
     features: Tensor
     labels: Tensor
     included: Tensor
     seeds: tuple[int, ...]
-    fields: Fields | None = None
     with_bias: Tensor = field(init=False)
     """Features with a column of ones: the bias is one more weight."""
 
@@ -59,19 +57,9 @@ class Drawn:
     sensitivity: Tensor
 
 
-def log_likelihood(
-    theta: Tensor, with_bias: Tensor, labels: Tensor, fields: Fields | None = None
-) -> tuple[Tensor, Tensor]:
-    """(l float32 [S, n], whether the label is the most probable, bool [S, n]) at theta [S, classes, width + 1].
-
-    Of several fields l is a record's over all of its fields, and all their labels have to be the most probable.
-    """
+def log_likelihood(theta: Tensor, with_bias: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """(l float32 [S, n], whether the label is the most probable, bool [S, n]) at theta [S, classes, width + 1]."""
     scores = torch.nn.functional.linear(with_bias, theta.flatten(0, 1)).unflatten(1, theta.shape[:2])
-    if fields is not None:
-        logs, repeated = fields.log_softmax(scores).flatten(0, 1), labels.repeat_interleave(len(theta), 0)
-        right = ((fields.predicted(logs) == repeated) | (repeated < 0)).all(1)
-        ell = fields.log_likelihood(logs, repeated)
-        return ell.view(-1, len(theta)).T, right.view(-1, len(theta)).T
     at_label = scores.gather(2, labels[:, None, None].expand(-1, theta.shape[0], 1))[..., 0]
     ell = at_label - scores.logsumexp(2)
     return ell.T, (scores.argmax(2) == labels[:, None]).T
@@ -170,12 +158,8 @@ def _gradient(theta: Tensor, records: Records, index: Tensor, share: Tensor, alp
     """Gradient of -(1/b) sum alpha l, [T, classes, width + 1]."""
     x, labels = records.with_bias[index], records.labels[index]
     scores = torch.bmm(x, theta.transpose(1, 2))
-    if records.fields is None:
-        residual = scores.log_softmax(-1).exp_()
-        residual.scatter_add_(2, labels[..., None], residual.new_full((*labels.shape, 1), -1.0))
-    else:
-        logs, own = records.fields.log_softmax(scores).flatten(0, 1), labels.flatten(0, 1)
-        residual = records.fields.residuals_(logs, own).view_as(scores)
+    residual = scores.log_softmax(-1).exp_()
+    residual.scatter_add_(2, labels[..., None], residual.new_full((*labels.shape, 1), -1.0))
     return torch.bmm((residual * (share * alpha)[..., None]).transpose(1, 2), x)
 
 
@@ -266,7 +250,7 @@ def chain(
             own = records.included[t].nonzero()[:, 0]
             risk[t, own] = _largest(post, records, own, seed=seed, **how)
             released[t] = _draws(post, classes=classes, seed=seed, purpose="audit", numbers=range(1))[0]
-            ell, _ = log_likelihood(released[t : t + 1], records.with_bias[own], records.labels[own], records.fields)
+            ell, _ = log_likelihood(released[t : t + 1], records.with_bias[own], records.labels[own])
             largest = torch.maximum(risk[t, own], -ell[0])
             delta[t] = (largest if weights is None else largest * weights[t, own]).max().double()
         drawn[name] = Drawn(theta=released, sensitivity=delta)
@@ -293,5 +277,5 @@ def _largest(
     for start in range(0, len(numbers), _DRAWS_AT_ONCE):
         some = numbers[start : start + _DRAWS_AT_ONCE]
         theta = _draws(post, classes=classes, seed=seed, purpose=purpose, numbers=some)
-        worst = torch.maximum(worst, log_likelihood(theta, with_bias, labels, records.fields)[0].neg().amax(0))
+        worst = torch.maximum(worst, log_likelihood(theta, with_bias, labels)[0].neg().amax(0))
     return worst

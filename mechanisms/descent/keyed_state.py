@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,30 +74,3 @@ def fit_classifier(
         fit(state)
         state.finish(theta=classifier.flat)
     return state
-
-
-class Savable(Protocol):
-    """Writes itself."""
-
-    def save(self, folder: Path) -> None:
-        """Writes itself into a private folder."""
-
-
-S = TypeVar("S", bound=Savable)
-
-
-def fit_or_load(
-    folder: Path | None,
-    file: str,
-    *,
-    new_key: Callable[[], bytes],
-    load: Callable[[Path], S],
-    fit: Callable[[KeyedState], S],
-) -> S:
-    """Loads what `file` of a run's folder holds; fits and saves it where there is no such file."""
-    if folder is None:
-        return fit(KeyedState(None, new_key))
-    if not (folder / file).exists():
-        fit(KeyedState(folder, new_key)).save(folder)
-    (folder / FILE).unlink(missing_ok=True)
-    return load(folder)

@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from mechanisms.errors import MechanismError
 from mechanisms.model import encoder_files, encoders
 from mechanisms.model.config import ModelConfig, Precision
-from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import (
     Batch,
     FeatureInputs,
@@ -123,11 +122,8 @@ class Classifier:
         part: nn.Module,
         pool: Callable[[Batch], Tensor] | None,
         device: torch.device,
-        fields: Fields | None = None,
     ) -> None:
         self.config = config
-        self.fields = fields
-        """Of a joint head; None: all classes are of one field."""
         self.whole = whole.to(device)
         self.part = part
         self.device = device
@@ -168,18 +164,12 @@ class Classifier:
         return output if isinstance(output, Tensor) else output.logits
 
     def log_likelihood(self, batch: Batch, labels: Tensor) -> Tensor:
-        """Per-record log-likelihood l_i = log p(y_i | x_i, theta), natural log, float32 [b], each <= 0.
-
-        Of a joint head the sum over the fields that a record has; labels are then [b, fields].
-        """
+        """Per-record log-likelihood l_i = log p(y_i | x_i, theta), natural log, float32 [b], each <= 0."""
         return self.log_likelihood_of(self.logits(batch), labels)
 
     def log_likelihood_of(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Returns the same from logits [b, classes]."""
-        logits = logits.float()
-        if self.fields is not None:
-            return self.fields.log_likelihood(self.fields.log_softmax(logits), labels)
-        return logits.log_softmax(-1).gather(1, labels[:, None])[:, 0]
+        return logits.float().log_softmax(-1).gather(1, labels[:, None])[:, 0]
 
     def encode(
         self,
@@ -224,10 +214,6 @@ class Classifier:
 
         return RoundedModel.of(self.whole) if self.precision == "bfloat16" else None
 
-    def log_softmax(self, logits: Tensor) -> Tensor:
-        """Log-probabilities of the classes, within each field of a joint head."""
-        return logits.log_softmax(-1) if self.fields is None else self.fields.log_softmax(logits)
-
     def predict(self, inputs: Inputs, *, batch_size: int | None = None) -> Tensor:
         """Logits of every record, float32 [n, labels], in the records' order."""
 
@@ -261,22 +247,18 @@ def build(
     seed: int,
     device: torch.device | str = "cpu",
     width: int | None = None,
-    fields: Fields | None = None,
     lexicon: Lexicon | None = None,
 ) -> Classifier:
     """Load the encoder and put a new head on it, initialised from `seed`.
 
     Args:
         width: features a record, for pooling `none`.
-        fields: of a joint head on pooled features, whose classes add up to `num_labels`.
         lexicon: the words that the head reads next to the encoder, where there are any.
 
     Raises:
         MechanismError: the encoder cannot be had, or has no head that `head` knows.
     """
     device = torch.device(device)
-    if fields is not None and not (config.linear_head and config.pooling == "mean"):
-        raise MechanismError("several fields are coded by one linear layer: set trainable `head` and pooling `mean`")
     if ("none" if lexicon is None else lexicon.kind) != config.lexical:
         raise MechanismError("model.lexical: the head needs the lexicon of its features, and without it none")
     with seeded(seed, "initialise"):
@@ -315,7 +297,7 @@ def build(
             return encoders.base(whole)(**batch).last_hidden_state[:, 0]
 
     part.requires_grad_(True)
-    return Classifier(config=config, whole=whole, part=part, pool=pool, device=device, fields=fields)
+    return Classifier(config=config, whole=whole, part=part, pool=pool, device=device)
 
 
 def tokenize(config: ModelConfig, texts: list[str]) -> TokenInputs:

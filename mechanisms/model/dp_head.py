@@ -10,7 +10,7 @@ Two layers, h = tanh(V x + a), z = W h + b, and f = (W' e) * (1 - h^2):
 
 and the clipped sum is one matrix product a layer, (c e)' [x, 1]. The heads are the linear one (mean pooling),
 BERT's (pooler, classifier) and RoBERTa's (dense, tanh, projection), without their dropout (`mechanisms.dp_sgd` says
-why). Of several fields e_i is their residuals side by side (`mechanisms.model.fields`).
+why).
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from torch import Tensor, nn
 from mechanisms.errors import MechanismError
 from mechanisms.model import encoders
 from mechanisms.model.classifier import Classifier
-from mechanisms.model.fields import Fields
 from mechanisms.model.ghost import Coefficients
 from mechanisms.model.inputs import Batch, FeatureInputs, Inputs
+
+_LEAST = -60.0
+"""exp(-60) is nothing beside 1; less would be denormal numbers, on which processors are ten times slower."""
 
 
 def has_closed_form(classifier: Classifier, inputs: Inputs) -> bool:
@@ -70,7 +72,6 @@ class HeadClipping:
                     f"DP-SGD: head `{type(part).__name__}` has no closed form here; supported are a linear layer and "
                     "the standard heads of BERT and RoBERTa"
                 )
-        self._fields = classifier.fields or Fields((output.out_features,))
         self._output = _affine(classifier, output)
         self._first = None if self._hidden is None else _affine(classifier, self._hidden)
 
@@ -95,9 +96,10 @@ class HeadClipping:
         if self._first is not None:
             h = torch.tanh(self._first(x))
             slope = 1 - h.square()
-        log_probabilities = self._fields.log_softmax(self._output(h))
-        losses = -self._fields.log_likelihood(log_probabilities, labels)
-        residual = self._fields.residuals_(log_probabilities, labels)
+        log_probabilities = self._output(h).log_softmax(-1)
+        losses = -log_probabilities.gather(1, labels[:, None])[:, 0]
+        residual = log_probabilities.clamp_(min=_LEAST).exp_()
+        residual.scatter_add_(1, labels[:, None], residual.new_full((len(labels), 1), -1.0))
         inner = None if slope is None else (residual @ self._output.layer.weight).mul_(slope).to(out.dtype)
         length = x.square().sum(1)
         x, h, residual = x.to(out.dtype), h.to(out.dtype), residual.to(out.dtype)

@@ -22,12 +22,6 @@ def features_of(inputs: Inputs) -> Tensor:
     return features if bool(finite.all()) else features.where(finite[:, None], 0.0)
 
 
-def cut(features: Tensor, norm: float) -> Tensor:
-    """Returns features in float64, in which each record's are cut to this norm."""
-    lengths = torch.linalg.vector_norm(features, dim=1, keepdim=True, dtype=torch.float64)
-    return features * (norm / lengths.clamp(min=norm))
-
-
 def linear_head(classifier: Classifier) -> nn.Linear:
     """Returns the one linear layer that trains; refuses another head."""
     if not isinstance(classifier.part, nn.Linear):
@@ -45,8 +39,3 @@ def from_flat(flat: Tensor, *, classes: int) -> Tensor:
     width = flat.shape[-1] // classes - 1
     weight, bias = flat.split([classes * width, classes], -1)
     return torch.cat([weight.unflatten(-1, (classes, width)), bias[..., None]], -1)
-
-
-def to_flat(theta: Tensor) -> Tensor:
-    """The inverse of `from_flat`: float32 [..., classes, width + 1] as [..., P]."""
-    return torch.cat([theta[..., :-1].flatten(-2), theta[..., -1]], -1)

@@ -41,19 +41,18 @@ def directions(embeddings: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
     return nn.functional.normalize(about, dim=1), centre.mean((0, 1))
 
 
-def start(classifier: Classifier, embeddings: Tensor, known: Tensor, *, rows: slice = slice(None)) -> None:
+def start(classifier: Classifier, embeddings: Tensor, known: Tensor) -> None:
     """Put the prior into the untrained classifier's head, at the scale of its configuration.
 
     Args:
         embeddings: float32 [kinds of text, classes, width].
         known: bool [classes], which codes have a text.
-        rows: of the head that these classes are, of several fields; the others stay as they are.
     """
     unit, centre = directions(embeddings, known)
     head = head_of(classifier)
     with torch.no_grad():
-        head.weight[rows] = (classifier.config.prior_scale * unit).to(head.weight.device)
-        head.bias[rows] = -(head.weight[rows] @ centre.to(head.weight.device))
+        head.weight.copy_(classifier.config.prior_scale * unit)
+        head.bias.copy_(-(head.weight @ centre.to(head.weight.device)))
 
 
 def head_of(classifier: Classifier) -> nn.Linear:

@@ -2,14 +2,13 @@
 
 The paper computes w_i = (1/p_{y_i}) / ||1/p||_1 from the true class frequencies p. Those read every record, and its
 proof of privacy (proposition 6) holds the weights fixed. Here the counts are released first, once, with Gaussian
-noise: one record is in one class, so the histogram's l2 sensitivity is 1. (Of F fields it is in one of each: sqrt(F).)
+noise: one record is in one class, so the histogram's l2 sensitivity is 1.
 All that follows from the noisy counts, weights included, is post-processing, and the release composes with the DP-SGD
 steps in one event.
 """
 
 from __future__ import annotations
 
-import math
 from fractions import Fraction
 from typing import Literal
 
@@ -33,7 +32,7 @@ class ClassWeightsConfig(BaseModel, frozen=True, extra="forbid", title="Class we
         le=1e6,
         allow_inf_nan=False,
         title="Noise of the counts",
-        description="Standard deviation, in records, of the noise on each class count; of F fields sqrt(F) times it.",
+        description="Standard deviation, in records, of the noise on each class count.",
     )
     smallest_count: float = Field(
         default=10.0,
@@ -62,28 +61,22 @@ class ClassWeightsConfig(BaseModel, frozen=True, extra="forbid", title="Class we
         "still tells classes apart when every gradient is clipped.",
     )
 
-    def event(self, fields: int = 1) -> GaussianReleaseEvent:
-        """Returns the event of releasing the counts of so many fields."""
+    @property
+    def event(self) -> GaussianReleaseEvent:
+        """The release of the counts."""
         return GaussianReleaseEvent(
-            what="class counts",
-            noise_multiplier=self.noise_multiplier,
-            l2_sensitivity=L2_SENSITIVITY * math.sqrt(fields),
+            what="class counts", noise_multiplier=self.noise_multiplier, l2_sensitivity=L2_SENSITIVITY
         )
 
 
-def with_noise(counts: Tensor, *, std: float, stream: SecretStream) -> Tensor:
-    """Adds N(0, std^2) to counts float32 [classes], which may become negative."""
-    return counts + std * stream.normal_(torch.empty(len(counts)), purpose="class counts", step=0)
-
-
-def exact_with_noise(labels: Tensor, classes: int, *, event: GaussianReleaseEvent, stream: SecretStream) -> Tensor:
-    """Returns the classes' counts with rounded Gaussian noise, float64 of integers [classes]."""
+def noisy_counts(labels: Tensor, classes: int, *, event: GaussianReleaseEvent, stream: SecretStream) -> Tensor:
+    """Counts the classes with rounded Gaussian noise, float64 of integers [classes], of which some may be negative."""
     std = Fraction(event.noise_multiplier) * Fraction(event.l2_sensitivity)
     counts = torch.bincount(labels, minlength=classes).double()
     return stream.add_rounded_normal_(counts, std=std, purpose="class counts", step=0)
 
 
 def class_weights(noisy_counts: Tensor, config: ClassWeightsConfig) -> Tensor:
-    """Weights in (0, 1] of each class from its noisy count, float32 [num_labels]."""
-    inverse = noisy_counts.clamp(min=config.smallest_count).pow(-config.power)
+    """Weights in (0, 1] of each class from its noisy count, float32 [classes]."""
+    inverse = noisy_counts.clamp(min=config.smallest_count).pow(-config.power).float()
     return inverse / (inverse.sum() if config.normalise == "sum" else inverse.max())

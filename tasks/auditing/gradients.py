@@ -44,7 +44,7 @@ def gradients(
             canaries=min(canaries, head.num_parameters // SHARE),
             generator=generator(seed, "audit", "gradient canaries"),
         )
-        run = Run(given.classes, seed, lambda: head, fields=given.fields, progress=work.progress, canaries=coins)
+        run = Run(given.classes, seed, lambda: head, progress=work.progress, canaries=coins)
         fitted = plan_of(work.inputs["plan"]).fit(records, run)
         if coins.steps != descent_of(fitted.event).steps:  # the descent of another mechanism, which took no canaries
             return {"coins": 0, "right": 0}

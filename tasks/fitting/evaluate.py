@@ -58,17 +58,7 @@ def evaluate(
 
 
 def scores(trained: Classifier, records: Any, labels: torch.Tensor) -> dict[str, float]:
-    """Returns weighted and macro F1, accuracy, and what it could code alone, at the current parameters.
-
-    With several fields these are means over fields with equal weights, each over the records that have the field.
-    """
+    """Returns weighted and macro F1, accuracy, and what it could code alone, at the current parameters."""
     predicted = trained.predict(records)
-    if trained.fields is None:
-        figures = asdict(metrics.classification(labels.numpy(), predicted.argmax(-1).numpy()))
-        return figures | calibration.coded_alone(predicted, labels)
-    each = []
-    for span, column in zip(trained.fields.spans, trained.fields.columns(labels), strict=True):
-        labelled, scored = column[column >= 0], predicted[:, span][column >= 0]
-        figures = asdict(metrics.classification(labelled.numpy(), scored.argmax(-1).numpy()))
-        each.append(figures | calibration.coded_alone(scored, labelled))
-    return {name: sum(one[name] for one in each) / len(each) for name in each[0] if all(name in one for one in each)}
+    figures = asdict(metrics.classification(labels.numpy(), predicted.argmax(-1).numpy()))
+    return figures | calibration.coded_alone(predicted, labels)

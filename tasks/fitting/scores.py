@@ -46,10 +46,6 @@ def _score(work: Work) -> Mapping[str, Any]:
     return figures | calibration.coded_alone(scored["log_probabilities"], torch.from_numpy(labels))
 
 
-ALONE = ("alone_at_", "surest_")
-"""Prefixes of the figures of records that could be coded without a person."""
-
-
 def _figures(
     labels: np.ndarray,
     trained_on: np.ndarray,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -43,13 +43,6 @@ class Part(BaseModel, frozen=True, extra="forbid"):
             self.model_copy(update={"first": first, "end": min(first + size, self.end)})
             for first in range(self.first, self.end, size)
         ]
-
-
-class Sized(Protocol):
-    """Has a share of the whole, in units of progress."""
-
-    @property
-    def size(self) -> int: ...
 
 
 S = TypeVar("S", bound=BaseModel)

@@ -21,7 +21,6 @@ from mechanisms.mechanism import Mechanism, Records, Run, Task
 from mechanisms.model import classifier
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig, OptimiserPhase
-from mechanisms.model.fields import Fields
 from mechanisms.model.inputs import FeatureInputs, TokenInputs
 from mechanisms.model.training import train
 from mechanisms.posterior import risks, swag
@@ -147,7 +146,7 @@ def test_steps_of_dp_sgd_agree(pair: tuple[Classifier, Classifier], records: tup
     assert not torch.allclose(ends[2], ends[0], atol=1e-2)
 
 
-WIDTH, FIELDS = 8, Fields((4, 3))
+WIDTH = 8
 MECHANISMS: tuple[Mechanism, ...] = (
     DpSgd(optimiser="sgd", learning_rate=1.0, epochs=3, sampling_prob=0.5),
     DpSgd(optimiser="sgd", epochs=3, sampling_prob=1.0, class_weights=ClassWeightsConfig(noise_multiplier=2.0)),
@@ -163,24 +162,23 @@ MECHANISMS: tuple[Mechanism, ...] = (
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda one: one.kind)
-def test_a_fit_of_several_fields_agrees(mechanism: Mechanism, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_fit_agrees(mechanism: Mechanism, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every mechanism that trains on the device, with one key: what the head says is the same on both."""
     monkeypatch.setattr(noise, "new_key", lambda: bytes(range(32)))
     g = torch.Generator().manual_seed(0)
     features = torch.randn(N, WIDTH, generator=g)
-    labels = torch.stack([torch.randint(-1, size, (N,), generator=g) for size in FIELDS.sizes], 1)
-    labels[(labels < 0).all(1)] = 0
-    task = Task(records=N, classes=FIELDS.classes, fields=FIELDS.sizes, target_epsilon=5.0, delta=1e-5)
+    labels = torch.randint(LABELS, (N,), generator=g)
+    task = Task(records=N, classes=LABELS, target_epsilon=5.0, delta=1e-5)
 
     def head(device: str) -> Classifier:
         torch.manual_seed(0)
-        part = nn.Linear(WIDTH, FIELDS.classes).to(device)
+        part = nn.Linear(WIDTH, LABELS).to(device)
         config = ModelConfig(encoder="none", trainable="head", pooling="mean")
-        return Classifier(config=config, whole=part, part=part, pool=None, device=torch.device(device), fields=FIELDS)
+        return Classifier(config=config, whole=part, part=part, pool=None, device=torch.device(device))
 
     said = []
     for device in ("cpu", DEVICE):
-        run = Run(FIELDS.classes, 0, partial(head, device), fields=FIELDS, folder=tmp_path / device)
+        run = Run(LABELS, 0, partial(head, device), folder=tmp_path / device)
         fitted = mechanism.plan(task).fit(Records(FeatureInputs(features), labels), run)
         said.append(fitted.model.log_probabilities(FeatureInputs(features)))
     torch.testing.assert_close(said[1], said[0], rtol=1e-3, atol=1e-3)

@@ -198,7 +198,7 @@ class TestEvery:
             Plan.model_validate(plan.model_dump() | {"event": None if plan.event is None else plan.event.model_dump()})
         if plan.noise:
             assert plan.model_copy(update={"noise": 1.25 * plan.noise}).event != plan.event
-        for shape in ({"classes": 7}, {"features": 4}, {"fields": (2, 2)}):
+        for shape in ({"classes": 7}, {"features": 4}):
             other = plan.model_copy(update={"task": TASK.model_copy(update=shape)})
             if other.event == plan.event:
                 continue

@@ -9,7 +9,7 @@ import torch
 from small_heads import KEY
 from torch import Tensor
 
-from mechanisms.descent.keyed_state import FILE, KeyedState, fit_or_load
+from mechanisms.descent.keyed_state import FILE, KeyedState
 from mechanisms.descent.noisy_descent import Momentum, NoisyDescent, Update, clip_factors
 from mechanisms.errors import MechanismError
 from mechanisms.model import checkpoint
@@ -94,40 +94,6 @@ def test_the_key_is_on_the_disk_before_anything_is_drawn(tmp_path: Path) -> None
     again.finish(theta=torch.ones(2))
     finished = KeyedState(tmp_path, lambda: KEY)
     assert (finished.is_finished, set(finished.tensors), finished.numbers) == (True, {"theta"}, {"losses": [1.0]})
-
-
-class _Saved:
-    """A number, in a file."""
-
-    def __init__(self, value: float) -> None:
-        self.value = value
-
-    def save(self, folder: Path) -> None:
-        (folder / "number").write_text(repr(self.value))
-
-
-def _fit(folder: Path, fit: type[BaseException] | None = None) -> _Saved:
-    def drawn(state: KeyedState) -> _Saved:
-        value = float(state.stream.uniform(1, purpose="a", step=0))
-        if fit is not None:
-            raise fit
-        return _Saved(value)
-
-    def load(folder: Path) -> _Saved:
-        return _Saved(float((folder / "number").read_text()))
-
-    keys = iter([KEY, bytes(32)])
-    return fit_or_load(folder, "number", new_key=lambda: next(keys), load=load, fit=drawn)
-
-
-def test_a_fit_is_made_once(tmp_path: Path) -> None:
-    """Killed after its draw it draws the same again; finished, it is read, and no state is left."""
-    with pytest.raises(Killed):
-        _fit(tmp_path, Killed)
-    value = float(SecretStream(KEY).uniform(1, purpose="a", step=0))
-    assert _fit(tmp_path).value == value
-    assert not (tmp_path / FILE).exists()
-    assert _fit(tmp_path, Killed).value == value
 
 
 def test_divergence_names_the_setting() -> None:

@@ -10,7 +10,6 @@ from mechanisms.model import classifier as classifiers
 from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs, TokenInputs
 from mechanisms.model.linear_head import (
-    cut,
     features_of,
     from_flat,
     linear_head,
@@ -45,15 +44,6 @@ def test_tokens_and_other_heads_are_refused() -> None:
     made.part = torch.nn.Sequential(torch.nn.Linear(WIDTH, CLASSES))
     with pytest.raises(MechanismError, match="linear layer"):
         linear_head(made)
-
-
-def test_long_features_are_cut_and_short_ones_stay() -> None:
-    """In float64, to the norm exactly."""
-    features = torch.stack([torch.ones(WIDTH), 10 * torch.ones(WIDTH)])
-    shortened = cut(features, 4.0)
-    assert shortened.dtype == torch.float64
-    assert torch.equal(shortened[0], features[0].double())
-    assert shortened[1].norm().item() == pytest.approx(4.0, abs=1e-12)
 
 
 def test_parameters_are_one_matrix_with_the_bias_last() -> None:

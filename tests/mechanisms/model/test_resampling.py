@@ -24,19 +24,13 @@ def records(random: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray
 
 
 def test_it_is_the_metric_of_resampled_records() -> None:
-    """The same draws, record by record, through `metrics`, for one field and for two of which records lack one."""
-    random = np.random.default_rng(4)
-    labels, predicted, other = records(random, 60)
-    fields = np.stack([labels, np.where(random.random(60) < 0.3, -1, labels)], axis=1)
+    """The same draws, record by record, through `metrics`."""
+    labels, predicted, _ = records(np.random.default_rng(4), 60)
     one = resampled_f1(labels, predicted, resamples=20)
-    both = resampled_f1(fields, np.stack([predicted, other], axis=1), resamples=20)
     draws = np.random.default_rng(0).integers(60, size=(20, 60))
     for at, rows in enumerate(draws):
         direct = metrics.classification(labels[rows], predicted[rows])
         assert (one["weighted_f1"][at], one["macro_f1"][at]) == pytest.approx((direct.weighted_f1, direct.macro_f1))
-        known = rows[fields[rows, 1] >= 0]
-        second = metrics.classification(labels[known], other[known])
-        assert both["macro_f1"][at] == pytest.approx((direct.macro_f1 + second.macro_f1) / 2)
 
 
 def test_the_paired_error_covers_the_true_difference_and_no_smaller_one_does() -> None:

@@ -11,7 +11,6 @@ from small_heads import KEY, scale_p_value
 
 from mechanisms.dp_sgd import DpSgd
 from mechanisms.mechanism import Task
-from mechanisms.model.fields import Fields
 from mechanisms.privacy import class_counts, gaussian_cost
 from mechanisms.privacy.class_counts import ClassWeightsConfig
 from mechanisms.privacy.events import ComposedEvent, descent_of
@@ -41,7 +40,8 @@ def test_weights_never_exceed_one() -> None:
 def test_noise_on_the_counts(factor: float, accepted: bool) -> None:
     """Chi-square test at level 1e-6 on 3,000 empty classes: the stated noise passes, 2/3 and 3/2 of it do not."""
     labels = torch.zeros(7, dtype=torch.int64)
-    noisy = class_counts.with_noise(Fields((3001,)).counts(labels), std=4.0, stream=SecretStream(KEY))
+    event = ClassWeightsConfig(noise_multiplier=4.0).event
+    noisy = class_counts.noisy_counts(labels, 3001, event=event, stream=SecretStream(KEY))
     assert (scale_p_value(noisy[1:], std=4.0 * factor) > 1e-6) == accepted
 
 
@@ -49,7 +49,8 @@ def test_one_record_moves_the_histogram_by_the_sensitivity() -> None:
     """With the same noise, leaving a record out moves the released vector by l2 norm 1, the stated sensitivity."""
 
     def counts(labels: list[int]) -> torch.Tensor:
-        return class_counts.with_noise(Fields((5,)).counts(torch.tensor(labels)), std=2.0, stream=SecretStream(KEY))
+        event = ClassWeightsConfig(noise_multiplier=2.0).event
+        return class_counts.noisy_counts(torch.tensor(labels), 5, event=event, stream=SecretStream(KEY))
 
     moved = float((counts([0, 1, 1, 4]) - counts([0, 1, 4])).norm())
     assert moved == pytest.approx(class_counts.L2_SENSITIVITY, abs=1e-5)

@@ -1,0 +1,153 @@
+"""Sums of per-record gradients, each cut to a norm, from one forward and one backward pass.
+
+Autograd is asked for the gradients of layers' outputs alone. From them and the layers' inputs follow the gradients of
+each record: of a linear layer on one vector a record, with input a_i and output gradient g_i, in closed form,
+
+    grad_i = g_i a_i',    || grad_i ||^2 = || g_i ||^2 (|| a_i ||^2 + 1) with a bias,    sum_i c_i grad_i = (c g)' a
+
+and of every other layer by Opacus' samplers, which form them. What is added is what the norm was taken of, so that
+no cancellation hides a part of it. Norms, factors and sums have the precision of `out`: float64, in which one record
+more does not move how all others are rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mechanisms.errors import MechanismError
+from mechanisms.model.classifier import Classifier
+from mechanisms.model.inputs import Batch
+
+Coefficients = Callable[[Tensor], Tensor]
+"""Gradient norms float [b] -> factors c float [b] with c_i norm_i at most the clip."""
+
+
+class RecordClipping:
+    """Clipped gradient sums of one classifier. A context: its hooks are on the model inside it only.
+
+    Raises:
+        MechanismError: a layer mixes records, or has trainable parameters and no sampler.
+    """
+
+    def __init__(self, classifier: Classifier) -> None:
+        self._classifier = classifier
+        self._layers = _layers(classifier)
+        self._handles: list[Any] = []
+        self._calls: list[tuple[nn.Module, Tensor, Tensor]] = []
+        self._records = 0
+
+    def __enter__(self) -> RecordClipping:
+        self._handles = [layer.register_forward_hook(self._see) for layer in self._layers]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._calls.clear()
+
+    def add_clipped_sum(
+        self, batch: Batch, labels: Tensor, *, coefficients: Coefficients, out: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Adds sum_i c_i grad(-l_i) over one micro-batch to `out`, float [P].
+
+        A record whose gradient is not finite adds nothing.
+
+        Returns:
+            Gradient norms before clipping, of the precision of `out`, and losses -l_i, float32, [b] each.
+        """
+        self._calls.clear()
+        self._records = len(labels)
+        with torch.enable_grad():
+            losses = -self._classifier.log_likelihood(batch, labels)
+            outputs = [output for _, _, output in self._calls]
+            gradients = torch.autograd.grad(losses.sum(), outputs, allow_unused=True)
+        squared, spans = torch.zeros(len(labels), dtype=out.dtype, device=out.device), self._classifier.spans
+        adders: list[Callable[[Tensor], None]] = []
+        used: set[int] = set()
+        for (layer, inputs, _), gradient in zip(self._calls, gradients, strict=True):
+            if gradient is None:
+                continue
+            own = {id(p) for p in layer.parameters(recurse=False)} & spans.keys()
+            if used & own:
+                raise MechanismError("DP-SGD: a layer runs twice, or layers share a weight. Train another part")
+            used |= own
+            if isinstance(layer, nn.Linear) and inputs[0].numel() == inputs.shape[-1]:
+                adders.append(_closed_form(layer, spans, inputs, gradient, squared, out))
+            else:
+                adders.append(_sampled(layer, spans, inputs, gradient, squared, out))
+        self._calls.clear()
+        norms = squared.sqrt()
+        finite = squared.float().isfinite()  # beyond float32 is beyond what the layers compute
+        factors = coefficients(norms.where(finite, 0.0)).to(out.dtype)
+        for add in adders:
+            add(factors.where(finite, 0.0))
+        return norms, losses.detach()
+
+    def _see(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return output
+        inputs = args[0].detach()
+        if output.shape[0] != self._records:  # positions are looked up once for the whole batch
+            output = output.expand(self._records, *output.shape[1:])
+            inputs = inputs.expand(self._records, *inputs.shape[1:])
+        self._calls.append((layer, inputs, output))
+        return output
+
+
+def _closed_form(
+    layer: nn.Linear, spans: Mapping[int, slice], inputs: Tensor, gradient: Tensor, squared: Tensor, out: Tensor
+) -> Callable[[Tensor], None]:
+    a, g = (values.flatten(0, -2).to(out.dtype) for values in (inputs, gradient))
+    weight, bias = spans.get(id(layer.weight)), spans.get(id(layer.bias))
+    squared += g.square().sum(1) * ((a.square().sum(1) if weight is not None else 0) + (bias is not None))
+
+    def add(factors: Tensor) -> None:
+        there = (factors != 0)[:, None]
+        scaled = (g * factors[:, None]).where(there, 0.0)  # nothing times infinity would be everybody's
+        if weight is not None:
+            out[weight].view(layer.weight.shape).addmm_(scaled.t(), a.where(there, 0.0))
+        if bias is not None:
+            out[bias] += scaled.sum(0)
+
+    return add
+
+
+def _sampled(
+    layer: nn.Module, spans: Mapping[int, slice], inputs: Tensor, gradient: Tensor, squared: Tensor, out: Tensor
+) -> Callable[[Tensor], None]:
+    samples = _samplers()[type(layer)](layer, [inputs], gradient)
+    wide = [(spans[id(p)], sample.flatten(1).to(out.dtype)) for p, sample in samples.items() if id(p) in spans]
+    for _, sample in wide:
+        squared += sample.square().sum(1)
+
+    def add(factors: Tensor) -> None:
+        for span, sample in wide:
+            out[span] += sample.where((factors != 0)[:, None], 0.0).t() @ factors
+
+    return add
+
+
+def _samplers() -> dict[type[nn.Module], Callable[..., dict[nn.Parameter, Tensor]]]:
+    from opacus.grad_sample import GradSampleModule  # takes seconds
+
+    return GradSampleModule.GRAD_SAMPLERS
+
+
+def _layers(classifier: Classifier) -> list[nn.Module]:
+    """The layers that train."""
+    layers: list[nn.Module] = []
+    for name, module in classifier.part.named_modules():
+        label = f"{name or 'head'} ({type(module).__name__})"
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            raise MechanismError(f"DP-SGD: layer `{label}` mixes records. Replace batch by group normalisation")
+        if not any(id(p) in classifier.spans for p in module.parameters(recurse=False)):
+            continue
+        if not isinstance(module, nn.Linear) and type(module) not in _samplers():
+            raise MechanismError(f"DP-SGD: Opacus has no sampler for layer `{label}`. Train another part")
+        layers.append(module)
+    return layers
