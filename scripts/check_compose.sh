@@ -5,4 +5,4 @@ cd "$(dirname "$0")/.."
 if docker compose version >/dev/null 2>&1; then tool=(docker compose)
 elif command -v docker-compose >/dev/null; then tool=(docker-compose)
 else echo "check: docker-compose.yml was not read, there is no docker compose (Debian: docker-compose)"; exit 0; fi
-"${tool[@]}" --profile gpu --profile storage --profile serve config --quiet && echo "docker-compose.yml: sound"
+"${tool[@]}" --profile gpu --profile storage --profile serve --profile cluster config --quiet && echo "docker-compose.yml: sound"

@@ -15,7 +15,9 @@ done
 [ -e secrets/api_keys ] || printf 'client %s\n' "$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')" > secrets/api_keys
 [ -e secrets/signing-key.pem ] || "${BIN:-.venv/bin}/autocoder" keys new --out secrets > /dev/null
 [ -e secrets/signing_key ] || cp secrets/signing-key.pem secrets/signing_key
-chmod 0444 secrets/*_password secrets/prefect_login secrets/signing_key secrets/storage_key secrets/api_keys
+[ -e secrets/engine/engine-key.pem ] || "${BIN:-.venv/bin}/autocoder" engine certificates secrets/engine > /dev/null
+chmod 0755 secrets/engine
+chmod 0444 secrets/engine/*.pem secrets/*_password secrets/prefect_login secrets/signing_key secrets/storage_key secrets/api_keys
 [ ! -e secrets/signing-key.pub.pem ] || chmod 0444 secrets/signing-key.pub.pem
 for path in deployments/postgres deployments/Caddyfile deployments/serve.Caddyfile; do [ ! -e "$path" ] || chmod -R a+rX "$path"; done
 mkdir -p narratives stages

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What a container is: server | services | migrate | deploy | metrics | serve | worker POOL QUEUE… | flow-run | cli ARGUMENTS…
+# What a container is: server | services | migrate | deploy | metrics | serve | worker POOL QUEUE… |
+# engine | engine-worker ADDRESS | flow-run | cli ARGUMENTS…
 # `flow-run` is one run, which a worker outside has made this container for (docs/scale.md); it is told which by the environment.
 # `cli` is the command `autocoder` with this container's ledger, login and workspace, for a person who types.
 # Passwords are read from /run/secrets, as far as this container was given them, and are in no image and no argument.
@@ -80,6 +81,10 @@ case "${1:-}" in
     for name in signing_public api_keys; do secret "$name" > /dev/null; done
     exec autocoder serve --host 0.0.0.0 --proxy '*' --allowed-host "${AUTOCODER_SITE:-127.0.0.1}" \
       --verify-key "$SECRETS/signing_public" --api-key-file "$SECRETS/api_keys" ;;
+  engine)  # on a network of its own workers; the certificates decide who may join
+    exec autocoder engine scheduler ;;
+  engine-worker)
+    exec autocoder worker --engine "$2" ;;
   flow-run)
     login=$(secret prefect_login)
     export PREFECT_API_AUTH_STRING="$login"
@@ -93,6 +98,6 @@ case "${1:-}" in
     for queue in "$@"; do queues+=(--work-queue "$queue"); done
     exec prefect worker start --pool "$pool" "${queues[@]}" --type process --limit 1 --with-healthcheck --name "$pool-$(hostname)" ;;
   *)
-    echo "entrypoint: server | services | migrate | deploy | metrics | serve | worker POOL QUEUE… | flow-run | cli ARGUMENTS…" >&2
+    echo "entrypoint: server | services | migrate | deploy | metrics | serve | worker POOL QUEUE… | engine | engine-worker ADDRESS | flow-run | cli ARGUMENTS…" >&2
     exit 2 ;;
 esac

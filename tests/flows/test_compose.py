@@ -22,7 +22,7 @@ from tasks.coding.coder import CLOSED
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = "\n".join((ROOT / "docs" / f"{page}.md").read_text() for page in ("operations", "backup", "scale"))
-PROFILES = [part for name in ("gpu", "storage", "serve") for part in ("--profile", name)]
+PROFILES = [part for name in ("gpu", "storage", "serve", "cluster") for part in ("--profile", name)]
 
 
 def config(*overrides: Path, **settings: str) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def test_every_container_has_bounds_and_its_log_is_turned_over(composed: dict[st
         assert re.fullmatch(r"[1-9]\d*[bkmg]?", str(service["mem_limit"])), name
         assert int(service["pids_limit"]) > 0, name
         assert service["logging"]["options"] == {"max-size": "10m", "max-file": "5"}, name
-        works = service.get("command", [""])[0] in ("worker", "metrics")
+        works = service.get("command", [""])[0] in ("worker", "engine-worker", "metrics")
         assert int(service["cpu_shares"]) == (512 if works else 1024), name
 
 
@@ -262,7 +262,7 @@ def test_the_operators_browser_asks_this_server_alone(composed: dict[str, Any]) 
 def test_encoders_lie_where_models_are_trained_and_released(composed: dict[str, Any]) -> None:
     """At one path, to read only: the release builds the model by the name that the retrain had for it."""
     holding = {n: v for n, s in composed["services"].items() for v in _mounts(s) if ":/encoders" in v}
-    assert set(holding) == {"worker-cpu", "worker-gpu", "worker-release"}
+    assert set(holding) == {"engine-worker", "worker-cpu", "worker-gpu", "worker-release"}
     assert all(v.endswith(f"{os.sep}encoders:/encoders:ro") for v in holding.values())
     assert "encoder: /encoders/distilroberta-base" in GUIDE
     assert "--local-dir encoders/distilroberta-base" in GUIDE
@@ -327,7 +327,7 @@ def test_the_storage_is_asked_for_and_its_key_is_told_to_whoever_reads_stages(co
     assert storage["user"] == "10001:10001"
     assert list(storage["networks"]) == ["inside"]
     holders = {name for name, service in composed["services"].items() if "storage_key" in secrets_of(service)}
-    assert holders == {"storage", "worker-cpu", "worker-gpu", "worker-release"}
+    assert holders == {"storage", "engine-worker", "worker-cpu", "worker-gpu", "worker-release"}
     command = storage["command"] if isinstance(storage["command"], str) else storage["command"][-1]
     assert subprocess.run(["sh", "-n", "-c", command.replace("$$", "$")], check=False).returncode == 0
     assert "/run/secrets/storage_key" in command
@@ -349,6 +349,24 @@ def test_a_worker_takes_the_storages_key_where_it_shares_stages(tmp_path: Path) 
     assert "AWS_SECRET_ACCESS_KEY=own" in told
     assert "abc" not in told
     assert "AWS_" not in enter(tmp_path, "worker", "cpu", "default", secrets=secrets).stdout
+
+
+def test_the_engine_has_certificates_and_neither_records_nor_ledger(composed: dict[str, Any], tmp_path: Path) -> None:
+    """Its profile starts a scheduler and two workers; the training workers use it where .env names it."""
+    engine, worker = composed["services"]["engine"], composed["services"]["engine-worker"]
+    assert engine["profiles"] == worker["profiles"] == ["cluster"]
+    assert not secrets_of(engine)
+    assert secrets_of(worker) == {"storage_key"}
+    assert [v for v in _mounts(worker) if "/data:" in v or "/bundles" in v] == []
+    address = {"AUTOCODER_ENGINE": "tls://engine:8786"}
+    for name in ("worker-cpu", "worker-gpu"):
+        assert not environment(composed["services"][name]).keys() & address.keys()
+        service = config(**address)["services"][name]
+        assert environment(service).items() >= address.items()
+        assert any(mount.partition(":")[2].startswith("/run/engine") for mount in _mounts(service))
+    told = enter(tmp_path, "engine-worker", address["AUTOCODER_ENGINE"], secrets={}).stdout
+    assert told.startswith("worker --engine tls://engine:8786\n")
+    assert "AUTOCODER_LEDGER_CLOSED=yes" in told
 
 
 def test_only_the_releasing_worker_writes_bundles_and_the_gpu_is_reserved(composed: dict[str, Any]) -> None:
@@ -525,18 +543,15 @@ def test_the_guides_commands_name_what_is_there(composed: dict[str, Any]) -> Non
 
 
 def test_the_guides_overrides_are_taken(tmp_path: Path) -> None:
-    """Stages shared by the workers; PostgreSQL's port, which a network without a way out would not publish."""
-    stages, port = _blocks("yaml")
-    for number, block in enumerate((stages, port)):
-        (tmp_path / f"{number}.yml").write_text(block)
-    services = config(tmp_path / "0.yml", tmp_path / "1.yml")["services"]
+    """Stages shared by the workers."""
+    (stages,) = _blocks("yaml")
+    (tmp_path / "stages.yml").write_text(stages)
+    services = config(tmp_path / "stages.yml")["services"]
     sharing = {n for n, s in services.items() if environment(s).get("AUTOCODER_STORAGE") == "/stages"}
     assert sharing == {"worker-cpu", "worker-gpu", "worker-release"}
     for name in sharing:
         mounted = [v.split(":")[1] for v in _mounts(services[name])]
         assert {"/stages", "/workspace/private", "/encoders"} <= set(mounted)
-    assert set(services["postgres"]["networks"]) == {"inside", "outside"}
-    assert "5432" in str(services["postgres"]["ports"])
 
 
 def test_what_a_house_adds_is_not_gits() -> None:
@@ -553,7 +568,10 @@ def make_secrets(folder: Path, umask: int = 0o022) -> None:
     (folder / "scripts").mkdir(exist_ok=True)
     shutil.copy(ROOT / "scripts" / "stack_secrets.sh", folder / "scripts")
     stub = folder / "autocoder"
-    stub.write_text("#!/bin/sh\nprintf KEY > secrets/signing-key.pem; printf P > secrets/signing-key.pub.pem\n")
+    stub.write_text(
+        "#!/bin/sh\nif [ $1 = engine ]; then mkdir secrets/engine; cd secrets/engine; printf C > engine.pem; "
+        "printf K > engine-key.pem; else cd secrets; printf KEY > signing-key.pem; printf P > signing-key.pub.pem; fi\n"
+    )
     stub.chmod(0o755)
     command = ["bash", str(folder / "scripts" / "stack_secrets.sh")]
     env = {"PATH": "/usr/bin:/bin", "BIN": str(folder)}
@@ -565,7 +583,8 @@ def test_secrets_are_closed_by_their_folder_and_open_to_the_containers(tmp_path:
     made: list[dict[str, str]] = []
     for _ in range(2):
         make_secrets(tmp_path)
-        made.append({file.name: file.read_text() for file in sorted((tmp_path / "secrets").iterdir())})
+        files = sorted(file for file in (tmp_path / "secrets").rglob("*") if file.is_file())
+        made.append({file.name: file.read_text() for file in files})
     assert made[0] == made[1], "nothing that is there is overwritten"
     assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o700
     named = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["secrets"]
@@ -573,6 +592,7 @@ def test_secrets_are_closed_by_their_folder_and_open_to_the_containers(tmp_path:
         file = tmp_path / entry["file"]
         assert file.stat().st_mode & 0o777 == 0o444, file
         assert file.read_text()
+    assert all(file.stat().st_mode & 0o777 == 0o444 for file in (tmp_path / "secrets" / "engine").iterdir())
     assert (tmp_path / "secrets" / "signing-key.pem").stat().st_mode & 0o077 == 0
     assert (tmp_path / "secrets" / "signing-key.pub.pem").stat().st_mode & 0o777 == 0o444, "containers check with it"
 
