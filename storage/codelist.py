@@ -108,6 +108,13 @@ def read_codelist(path: Path, *, option: str = "code list", columns: Sequence[st
     return tuple(codes.values())
 
 
+def read_parents(path: Path, *, option: str) -> dict[str, str]:
+    """Reads the code above each code, from a list with the columns `code` and `parent`."""
+    header, rows = read_small(path.expanduser(), ("code", "parent"), option=option)
+    code, parent = header.index("code"), header.index("parent")
+    return {row[code].strip(): row[parent].strip() for row in rows}
+
+
 _WORDS = (("code", "codes"), ("title", "titles", "label", "labels", "description", "name", "libelle", "intitule"))
 """Words of the columns' names, the likelier first."""
 

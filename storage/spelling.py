@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from storage.codelist import describe_shape, normalise_code
@@ -107,62 +106,49 @@ def twins(codes: Mapping[str, int]) -> list[str]:
     return [*notes, *(f"of the codes, {one}" for one in odd(codes))]
 
 
-@dataclass
-class HumanCodes:
-    """Reads the codes that people gave, against a list; every cell is counted as listed, unlisted or missing."""
+def human_codes(
+    cells: Iterable[str],
+    listed: Collection[str],
+    *,
+    place: str,
+    allowed: bool = False,
+    complete: bool = True,
+    marks: Collection[str] = MARKS,
+) -> tuple[list[str], str]:
+    """Reads the codes that people gave, against a list; every cell is counted as listed, unlisted or missing.
 
-    listed: Collection[str]
-    complete: bool = True
-    """The list has every code; otherwise a code beside it may be right."""
-    marks: Collection[str] = MARKS
-    respelt: int = 0
-    unlisted: Counter[str] = field(default_factory=Counter)
-    missing: int = 0
-    rows: int = 0
+    Other spellings count only where every cell that is not listed has a listed one.
 
-    def read(self, cells: Sequence[str]) -> list[str]:
-        """Returns a code for each cell, in the list's spelling; "" where it has none.
+    Args:
+        place: option, file and column, for the message.
+        allowed: unlisted codes count as codes of their own.
+        complete: the list has every code; otherwise a code beside it may be right.
 
-        Other spellings count only where every cell that is not listed has a listed one.
-        """
-        codes = [normalise_code(cell, self.listed) for cell in cells]
-        codes = ["" if code in self.marks and code not in self.listed else code for code in codes]
-        odd_ones = Counter(code for code in codes if code and code not in self.listed)
-        spellings = Spellings(self.listed)
-        matches = {code: spellings.match(code) for code in odd_ones}
-        if matches and all(matches.values()):
-            self.respelt += odd_ones.total()
-            codes = [matches.get(code) or code for code in codes]
-        else:
-            self.unlisted += odd_ones
-        self.rows, self.missing = self.rows + len(codes), self.missing + codes.count("")
-        return codes
+    Returns:
+        a code for each cell, in the list's spelling, "" where it has none; and a sentence that accounts for all.
 
-    @property
-    def sentence(self) -> str:
-        """Accounts for every row; the numbers add up."""
-        known = self.rows - self.missing - self.unlisted.total()
-        respelt = f" ({self.respelt:,} in another spelling)" if self.respelt else ""
-        where = "on the list" if self.complete else "among the model's codes of this file"
-        return (
-            f"{self.rows:,} rows coded by people: {known:,} {where}{respelt}, {self.unlisted.total():,} not, "
-            f"{self.missing:,} without a code"
+    Raises:
+        InputError: a code is not on a complete list, or none of many is on any.
+    """
+    codes = [normalise_code(cell, listed) for cell in cells]
+    codes = ["" if code in marks and code not in listed else code for code in codes]
+    odd_ones = Counter(code for code in codes if code and code not in listed)
+    spellings = Spellings(listed)
+    matches = {code: spellings.match(code) for code in odd_ones}
+    respelt, unlisted = 0, odd_ones.total()
+    if all(matches.values()):
+        respelt, unlisted = unlisted, 0
+        codes = [matches.get(code) or code for code in codes]
+    missing = codes.count("")
+    given = len(codes) - missing
+    where = "on the list" if complete else "among the model's codes of the file"
+    if unlisted and not allowed and (complete or unlisted == given >= _TOO_MANY):
+        hint = spellings.described(odd_ones)
+        raise InputError(
+            f"{place}: {unlisted:,} of {given:,} codes are not {where} ({describe_shape(odd_ones)}"
+            f"{'; ' + hint if hint else ''}). Correct them, or count them as they are with --allow-unlisted"
         )
-
-    def require_listed(self, place: str, *, allowed: bool) -> None:
-        """Refuses codes that the list lacks.
-
-        Args:
-            place: option, file and column.
-            allowed: unlisted codes count as codes of their own.
-        """
-        if not self.unlisted or allowed:
-            return
-        given = self.rows - self.missing
-        if self.complete or (self.unlisted.total() == given >= _TOO_MANY):
-            hint = Spellings(self.listed).described(self.unlisted)
-            raise InputError(
-                f"{place}: {self.unlisted.total():,} of {given:,} codes are not "
-                f"{'on the list' if self.complete else 'among the codes of the file'} ({describe_shape(self.unlisted)}"
-                f"{'; ' + hint if hint else ''}). Correct them, or count them as they are with --allow-unlisted"
-            )
+    return codes, (
+        f"{len(codes):,} rows coded by people: {given - unlisted:,} {where}"
+        f"{f' ({respelt:,} in another spelling)' if respelt else ''}, {unlisted:,} not, {missing:,} without a code"
+    )

@@ -16,6 +16,7 @@ from tasks.running.failures import private_errors
 
 
 def adopt(
+    reading: options.ReadingOptions,
     bundle: Annotated[Path, typer.Argument(help="The bundle that you received: the .tar.zst file, or its folder.")],
     key: Annotated[Path, typer.Option(help="First public key (PEM) of the agency, from a safe source.")],
     out: Annotated[Path, typer.Option(help="Folder to make, for --bundle of later commands.")],
@@ -79,6 +80,7 @@ def adopt(
             template=template,
             accuracy=accuracy,
             sets=sets,
+            read=reading.read,
         )
         with ConsoleListener() as console:
             console.started("adopt")

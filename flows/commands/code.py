@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -88,8 +88,12 @@ class ReviewOptions:
         ),
     ] = None
     groups: Annotated[
-        Literal["auto", "digits", "none"],
-        _review(help="Groups by the leading signs of a code, points apart; auto: where the classification is OIICS."),
+        str,
+        _review(
+            metavar="auto|digits|none|LIST",
+            help="Groups of codes: by digits where it is OIICS, by leading signs (digits), none, or by columns code "
+            "and parent of a list.",
+        ),
     ] = "auto"
 
     def thresholds_of(self, adopted: AdoptedBundle | None, digest: str, *, several: bool) -> Path | None:
@@ -166,7 +170,9 @@ def code(
             from tasks.running.engine import check
 
             check(engine)
-        by_digits = {"auto": None, "digits": True, "none": False}[review.groups]
+        levels = review.groups
+        if levels not in ("auto", "digits", "none"):
+            levels = str(Path(levels).expanduser().resolve())
         folders = {prefix: opened.enter_context(one.opened()) for prefix, one in each.items()}
         records = Narratives(tuple(columns), template)
         table = None if files.data is None else _survey(files.data, files, records, output, tuple(each))
@@ -182,7 +188,7 @@ def code(
             coder = coders[prefix] = open_bundle(
                 folder,
                 thresholds=files_of[prefix],
-                by_digits=by_digits,
+                levels=levels,
                 precision="float32" if precision == "auto" and exact else precision,
                 coverage=review.coverage,
             )
@@ -198,7 +204,7 @@ def code(
         job = _job(bundles, table, files.out, files, records, top_k, thresholds)
         with output.progress() as console:
             console.started("code")
-            spread = _spread(bundles, job, folders, files_of, by_digits, engine) if engine else None
+            spread = _spread(bundles, job, folders, files_of, levels, engine) if engine else None
             coded = run(bundles, job, spread=spread)
             try:
                 page = str(write_summary(files.out, columns=columns))
@@ -318,24 +324,22 @@ def _spread(
     job: CodingJob,
     folders: Mapping[str, Path],
     thresholds: Mapping[str, Path | None],
-    by_digits: bool | None,
+    levels: str,
     engine: str,
 ) -> Callable[[], object]:
     """Returns the call that has workers code the job's pieces."""
     from tasks.coding.spread import spread
     from tasks.running import progress
 
-    if list(folders) != [""]:
-        raise InputError("--engine: workers code with one bundle. Give one --bundle without a name.")
     return partial(
         spread,
         bundles,
         job,
         engine=engine,
         report=progress.reporter("code, by workers"),
-        bundle=folders[""],
-        thresholds=thresholds[""],
-        by_digits=by_digits,
+        bundle=next(iter(folders.values())),
+        thresholds=next(iter(thresholds.values())),
+        levels=levels,
     )
 
 

@@ -21,6 +21,7 @@ _SHOWN = 15
 
 
 def estimate(
+    reading: options.ReadingOptions,
     coded: Annotated[Path, typer.Argument(help="Table that `autocoder code` wrote.")],
     sample: Annotated[Path, typer.Option(help="Sample from `autocoder qa draw`, with human_code filled in.")],
     out: Annotated[Path | None, typer.Option(help="Table to write: .csv, .parquet or .jsonl.")] = None,
@@ -29,8 +30,6 @@ def estimate(
     ] = "",
     prefix: options.Prefix = "",
     plot: Annotated[Path | None, typer.Option(help="Also draw the largest codes: .png, .svg or .pdf.")] = None,
-    sdmx: Annotated[Path | None, typer.Option(help="Also write the table as SDMX-CSV 2.0.")] = None,
-    dataflow: Annotated[str, typer.Option(help="Dataflow of the SDMX-CSV.")] = "AGENCY:CODES(1.0)",
     codelist: options.PublishedList = None,
     allow_unlisted: options.AllowUnlisted = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing outputs.")] = False,
@@ -40,9 +39,8 @@ def estimate(
 
     The model's own counts are biased: its errors do not cancel. A random sample coded by hand corrects them and says
     how far off the result may be; the codes of all rows make it more exact than the sample alone (prediction-powered
-    inference). `estimate` is right however the model errs. `corrected` is narrower in small groups, and assumes that
-    the model errs alike in all of them. The table holds the counts of one file: keep it as confidential as that file
-    until your rules of disclosure are applied.
+    inference). The estimate is right however the model errs. The table holds the counts of one file: keep it as
+    confidential as that file until your rules of disclosure are applied.
 
     Examples
 
@@ -53,7 +51,7 @@ def estimate(
     """
     if plot is not None:
         options.require_figure(plot)
-    for option, file in (("--out", out), ("--plot", plot), ("--sdmx", sdmx)):
+    for option, file in (("--out", out), ("--plot", plot)):
         if file is not None:
             options.require_writable(option, file)
             if file.exists() and not overwrite:
@@ -68,11 +66,10 @@ def estimate(
             prefix=prefix,
             listed=options.listed_codes(codelist),
             allow_unlisted=allow_unlisted,
+            read=reading.read,
         )
         if out is not None:
             measure.write_table(counted, out)
-        if sdmx is not None:
-            measure.write_sdmx(counted, sdmx, dataflow=dataflow)
         if plot is not None:
             measure.plot(counted, plot)
     if as_json:
@@ -88,10 +85,10 @@ def _show(counted: Estimates) -> None:
     largest = sorted(counted.totals, key=lambda one: -one.machine)
     title = f"{counted.sampled:,} rows coded by hand of {largest[0].rows if largest else 0:,}; 95 % intervals"
     table = Table(title=title)
-    for name in ("code", "model's count", "estimate", "corrected"):
+    for name in ("code", "model's count", "estimate"):
         table.add_column(name, justify="left" if name == "code" else "right")
     for one in largest[:_SHOWN]:
-        table.add_row(one.code, f"{one.machine:,}", _interval(one.estimate), _interval(one.corrected))
+        table.add_row(one.code, f"{one.machine:,}", _interval(one.estimate))
     Console().print(table)
     if len(largest) > _SHOWN:
         say(f"{len(largest) - _SHOWN} more codes are in --out")

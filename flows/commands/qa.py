@@ -12,7 +12,6 @@ from rich.table import Table
 from flows.commands import options
 from flows.commands.next_steps import command_line
 from flows.commands.terminal import Console, say
-from storage.errors import InputError
 from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
@@ -36,9 +35,7 @@ def draw(
             show_default="the one with the longest texts",
         ),
     ] = None,
-    share: Annotated[
-        float | None, typer.Option(min=0.0001, max=1, help="Share of all rows.", show_default="0.05")
-    ] = None,
+    share: Annotated[float, typer.Option(min=0.0001, max=1, help="Share of all rows.")] = 0.05,
     sensitive: Annotated[
         list[str] | None,
         typer.Option(help="Code that is always sampled; may be repeated."),
@@ -51,9 +48,6 @@ def draw(
     ] = None,
     minutes_per_record: Annotated[float, typer.Option(min=0.01, help="Minutes to code a record, with --hours.")] = 3.0,
     prefix: options.Prefix = "",
-    policy: Annotated[
-        Path | None, typer.Option(help="YAML with share and sensitive_codes; the options above win.")
-    ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Seed that repeats a sample.", show_default="none: unpredictable")
     ] = None,
@@ -69,21 +63,22 @@ def draw(
       autocoder qa draw coded.csv --out sample.csv --share 0.05 --sensitive 1311
 
       autocoder qa draw coded.csv --out sample.csv --hours 20
-
-      autocoder qa draw coded.parquet --text Narrative \
-          --policy qa.yaml --out sample.csv
     """
-    from tasks.coding.quality import Policy, draw, read_policy, text_column
+    from tasks.coding.quality import draw, text_column
 
-    if hours is not None and share is not None:
-        raise InputError("--share and --hours: give one of them")
     size = None if hours is None else int(hours * 60 / minutes_per_record)
     with private_errors("qa"):
-        chosen = read_policy(policy.expanduser()) if policy else Policy()
-        changes = {"share": share, "sensitive_codes": tuple(sensitive) if sensitive else None}
-        chosen = chosen.model_copy(update={name: value for name, value in changes.items() if value is not None})
         columns = column or [text_column(coded, prefix)]
-        sample = draw(coded, out, columns=columns, policy=chosen, seed=seed, size=size, prefix=prefix)
+        sample = draw(
+            coded,
+            out,
+            columns=columns,
+            seed=seed,
+            share=share,
+            sensitive=sensitive or (),
+            size=size,
+            prefix=prefix,
+        )
     if as_json:
         say(json.dumps(vars(sample) | {"out": str(out), "columns": columns}))
     else:
@@ -99,6 +94,7 @@ def draw(
 @app.command()
 @options.expand_groups
 def agree(
+    reading: options.ReadingOptions,
     coded: Annotated[Path, typer.Argument(help="The table that was sampled.")],
     sample: Annotated[Path, typer.Option(help="The sample, with human_code filled in.")],
     prefix: options.Prefix = "",
@@ -112,11 +108,19 @@ def agree(
 
       autocoder qa agree coded.csv --sample sample.csv
     """
-    from tasks.coding.quality import agreement
+    from tasks.coding.quality import agreement, read_double_coded
 
     with private_errors("qa"):
-        listed = options.listed_codes(codelist)
-        agreed = agreement(coded, sample, prefix=prefix, listed=listed, allow_unlisted=allow_unlisted)
+        agreed = agreement(
+            read_double_coded(
+                coded,
+                sample,
+                prefix=prefix,
+                listed=options.listed_codes(codelist),
+                allow_unlisted=allow_unlisted,
+                read=reading.read,
+            )
+        )
     if as_json:
         say(json.dumps(agreed.as_dict(), indent=2))
     else:

@@ -25,7 +25,7 @@ from mechanisms.model.config import TARGETS
 from mechanisms.model.conformal import Sets, sets_for
 from mechanisms.model.export import Released
 from storage.demo_data import write_demo_data
-from storage.spelling import HumanCodes
+from storage.spelling import human_codes
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.reader import pieces, survey
 from tasks.running import progress
@@ -111,10 +111,10 @@ def thresholds_on_table(
     """
     at = {code: place for place, code in enumerate(released.codes)}
     table = survey(data, text_columns=[*columns, label], read=read)
-    people = HumanCodes(released.codes, marks=read.missing)
-    given = people.read([cell.strip() for (cell,) in table.text_rows([label])])
-    people.require_listed(f"--data: {data}, column {label!r}", allowed=allow_unlisted)
-    report(people.sentence)
+    cells = (cell for (cell,) in table.text_rows([label]))
+    place = f"--data: {data}, column {label!r}"
+    given, people = human_codes(cells, released.codes, place=place, allowed=allow_unlisted, marks=read.missing)
+    report(people)
     logits: list[Tensor] = []
     labels: list[int] = []
     done = 0

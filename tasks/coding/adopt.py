@@ -18,6 +18,7 @@ from storage.bundle.trust import Trust
 from storage.durable import write_atomically
 from storage.errors import InputError
 from storage.tables.narratives import Narratives
+from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.reader import survey
 from tasks.bundle import golden
 from tasks.coding.calibrate import calibrate, lines
@@ -37,6 +38,7 @@ class OwnRecords:
     template: str | None = None
     accuracy: float | None = None
     sets: bool = False
+    read: ReadOptions = AS_IT_LOOKS
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def adopt(source: Path, out: Path, key: Path, roots: Path | None, own: OwnRecord
         if own.label is None:
             raise InputError("--label: missing. Name the column of --data with the codes that people gave.")
         texts = own.columns or ("Final Narrative",)
-        survey(own.data, text_columns=[*texts, own.label], option="--data")
+        survey(own.data, text_columns=[*texts, own.label], option="--data", read=own.read)
     staging = out.with_name(f".{out.name}.adopting")
     shutil.rmtree(staging, ignore_errors=True)  # of an adoption that was killed
     staging.mkdir(mode=0o700, parents=True)
@@ -134,6 +136,7 @@ def _fill(source: Path, folder: Path, key: Path, roots: Path | None, own: OwnRec
             label=own.label,
             targets=sorted({*TARGETS} if own.accuracy is None else {*TARGETS, own.accuracy}),
             sets=own.sets,
+            read=own.read,
         )
     adopted = AdoptedBundle(
         folder,

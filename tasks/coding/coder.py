@@ -8,7 +8,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_CEILING, Decimal
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +58,7 @@ class Coding:
     members: tuple[str, ...] | None = None
     """The codes of the conformal set, best first. None without a coverage."""
     subtree: str | None = None
-    """The longest beginning that the set's codes share, where the classification has levels; "" if they share none."""
+    """The most detailed group of all the set's codes, where the classification has levels; "" if they share none."""
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the content for JSON."""
@@ -150,9 +149,7 @@ class Coder:
 
     def _with_set(self, coding: Coding, inside: Sequence[int]) -> Coding:
         members = tuple(self.model.codes[at] for at in inside)
-        levels = zip(min(members), max(members), strict=False)  # what the first and last share, all share
-        shared = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], levels))
-        return replace(coding, members=members, subtree=shared if self.groups else None)
+        return replace(coding, members=members, subtree=self.groups.shared(members) if self.groups else None)
 
     def with_sets(self, coverage: float) -> Coder:
         """Returns this coder with sets that hold the right code with this probability.
@@ -213,7 +210,7 @@ def open_bundle(
     folder: Path,
     *,
     thresholds: Path | None = None,
-    by_digits: bool | None = None,
+    levels: str = "auto",
     precision: Choice = "float32",
     coverage: float | None = None,
 ) -> Coder:
@@ -221,7 +218,7 @@ def open_bundle(
 
     Args:
         thresholds: a local file in place of the bundle's.
-        by_digits: as in `groups_of`.
+        levels: as in `groups_of`.
         precision: of the encoder. `auto` takes bfloat16 if the processor has instructions for it and the golden
             narratives get the same codes as in float32.
         coverage: adds conformal sets of this coverage, from the thresholds.
@@ -259,7 +256,7 @@ def open_bundle(
         version=version,
         model=model,
         titles=titles,
-        groups=groups_of(model.codes, classification=name, by_digits=by_digits),
+        groups=groups_of(model.codes, classification=name, levels=levels),
         thresholds=fitted,
     )
     return coder if coverage is None else coder.with_sets(coverage)

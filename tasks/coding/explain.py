@@ -14,27 +14,25 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mechanisms.model.classifier import MeanPooled
-from mechanisms.model.encoders import width
 from mechanisms.model.lexicon import MOST_CHARACTERS, Lexicon
 from storage.errors import InputError
 from storage.tables.reader import read_small
 from tasks.coding.coder import Coder
 
 _WORD = re.compile(r"\w+|[^\w\s]")
-_LEXICAL_WORD = re.compile(r"[^\W\d_]{3,}")
 _AT_ONCE = 256
 """Words whose columns are in memory at a time."""
 
 
 @dataclass(frozen=True)
 class Reason:
-    """Holds what each word added to the logit of one code."""
+    """What each word added to the logit of one code."""
 
     code: str
     score: float
@@ -46,7 +44,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Holds the words of a narrative, as places in its characters, and what they added to some codes."""
+    """The words of a narrative, as places in its characters, and what they added to some codes."""
 
     words: tuple[tuple[int, int], ...]
     reasons: tuple[Reason, ...]
@@ -61,11 +59,9 @@ def explain(coder: Coder, text: str, codes: Sequence[str]) -> Explanation:
         InputError: the narrative is blank, or the model has no such code; quotes neither.
     """
     released = coder.model
-    places: list[int] = []
     for number, code in enumerate(codes):
         if code not in released.codes:
             raise InputError(f"codes.{number}: the model has no such code. Take them from /codes.")
-        places.append(released.codes.index(code))
     text = text[:MOST_CHARACTERS]
     if not text.strip():
         raise InputError("narrative: it is blank. Send one with words.")
@@ -75,25 +71,33 @@ def explain(coder: Coder, text: str, codes: Sequence[str]) -> Explanation:
         text, truncation=True, max_length=released.max_length, return_offsets_mapping=True, return_tensors="pt"
     )
     offsets: list[tuple[int, int]] = tokens["offset_mapping"][0].tolist()
-    model = released.model
-    lexicon = model.lexicon if isinstance(model, MeanPooled) else None
-    logits, embedded = _forward(model, tokens, None if lexicon is None else lexicon.words([text]))
-
-    shares = torch.zeros(len(codes), len(words))
-    for row, at in enumerate(places):
-        (slope,) = torch.autograd.grad(logits[at] - logits.mean(), embedded, retain_graph=True)
-        for (start, end), share in zip(offsets, (slope * embedded).sum(-1)[0].tolist(), strict=True):
-            if end > start and words:
-                start += len(text[start:end]) - len(text[start:end].lstrip())
-                shares[row, max(bisect_right(starts, start) - 1, 0)] += share
-    exact: Sequence[Sequence[float]] = [()] * len(codes)
-    if lexicon is not None:
-        exact = _exact(cast(MeanPooled, model), lexicon, text, starts, places)
+    lexicon = released.model.lexicon if isinstance(released.model, MeanPooled) else None
+    block = None if lexicon is None else lexicon.words([text])
+    logits, embedded = _forward(released.model, tokens, block)
     reasons = []
     scores = (logits.detach() / coder.temperature).softmax(-1)
-    for at, (code, place) in enumerate(zip(codes, places, strict=True)):
-        reasons.append(Reason(code, float(scores[place]), tuple(exact[at]), tuple(shares[at].tolist())))
+    for code in codes:
+        place = released.codes.index(code)
+        inputs = [embedded] if block is None else [embedded, block]
+        slopes = torch.autograd.grad(logits[place] - logits.mean(), inputs, retain_graph=True)
+        shares = torch.zeros(len(words))
+        for (start, end), share in zip(offsets, (slopes[0] * embedded).sum(-1)[0].tolist(), strict=True):
+            if end > start and words:
+                start += len(text[start:end]) - len(text[start:end].lstrip())
+                shares[max(bisect_right(starts, start) - 1, 0)] += share
+        exact: list[float] = []
+        if lexicon is not None and block is not None:
+            exact = _by_word(lexicon, [text[slice(*word)] for word in words], slopes[1] * block)
+        reasons.append(Reason(code, float(scores[place]), tuple(exact), tuple(shares.tolist())))
     return Explanation(words, tuple(reasons), max((end for _, end in offsets), default=0))
+
+
+def _by_word(lexicon: Lexicon, words: Sequence[str], added: Tensor) -> list[float]:
+    """Shares out what the features [1, columns] added among the words that have them, by occurrence."""
+    batches = [words[start : start + _AT_ONCE] for start in range(0, len(words), _AT_ONCE)]
+    total = sum((lexicon.words(batch).sum(0) for batch in batches), torch.zeros(lexicon.columns))
+    each = torch.where(total == 0, 0.0, added[0].detach() / torch.where(total == 0, 1.0, total))
+    return [share for batch in batches for share in (lexicon.words(batch) @ each).tolist()]
 
 
 def read_sensitive(path: Path, coder: Coder) -> tuple[str, ...]:
@@ -123,42 +127,8 @@ def _forward(model: nn.Module, tokens: Any, words: Tensor | None) -> tuple[Tenso
     handle = encoder.get_input_embeddings().register_forward_hook(watch)
     try:
         with torch.enable_grad():
-            block = {} if words is None else {"words": words}
+            block = {} if words is None else {"words": words.requires_grad_()}
             answer = model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"], **block)
     finally:
         handle.remove()
     return (answer if isinstance(answer, Tensor) else answer.logits)[0].float(), embedded[0]
-
-
-def _exact(
-    model: MeanPooled, lexicon: Lexicon, text: str, starts: Sequence[int], places: Sequence[int]
-) -> list[list[float]]:
-    """Returns feature times weight of each word and code; a feature of several words is shared out by occurrence."""
-    chosen = _weights(model, lexicon, places)
-    lower, home = _lower(text)
-    pieces = [(home[match.start()], match.group()) for match in _LEXICAL_WORD.finditer(lower)]
-    batches = [pieces[at : at + _AT_ONCE] for at in range(0, len(pieces), _AT_ONCE)]
-    total = torch.zeros(lexicon.columns)
-    for batch in batches:
-        total += lexicon.words([word for _, word in batch]).sum(0)
-    share = torch.where(total == 0, 0.0, lexicon.words([text])[0] / torch.where(total == 0, 1.0, total))
-    out = torch.zeros(len(places), len(starts))
-    for batch in batches:
-        added = (lexicon.words([word for _, word in batch]) * share) @ chosen.T
-        columns = torch.tensor([bisect_right(starts, start) - 1 for start, _ in batch])
-        out.index_add_(1, columns, added.T)
-    return out.tolist()
-
-
-def _weights(model: MeanPooled, lexicon: Lexicon, places: Sequence[int]) -> Tensor:
-    """Returns the weight of each word, relative to the mean of all codes, float32 [codes, columns]."""
-    weights = model.head.weight.detach()[:, width(model) :] * lexicon.word_scale
-    return torch.stack([weights[at] - weights.mean(0) for at in places])
-
-
-def _lower(text: str) -> tuple[str, Sequence[int]]:
-    """Returns the text in lower case, and from where in the text each of its characters comes."""
-    lower = text.lower()
-    if len(lower) == len(text):
-        return lower, range(len(text))
-    return lower, [at for at, letter in enumerate(text) for _ in letter.lower()]

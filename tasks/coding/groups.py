@@ -1,4 +1,4 @@
-"""Groups the codes of a hierarchical classification by their digits: OIICS 2.01's 1522 belongs to 152, 15 and 1.
+"""Groups the codes of a hierarchical classification: OIICS 2.01's 1522 belongs to 152, 15 and 1.
 
 A model that confuses 1521 and 1522 may be sure of group 152: a group's score is the sum of its codes' scores, since
 codes exclude each other. A group must save work: "traumatic injuries and disorders" (1) narrows nothing. The coarsest
@@ -8,12 +8,15 @@ about as many.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from storage.codelist import read_parents
 from storage.errors import InputError
 
 _SIGNS = ".-/ "
@@ -23,11 +26,15 @@ _BY_DIGITS = ("OIICS",)
 
 @dataclass(frozen=True)
 class Groups:
-    """Holds the useful groups of a model's codes, the most detailed first."""
+    """The useful groups of a model's codes."""
 
     names: tuple[str, ...]
     members: Tensor
     """float32 [codes, groups]: 1 if a code belongs to a group."""
+    depths: Tensor
+    """float32 [groups]: levels above a group, and itself."""
+    above: Mapping[str, Sequence[str]]
+    """The levels above each code, the coarsest first."""
 
     def most_detailed(self, scores: Tensor, *, threshold: float) -> list[tuple[str, float] | None]:
         """Returns, per row of scores [n, codes], the most detailed group that reaches the threshold, and its score.
@@ -35,49 +42,64 @@ class Groups:
         Among groups of one level the highest score wins. None if no group reaches the threshold.
         """
         sums = scores @ self.members
-        levels = torch.tensor([len(name) for name in self.names], dtype=sums.dtype)
         # Level first, score second: scores are at most 1, levels whole numbers.
-        rank = torch.where(sums >= threshold, 2 * levels + sums, -1.0)
-        best = rank.argmax(-1)
+        rank = torch.where(sums >= threshold, 2 * self.depths + sums, -1.0)
         return [
-            None if rank[row, at] < 0 else (self.names[at], min(1.0, float(sums[row, at])))
-            for row, at in enumerate(best.tolist())
+            None if rank[row, group] < 0 else (self.names[group], min(1.0, float(sums[row, group])))
+            for row, group in enumerate(rank.argmax(-1).tolist())
         ]
 
+    def shared(self, codes: Sequence[str]) -> str:
+        """Returns the most detailed level that all these codes lie in; "" without one."""
+        chains = [[*self.above[code], code] for code in codes]
+        levels = [names[0] for names in zip(*chains, strict=False) if len(set(names)) == 1]
+        return levels[-1] if levels else ""
 
-def groups_of(codes: Sequence[str], *, classification: str, by_digits: bool | None = None) -> Groups | None:
+
+def groups_of(codes: Sequence[str], *, classification: str, levels: str = "auto") -> Groups | None:
     """Returns the groups of a model's codes, or None without any.
 
     Args:
         classification: its name. Only those in `_BY_DIGITS` have groups by default.
-        by_digits: True takes the digits of any classification as levels, False disables groups.
+        levels: `digits` takes the leading signs of any classification's codes as levels; `none` disables groups;
+            otherwise the path of a list with the columns code and parent.
 
     Raises:
         InputError: groups were asked for, and the codes give none.
     """
-    hierarchical = classification.upper().startswith(_BY_DIGITS)
-    if by_digits is False or (by_digits is None and not hierarchical):
+    if levels == "none" or (levels == "auto" and not classification.upper().startswith(_BY_DIGITS)):
         return None
-    coarsest = _coarsest(codes)
-    # a code's own points and hyphens belong to the level above: 62.01 is under 62.0 and 62
-    prefixes = {
-        code[:end].rstrip(_SIGNS) for code in codes for end in range(coarsest, len(code)) if code[end - 1] not in _SIGNS
-    }
+    if levels in ("auto", "digits"):
+        above = {code: _by_signs(code) for code in codes}
+    else:
+        parents = read_parents(Path(levels), option="--groups")
+        above = {code: _by_parents(code, parents) for code in codes}
+    sizes = Counter(name for chain in above.values() for name in chain)
+    depths = {name: depth for chain in above.values() for depth, name in enumerate(chain, start=1)}
+    many = Counter(depths.values())
+    useful = [depth for depth, number in many.items() if number**2 >= len(codes)]
     # a group of most codes narrows nothing
-    apart = {name for name in prefixes if 2 * sum(code.startswith(name) for code in codes) <= len(codes)}
-    names = sorted(apart, key=lambda name: (-len(name), name))
+    names = [n for n in sizes if useful and depths[n] >= min(useful) and 2 * sizes[n] <= len(codes)]
     if not names:
-        if by_digits:
+        if levels != "auto":
             raise InputError(
-                "--groups digits: the codes give no groups that save work: no beginning is shared by some of them "
-                "alone. Leave it out"
+                f"--groups {levels}: the codes give no groups that save work: none holds some of them alone. Leave it "
+                "out, or name a list with the columns code and parent"
             )
         return None
-    members = torch.tensor([[float(code.startswith(name)) for name in names] for code in codes])
-    return Groups(names=tuple(names), members=members)
+    names.sort(key=lambda name: (-depths[name], name))
+    members = torch.tensor([[float(name in above[code]) for name in names] for code in codes])
+    return Groups(tuple(names), members, torch.tensor([float(depths[name]) for name in names]), above)
 
 
-def _coarsest(codes: Sequence[str]) -> int:
-    longest = max(map(len, codes))
-    ends = (end for end in range(1, longest) if len({code[:end].rstrip(_SIGNS) for code in codes}) ** 2 >= len(codes))
-    return next(ends, longest)
+def _by_signs(code: str) -> tuple[str, ...]:
+    """Returns the beginnings of a code; points and hyphens belong to the level above: 62.01 is under 62.0 and 62."""
+    beginnings = (code[:end].rstrip(_SIGNS) for end in range(1, len(code)))
+    return tuple(dict.fromkeys(name for name in beginnings if name and name != code.rstrip(_SIGNS)))
+
+
+def _by_parents(code: str, parents: Mapping[str, str]) -> tuple[str, ...]:
+    chain = [code]
+    while (above := parents.get(chain[-1], "")) and above not in chain:
+        chain.append(above)
+    return tuple(reversed(chain[1:]))

@@ -1,12 +1,9 @@
 """Codes a whole table piece by piece, resumable after any crash, and puts it in place by one rename.
 
-The answers of each finished piece lie in a hidden folder next to the output, without the narratives. When all are
-complete, one pass over the input merges both. After a crash the same command codes only the missing pieces. Before the
-output is put in place, a mark next to it names its job. The mark is removed last, so that a job that died during
-cleanup counts as finished.
-
-Workers (tasks/coding/spread.py) write their answers to a folder of this job inside the hidden one: late output from a
-worker of an earlier job is never taken for an answer of this one.
+The answers of each finished piece lie in a folder of the job, in a hidden one next to the output, without the
+narratives. When all are complete, one pass over the input merges both. After a crash the same command codes only the
+missing pieces. Before the output is put in place, a mark next to it names its job. The mark is removed last, so that a
+job that died during cleanup counts as finished.
 """
 
 from __future__ import annotations
@@ -17,12 +14,14 @@ import shutil
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.artifacts import digest, file_digest
+from storage.code_version import code_version
 from storage.durable import limit_rights, replace_atomically, sync, write_atomically
 from storage.errors import InputError, StorageError
 from storage.tables.formulas import escape_formula
@@ -33,10 +32,8 @@ from tasks.coding.bundles import Bundles
 from tasks.coding.columns import AnswerColumns, output_schema
 from tasks.running import progress
 
-_FORMAT = 3
 _STAGE = "code"
-_JOB, _LOCK = "job.json", "lock"
-_HANDED_IN = "workers-"
+_LOCK = "lock"
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ class CodingJob:
 
     @property
     def folder(self) -> Path:
-        """Returns the folder with the answers of finished pieces."""
+        """Returns the hidden folder of all that is coded into this output."""
         return self.out.with_name(f".{self.out.name}.coding")
 
     @property
@@ -73,13 +70,13 @@ class CodingJob:
         """Returns the file that marks the output as this job's until cleanup is complete."""
         return self.out.with_name(f".{self.out.name}.coded")
 
-    def spread_folder(self, bundles: Bundles) -> Path:
-        """Returns the folder for answers from workers of this job."""
-        return self.folder / f"{_HANDED_IN}{self.key(bundles)[:16]}"
+    def parts(self, bundles: Bundles) -> Path:
+        """Returns the folder of this job alone, with the answers of finished pieces."""
+        return self.folder / self.key(bundles)[:32]
 
-    def part(self, folder: Path, number: int) -> Path:
+    def part(self, bundles: Bundles, number: int) -> Path:
         """Returns the file with the answers of one piece."""
-        return folder / f"{number:08}.parquet"
+        return self.parts(bundles) / f"{number:08}.parquet"
 
     def pieces(self) -> Generator[tuple[int, list[Row]], None, None]:
         """Yields the cells of the text columns by numbered pieces, the same in every pass."""
@@ -90,7 +87,7 @@ class CodingJob:
         """Returns the digest of all inputs of the answers, so that jobs do not share pieces."""
         return digest(
             {
-                "format": _FORMAT,
+                "code": _code(),
                 "input": self.table.sha256,
                 "kind": self.table.kind,
                 "read": [*self.table.reading, sorted(self.table.options.missing)],
@@ -101,6 +98,11 @@ class CodingJob:
                 "answers": [columns.key for columns in self.answers],
             }
         )
+
+
+@cache
+def _code() -> str:
+    return code_version("tasks.coding.job")
 
 
 def run(bundles: Bundles, job: CodingJob, *, spread: Callable[[], object] | None = None) -> CodingReport:
@@ -115,17 +117,15 @@ def run(bundles: Bundles, job: CodingJob, *, spread: Callable[[], object] | None
     if kind != "csv" and len(set(schema.names)) < len(schema.names):
         raise InputError(f"--data: {job.table.source.name} has duplicate column names, which only CSV supports.")
     _check_output(job, bundles)
+    before = _existing(job, schema, bundles) if job.append else None
     with _locked(job):
         coded = _finished(job, bundles)  # not None: an earlier run died during cleanup
         if coded is None:
             _begin(job, bundles)
-            before = _before(job, schema, bundles) if job.append else None
-            _collect(bundles, job)
             resumed = sum(pq.read_metadata(part).num_rows for part in _parts(job))
             if spread is not None:
                 spread()
-                _collect(bundles, job)
-            _code(bundles, job)
+            _code_missing(bundles, job)
             coded = _tally(job, resumed=resumed)
             _merge(bundles, job, schema, before, coded)
         shutil.rmtree(job.folder)
@@ -133,12 +133,12 @@ def run(bundles: Bundles, job: CodingJob, *, spread: Callable[[], object] | None
     return coded
 
 
-def _code(bundles: Bundles, job: CodingJob) -> None:
+def _code_missing(bundles: Bundles, job: CodingJob) -> None:
     """Codes the missing pieces."""
     done = 0
     with closing(job.pieces()) as every:
         for number, piece in every:
-            part = job.part(job.folder, number)
+            part = job.part(bundles, number)
             if not part.is_file():
                 code_piece(bundles, job, piece, part)
             done += len(piece)
@@ -149,12 +149,6 @@ def code_piece(bundles: Bundles, job: CodingJob, piece: list[Row], part: Path) -
     """Codes one piece and stores the answers."""
     rows = bundles.rows(job.narratives.texts(piece), job.answers)
     _write_part(part, rows, pa.schema([field for columns in job.answers for field in columns.schema()]))
-
-
-def _collect(bundles: Bundles, job: CodingJob) -> None:
-    """Moves the workers' answers to those of the job."""
-    for part in sorted(job.spread_folder(bundles).glob("*.parquet")):
-        part.replace(job.folder / part.name)
 
 
 def _merge(bundles: Bundles, job: CodingJob, schema: pa.Schema, before: Table | None, coded: CodingReport) -> None:
@@ -198,7 +192,7 @@ def _tally(job: CodingJob, *, resumed: int) -> CodingReport:
 
 
 def _parts(job: CodingJob) -> list[Path]:
-    return sorted(job.folder.glob("*.parquet"))
+    return sorted(job.folder.glob("*/*.parquet"))
 
 
 def _check_output(job: CodingJob, bundles: Bundles) -> None:
@@ -210,15 +204,11 @@ def _check_output(job: CodingJob, bundles: Bundles) -> None:
 
 def _begin(job: CodingJob, bundles: Bundles) -> None:
     """Keeps the answers of an earlier run of the same job; removes those of other jobs."""
-    file, content = job.folder / _JOB, json.dumps({"key": job.key(bundles)}).encode()
-    if file.is_file() and file.read_bytes() == content:
-        return
+    parts = job.parts(bundles)
     for path in job.folder.iterdir():
-        if path.is_dir():
+        if path.is_dir() and path != parts:
             shutil.rmtree(path)
-        elif path.name != _LOCK:
-            path.unlink()
-    write_atomically(file, content)
+    parts.mkdir(mode=0o700, exist_ok=True)
 
 
 def _finished(job: CodingJob, bundles: Bundles) -> CodingReport | None:
@@ -230,15 +220,6 @@ def _finished(job: CodingJob, bundles: Bundles) -> CodingReport | None:
     except (OSError, ValueError, KeyError):
         pass
     return None
-
-
-def _before(job: CodingJob, schema: pa.Schema, bundles: Bundles) -> Table | None:
-    try:
-        return _existing(job, schema, bundles)
-    except InputError:
-        if not _parts(job):
-            shutil.rmtree(job.folder)
-        raise
 
 
 def _existing(job: CodingJob, schema: pa.Schema, bundles: Bundles) -> Table | None:

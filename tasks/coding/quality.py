@@ -1,15 +1,15 @@
 """Measures the quality of coded tables: draws a sample for people to code, and compares their codes with the model's.
 
-The sample shows how reliable the scores are on an agency's narratives. The human coder does not see the model's code.
-All rows with sensitive codes are drawn; the rest is a simple random sample, or one of strata. Each row has the weight
-one over its sampling probability, so that agreement is estimated for the whole table and not for the sample.
+The human coder does not see the model's code. All rows with sensitive codes are drawn; the rest is a simple random
+sample, or one of strata. Each row has the weight one over its sampling probability, so that agreement is estimated for
+the whole table and not for the sample.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,15 +18,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import yaml
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field, ValidationError
 
-from storage import strict_yaml
 from storage.durable import replace_atomically
 from storage.errors import InputError
-from storage.spelling import HumanCodes
-from storage.tables.reader import Row, pieces, survey
+from storage.spelling import human_codes
+from storage.tables.formulas import unquote
+from storage.tables.options import AS_IT_LOOKS, ReadOptions
+from storage.tables.reader import pieces, survey
 from storage.tables.writer import open_writer, output_kind
 from tasks.coding.strata import Stratum, stratify
 
@@ -34,34 +33,9 @@ ROW, HUMAN, WEIGHT = "qa_row", "human_code", "qa_weight"
 _BOOTSTRAP, _SEEN = 1000, 1000
 
 
-class Policy(BaseModel, frozen=True, extra="forbid"):
-    """Holds an agency's rule on which rows are coded twice."""
-
-    share: float = Field(default=0.05, gt=0, le=1, description="Share of all coded rows.")
-    sensitive_codes: tuple[str, ...] = Field(default=(), description="Codes that are always coded twice.")
-
-
-def read_policy(path: Path) -> Policy:
-    """Reads a YAML file of `share` and `sensitive_codes`.
-
-    Raises:
-        InputError: names the file and the field.
-    """
-    try:
-        return Policy.model_validate(strict_yaml.load(path.read_text(encoding="utf-8")) or {})
-    except (OSError, UnicodeDecodeError):
-        fault = "it cannot be read"
-    except yaml.YAMLError as error:
-        fault = f"it is not valid YAML ({getattr(error, 'problem', None) or 'it does not read'})"
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        fault = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    raise InputError(f"--policy: {path}: {fault}")
-
-
 @dataclass(frozen=True)
-class Sample:
-    """Holds the sizes of a sample."""
+class DrawnSample:
+    """The sizes of a sample."""
 
     rows: int
     sampled: int
@@ -74,15 +48,13 @@ def text_column(coded: Path, prefix: str = "") -> str:
     Raises:
         InputError: it is no coded table, or has the answers alone.
     """
-    table = survey(coded, text_columns=[])
-    code = f"{prefix}code"
-    if code not in table.columns:
-        raise InputError(f"CODED: {coded} has no column {code!r}. Give a table that `autocoder code` wrote.")
-    given = table.columns[: table.columns.index(code)]
+    table = survey(coded, text_columns=[f"{prefix}code"], option="CODED")
+    given = table.columns[: table.columns.index(f"{prefix}code")]
     if not given:
         raise InputError("--text: the table has no column but the answers. Name that of the narratives.")
     rows = list(islice(table.text_rows(given), _SEEN))
-    return max(given, key=lambda name: sum(len(row[given.index(name)]) for row in rows))
+    lengths = [sum(map(len, cells)) for cells in zip(*rows, strict=True)]
+    return given[lengths.index(max(lengths))]
 
 
 def draw(
@@ -90,11 +62,12 @@ def draw(
     out: Path,
     *,
     columns: Sequence[str],
-    policy: Policy,
     seed: int | None,
+    share: float = 0.05,
+    sensitive: Collection[str] = (),
     size: int | None = None,
     prefix: str = "",
-) -> Sample:
+) -> DrawnSample:
     """Writes the sample of a coded table: row number, text, weight and an empty column for the human's code.
 
     Rows without a code take part: they may not be blank to a person.
@@ -102,53 +75,149 @@ def draw(
     Args:
         columns: the columns for the human coder.
         seed: repeats a sample. Without a seed nobody can predict it.
-        size: rows in all, in place of the policy's share: stratified, by Neyman's allocation (`tasks.coding.strata`).
+        share: of all rows but those of sensitive codes, which are all drawn.
+        size: rows in all, in place of the share: stratified, by Neyman's allocation (`tasks.coding.strata`).
         prefix: of the columns of one bundle, where the table has the codes of several.
 
     Raises:
-        InputError: the table lacks a column, the output exists, or the sensitive codes
-            have more rows than the size.
+        InputError: the table lacks a column, the output exists, or the sensitive codes have more rows than the size.
     """
     if out.exists():
         raise InputError(f"--out: {out} exists and may contain work. Name another file.")
     kind = output_kind(out)
     code, human = f"{prefix}code", f"{prefix}{HUMAN}"
-    taken = (ROW, WEIGHT, human)
-    if twice := [name for at, name in enumerate(columns) if name in taken or name in columns[:at]]:
+    named = [ROW, *columns, WEIGHT, human]
+    if twice := [name for name, count in Counter(named).items() if count > 1]:
         raise InputError(f"--text {twice[0]!r}: the sample has such a column already. Leave it out, or rename it.")
     table = survey(coded, text_columns=[code, *columns])
     rng = Random(seed) if seed is not None else SystemRandom()
-    always = {at for at, (cell,) in enumerate(table.text_rows([code])) if cell in policy.sensitive_codes}
-    others = [at for at in range(table.rows) if at not in always]
+    always = {row for row, (cell,) in enumerate(table.text_rows([code])) if cell in sensitive}
+    others = [row for row in range(table.rows) if row not in always]
     if size is None:
-        strata = [Stratum(others, math.ceil(policy.share * len(others)))]
+        strata = [Stratum(others, math.ceil(share * len(others)))]
     elif size <= len(always):
         raise InputError(f"--hours: they allow {size} rows, and sensitive codes have {len(always)}. Give more hours.")
     else:
-        strata = stratify(coded, others, prefix=prefix, size=size - len(always))
+        strata = stratify(table, others, prefix=prefix, size=size - len(always))
     weight = dict.fromkeys(always, 1.0)
     for stratum in strata:
         weight |= dict.fromkeys(rng.sample(stratum.rows, stratum.size), stratum.weight)
-    schema = pa.schema(
-        [
-            (ROW, pa.int64()),
-            *((name, pa.string()) for name in columns),
-            (WEIGHT, pa.float64()),
-            (human, pa.string()),
-        ]
-    )
-    picked: Iterator[Row] = (
-        (at + 1, *row, round(weight[at], 6), None) for at, row in enumerate(table.text_rows(columns)) if at in weight
+    kinds = [pa.int64(), *[pa.string()] * len(columns), pa.float64(), pa.string()]
+    schema = pa.schema(list(zip(named, kinds, strict=True)))
+    picked = (
+        (number + 1, *row, round(weight[number], 6), None)
+        for number, row in enumerate(table.text_rows(columns))
+        if number in weight
     )
     with replace_atomically(out, source=coded) as fresh, open_writer(fresh, kind, schema) as write:
         for piece in pieces(picked, columns=len(schema)):
             write(piece)
-    return Sample(rows=table.rows, sampled=len(weight), sensitive=len(always))
+    return DrawnSample(rows=table.rows, sampled=len(weight), sensitive=len(always))
+
+
+@dataclass(frozen=True)
+class DoubleCoded:
+    """A coded table and its sample that came back."""
+
+    codes: list[str]
+    """The model's, of every row."""
+    groups: list[tuple[str, ...]]
+    """Cells of the columns that form groups, of every row."""
+    titles: dict[str, str]
+    rows: NDArray[np.int64]
+    """Places in the table of the sampled rows with a human's code."""
+    human: list[str]
+    """The human's code of each of `rows`."""
+    weights: NDArray[np.float64]
+    """One over the probability that each of `rows` was drawn."""
+    missing: NDArray[np.float64]
+    """The weights of sampled rows that came back without a code."""
+    people: str
+    """Account of the human's codes: on the list, not on it, missing."""
+
+
+def read_double_coded(
+    coded: Path,
+    sample: Path,
+    *,
+    by: Sequence[str] = (),
+    prefix: str = "",
+    listed: Collection[str] = (),
+    allow_unlisted: bool = False,
+    read: ReadOptions = AS_IT_LOOKS,
+) -> DoubleCoded:
+    """Reads a coded table and a sample of it that people filled in.
+
+    Args:
+        sample: of `autocoder qa draw`, with the human's codes, which went through a table program.
+        listed: every code that there is; empty: not known, and those of the table are known alone.
+        allow_unlisted: counts codes that are not listed as codes of their own.
+        read: how the sample is read.
+
+    Raises:
+        InputError: a column is missing, the sample is not of this table, or has no codes.
+    """
+    table = survey(coded, text_columns=[f"{prefix}code", *by], option="CODED")
+    title = [f"{prefix}title"] if f"{prefix}title" in table.columns else []
+    codes: list[str] = []
+    groups: list[tuple[str, ...]] = []
+    titles: dict[str, str] = {}
+    for row in table.text_rows([f"{prefix}code", *by, *title]):
+        code, *cells = (unquote(cell.strip()) for cell in row)
+        codes.append(code)
+        groups.append(tuple(cells[: len(by)]))
+        titles.setdefault(code, "".join(cells[len(by) :]))
+    columns = [ROW, WEIGHT, f"{prefix}{HUMAN}"]
+    returned = survey(sample, text_columns=columns, option="--sample", read=read)
+    given: dict[int, tuple[float, str]] = {}
+    for number, row in enumerate(returned.text_rows(columns), start=1):
+        place, weight, cell = (unquote(value.strip()) for value in row)
+        at, value = _number(place), _number(weight)
+        # a weight is one over a probability that is one over the rows at least
+        if at != int(at) or not 1 <= at <= len(codes) or not 1 <= value <= len(codes) or int(at) - 1 in given:
+            raise InputError(
+                f"--sample: {sample}, row {number}: {ROW} or {WEIGHT} differs from the drawn sample, or the row is "
+                "there twice. Give the sample as it was drawn, with its codes."
+            )
+        given[int(at) - 1] = (value, cell)
+    read_codes, people = human_codes(
+        [cell for _, cell in given.values()],
+        set(listed or codes) - {""},
+        place=f"--sample: {sample}, column {columns[-1]!r}",
+        allowed=allow_unlisted,
+        complete=bool(listed),
+        marks=read.missing,
+    )
+    human = np.array(read_codes)
+    has = human != ""
+    if not has.any():
+        raise InputError(f"--sample: {sample}: no row has a {columns[-1]}. Fill in the column.")
+    places, weights = np.array(list(given)), np.array([weight for weight, _ in given.values()])
+    order = np.argsort(places[has])
+    return DoubleCoded(
+        codes=codes,
+        groups=groups,
+        titles=titles,
+        rows=places[has][order],
+        human=human[has][order].tolist(),
+        weights=weights[has][order],
+        missing=weights[~has],
+        people=people,
+    )
+
+
+def _number(text: str) -> float:
+    """Returns a number; 0 where it is none."""
+    try:
+        value = float(text)
+    except ValueError:
+        return 0.0
+    return value if math.isfinite(value) else 0.0
 
 
 @dataclass(frozen=True)
 class CodeAgreement:
-    """Holds the agreement on one code of the human coder."""
+    """The agreement on one code of the human coder."""
 
     code: str
     human: int
@@ -157,13 +226,12 @@ class CodeAgreement:
 
     @property
     def f1(self) -> float:
-        """Returns 2 both / (human + model)."""
         return 2 * self.both / (self.human + self.model)
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Holds the agreement of the model's codes with the human's."""
+    """The agreement of the model's codes with the human's."""
 
     rows: int
     missing: int
@@ -176,113 +244,46 @@ class Agreement:
     codes: tuple[CodeAgreement, ...]
     """Unweighted rows of the sample, the human's most frequent code first."""
     people: str = ""
-    """Account of the human's codes: on the list, not on it, missing."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the content for JSON."""
-        content = {
-            name: getattr(self, name) for name in ("people", "rows", "missing", "share", "share_interval", "kappa")
-        }
-        per_code = [vars(code) | {"f1": round(code.f1, 4)} for code in self.codes]
-        return content | {"kappa_interval": self.kappa_interval, "confidence": 0.95, "codes": per_code}
+        codes = [vars(code) | {"f1": round(code.f1, 4)} for code in self.codes]
+        return vars(self) | {"codes": codes, "confidence": 0.95}
 
 
-def agreement(
-    coded: Path, sample: Path, *, prefix: str = "", listed: Collection[str] = (), allow_unlisted: bool = False
-) -> Agreement:
-    """Compares the returned codes with those of the sampled table.
+def agreement(table: DoubleCoded) -> Agreement:
+    """Compares the human's codes with the model's.
 
-    The human's codes went through a table program and are read by `HumanCodes`; the model's are not.
     Shares and kappa are weighted by one over the probability of being sampled. The intervals are percentile bootstrap
     intervals over the sampled rows (95 %, 1,000 resamples); with under some 30 rows they are too narrow.
-
-    Raises:
-        InputError: a column is missing, a row number occurs twice or not in the table, or no row has a code.
     """
-    model_column = f"{prefix}code"
-    table = survey(coded, text_columns=[model_column])
-    codes = [unquoted(code) for (code,) in table.text_rows([model_column])]
-    people = HumanCodes(listed or set(codes) - {""}, complete=bool(listed))
-    human, missing = read_returned(sample, people, prefix=prefix, codes=codes)
-    people.require_listed(f"--sample: {sample}, column {prefix + HUMAN!r}", allowed=allow_unlisted)
-    rows = sorted(human)
-    theirs, given = [human[at][0] for at in rows], [codes[at - 1] for at in rows]
-    names = sorted({*theirs, *given})
-    place = {name: at for at, name in enumerate(names)}
-    a, b = np.array([place[code] for code in theirs]), np.array([place[code] for code in given])
-    weights = np.array([human[at][1] for at in rows])
-    rng = np.random.default_rng(0)
-    resampled = [
-        _share_and_kappa(a[pick], b[pick], weights[pick], len(names))
-        for pick in (rng.integers(0, len(rows), len(rows)) for _ in range(_BOOTSTRAP))
-    ]
-    share, kappa = _share_and_kappa(a, b, weights, len(names))
-    kappas = [value for _, value in resampled if value is not None]
-    counted, mine = Counter(theirs), Counter(given)
-    both = Counter(x for x, y in zip(theirs, given, strict=True) if x == y)
+    given = [table.codes[row] for row in table.rows]
+    names, numbers = np.unique([*table.human, *given], return_inverse=True)
+    human, model = np.split(numbers, 2)
+    rng, n = np.random.default_rng(0), len(given)
+    picks = [np.arange(n), *rng.integers(0, n, (_BOOTSTRAP, n))]
+    figures = np.array([_share_and_kappa(human[p], model[p], table.weights[p], len(names)) for p in picks])
+    (share, kappa), (low, high) = figures[0], np.nanpercentile(figures[1:], [2.5, 97.5], axis=0)
+    defined = not math.isnan(kappa)
+    counted, mine = Counter(table.human), Counter(given)
+    both = Counter(code for code, other in zip(table.human, given, strict=True) if code == other)
     return Agreement(
-        rows=len(rows),
-        missing=len(missing),
-        share=round(share, 4),
-        share_interval=_interval([value for value, _ in resampled]),
-        kappa=None if kappa is None else round(kappa, 4),
-        kappa_interval=None if kappa is None else _interval(kappas),
-        codes=tuple(CodeAgreement(code, n, mine[code], both[code]) for code, n in counted.most_common()),
-        people=people.sentence,
+        rows=n,
+        missing=len(table.missing),
+        share=round(float(share), 4),
+        share_interval=(round(float(low[0]), 4), round(float(high[0]), 4)),
+        kappa=round(float(kappa), 4) if defined else None,
+        kappa_interval=(round(float(low[1]), 4), round(float(high[1]), 4)) if defined else None,
+        codes=tuple(CodeAgreement(code, rows, mine[code], both[code]) for code, rows in counted.most_common()),
+        people=table.people,
     )
-
-
-def read_returned(
-    sample: Path, people: HumanCodes, *, prefix: str, codes: Sequence[str]
-) -> tuple[dict[int, tuple[str, float]], list[float]]:
-    """Reads a sample that came back: code and weight by row number, and the weights of rows without a code.
-
-    `codes` are the model's, of the sampled table in its order.
-    """
-    human_code = f"{prefix}{HUMAN}"
-    returned = survey(sample, text_columns=[ROW, human_code, WEIGHT], option="--sample")
-    given: dict[int, tuple[str, float]] = {}
-    for number, cells in enumerate(returned.text_rows([ROW, human_code, WEIGHT]), start=1):
-        row, code, weight = map(unquoted, cells)
-        at, value = _number(row), _number(weight)
-        # a weight is one over a probability that is one over the rows at least
-        if at is None or value is None or at != int(at) or not 1 <= at <= len(codes) or not 1 <= value <= len(codes):
-            raise InputError(f"--sample: {sample}, row {number}: {ROW} or {WEIGHT} differs from the drawn sample.")
-        if int(at) in given:
-            raise InputError(f"--sample: {sample}, row {number}: {ROW} {int(at)} occurs twice.")
-        given[int(at)] = (code, value)
-    read = dict(zip(given, people.read([code for code, _ in given.values()]), strict=True))
-    human = {at: (read[at], weight) for at, (_, weight) in given.items() if read[at]}
-    missing = [weight for at, (_, weight) in given.items() if not read[at]]
-    if not human:
-        raise InputError(f"--sample: {sample}: no row has a {human_code}. Fill in the column.")
-    return human, missing
 
 
 def _share_and_kappa(
     a: NDArray[np.int64], b: NDArray[np.int64], weights: NDArray[np.float64], codes: int
-) -> tuple[float, float | None]:
-    """Returns the weighted share of equal codes p_o, and kappa = (p_o - p_e) / (1 - p_e) (Cohen 1960)."""
+) -> tuple[float, float]:
+    """Returns the weighted share of equal codes p_o, and kappa = (p_o - p_e) / (1 - p_e) (Cohen 1960), or NaN."""
     total = weights.sum()
     observed = float(weights[a == b].sum() / total)
     first, second = (np.bincount(side, weights=weights, minlength=codes) / total for side in (a, b))
     chance = float(first @ second)
-    return observed, None if chance > 1 - 1e-12 else (observed - chance) / (1 - chance)
-
-
-def _interval(values: Sequence[float]) -> tuple[float, float]:
-    low, high = np.percentile(values, [2.5, 97.5])
-    return round(float(low), 4), round(float(high), 4)
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
-
-
-def unquoted(cell: str) -> str:
-    """Returns a cell without outer blanks and the apostrophe that guards against formulas."""
-    return cell.strip().removeprefix("'")
+    return observed, math.nan if chance > 1 - 1e-12 else (observed - chance) / (1 - chance)

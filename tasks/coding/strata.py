@@ -7,14 +7,14 @@ stratum rows in proportion to its size times that standard deviation; e is one m
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+
+import numpy as np
 
 from storage.errors import InputError
-from storage.tables.reader import survey
+from storage.tables.reader import Table
 
 _BANDS = (0.5, 0.9)
 """Scores at which strata end."""
@@ -27,7 +27,7 @@ _SMALLEST_ERROR = 0.01
 
 @dataclass(frozen=True)
 class Stratum:
-    """Holds some rows of a table and the number of them to draw."""
+    """Some rows of a table and the number of them to draw."""
 
     rows: list[int]
     size: int
@@ -38,51 +38,58 @@ class Stratum:
         return len(self.rows) / self.size if self.size else 1.0
 
 
-def stratify(coded: Path, rows: Sequence[int], *, prefix: str, size: int) -> list[Stratum]:
+def scores_of(table: Table, prefix: str) -> tuple[list[str], list[float]]:
+    """Returns code and score of every row of a coded table; the score of a row without a code is 0.
+
+    Raises:
+        InputError: a score is not a number of 0 to 1.
+    """
+    codes: list[str] = []
+    scores: list[float] = []
+    for number, (code, score) in enumerate(table.text_rows([f"{prefix}code", f"{prefix}score"]), start=1):
+        try:
+            value = float(score) if code.strip() else 0.0
+        except ValueError:
+            value = -1.0
+        if not 0 <= value <= 1:
+            raise InputError(f"{table.source.label}, row {number}: the score is not a number of 0 to 1.")
+        codes.append(code.strip())
+        scores.append(value)
+    return codes, scores
+
+
+def stratify(table: Table, rows: Sequence[int], *, prefix: str, size: int) -> list[Stratum]:
     """Divides these rows of a coded table into strata, with `size` rows to draw from all.
 
     Raises:
         InputError: a score is missing, or too few rows are to be drawn.
     """
-    columns = [f"{prefix}code", f"{prefix}score"]
-    codes, scores = [], []
-    for number, (code, score) in enumerate(survey(coded, text_columns=columns).text_rows(columns), start=1):
-        codes.append(code)
-        try:
-            scores.append(float(score) if code else 0.0)
-        except ValueError:
-            raise InputError(f"CODED: {coded}, row {number}: the score is not a number.") from None
-    counts = Counter(codes[at] for at in rows)
+    codes, scores = scores_of(table, prefix)
+    counts = Counter(codes[row] for row in rows)
     apart = max(0, size // (2 * _FEWEST_DRAWN * (len(_BANDS) + 1)) - 1)
     frequent = {code for code, count in counts.most_common(apart) if count >= _FEWEST_ROWS}
     members: defaultdict[tuple[str | None, int], list[int]] = defaultdict(list)
-    for at in rows:
-        members[codes[at] if codes[at] in frequent else None, sum(scores[at] >= band for band in _BANDS)].append(at)
+    for row in rows:
+        members[codes[row] if codes[row] in frequent else None, sum(scores[row] >= band for band in _BANDS)].append(row)
     strata = [members[key] for key in sorted(members, key=str)]
     if size < min(len(rows), _FEWEST_DRAWN * len(strata)):
         raise InputError(f"--hours: they allow {size} rows besides those of sensitive codes, too few. Give more hours.")
-    errors = [1 - sum(scores[at] for at in stratum) / len(stratum) for stratum in strata]
-    spreads = [math.sqrt(error * (2 - error)) for error in (max(_SMALLEST_ERROR, one) for one in errors)]
-    drawn = allocate([len(stratum) for stratum in strata], spreads, size)
+    errors = np.array([max(_SMALLEST_ERROR, 1 - np.mean([scores[row] for row in stratum])) for stratum in strata])
+    drawn = allocate([len(stratum) for stratum in strata], np.sqrt(errors * (2 - errors)).tolist(), size)
     return [Stratum(stratum, number) for stratum, number in zip(strata, drawn, strict=True)]
 
 
 def allocate(sizes: Sequence[int], spreads: Sequence[float], total: int) -> list[int]:
     """Returns the rows to draw from each stratum: Neyman's n_h = n N_h S_h / sum N S, at least 2 and at most N_h."""
-    total = min(total, sum(sizes))
-    lowest = [min(_FEWEST_DRAWN, size) for size in sizes]
-    drawn: dict[int, int] = {}
-    while len(drawn) < len(sizes):
-        free = [at for at in range(len(sizes)) if at not in drawn]
-        left, mass = total - sum(drawn.values()), sum(sizes[at] * spreads[at] for at in free)
-        ideal = {at: left * sizes[at] * spreads[at] / mass for at in free}
-        # those at a bound are settled, the smallest first, so that the total suffices: the others share what is left
-        settled = {at: lowest[at] for at in free if ideal[at] <= lowest[at]}
-        settled = settled or {at: sizes[at] for at in free if ideal[at] >= sizes[at]}
-        if not settled:
-            settled = {at: int(ideal[at]) for at in free}
-            by_remainder = sorted(free, key=lambda at: int(ideal[at]) - ideal[at])
-            for at in by_remainder[: left - sum(settled.values())]:
-                settled[at] += 1
-        drawn |= settled
-    return [drawn[at] for at in range(len(sizes))]
+    most, mass = np.array(sizes), np.array(sizes) * np.array(spreads)
+    least, total = np.minimum(_FEWEST_DRAWN, most), min(total, int(most.sum()))
+    # the factor at which all strata within their bounds have the total, by bisection
+    low, high = 0.0, float((most / mass).max())
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.clip(middle * mass, least, most).sum() < total else (low, middle)
+    ideal = np.clip(high * mass, least, most)
+    drawn = np.floor(ideal + 1e-9).astype(int)
+    for place in np.argsort(drawn - ideal, kind="stable")[: total - int(drawn.sum())]:
+        drawn[place] += 1
+    return drawn.tolist()

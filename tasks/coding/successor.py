@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mechanisms.model.calibration import coded_alone
 from storage.errors import InputError
-from storage.spelling import HumanCodes
+from storage.spelling import human_codes
 from storage.tables.narratives import Narratives
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.reader import pieces, survey
@@ -188,11 +188,12 @@ def answers(
     columns = [*narratives.columns, *more]
     table = survey(data, text_columns=columns, option=option, read=read)
     listed = set(old.model.codes) | set(new.model.codes)
-    people = HumanCodes(listed, marks=read.missing)
-    given = people.read([cell.strip() for (cell,) in table.text_rows([label])]) if label else []
-    people.require_listed(f"{option}: {data}, column {label!r}", allowed=allow_unlisted)
+    given: list[str] = []
     if label:
-        report(people.sentence)
+        cells = (cell for (cell,) in table.text_rows([label]))
+        place = f"{option}: {data}, column {label!r}"
+        given, people = human_codes(cells, listed, place=place, allowed=allow_unlisted, marks=read.missing)
+        report(people)
     scores: tuple[list[Tensor], list[Tensor]] = ([], [])
     right: list[str] = []
     groups: list[str] = []

@@ -26,7 +26,7 @@ from storage.errors import InputError
 from storage.ledger import policy as ledger_policy
 from storage.tables import reader, source
 from storage.tables.reader import survey
-from tasks.coding.quality import Policy, draw, text_column
+from tasks.coding.quality import draw, text_column
 
 DECLARES = (
     (
@@ -377,7 +377,7 @@ def test_a_sample_with_a_column_twice(tmp_path: Path, columns: list[str]) -> Non
     coded = tmp_path / "coded.csv"
     coded.write_text("Text,qa_row,qa_weight,human_code,code,score\nfell,1,1,1,111,0.5\nhit,2,1,1,111,0.5\n")
     with pytest.raises(InputError, match="has such a column already"):
-        draw(coded, tmp_path / "out.csv", policy=Policy(share=0.5), columns=columns, seed=1)
+        draw(coded, tmp_path / "out.csv", share=0.5, columns=columns, seed=1)
     assert not (tmp_path / "out.csv").exists()
 
 

@@ -23,7 +23,7 @@ from tasks.coding.coded_summary import write_summary
 from tasks.coding.coder import Coder
 from tasks.coding.columns import answer_columns
 from tasks.coding.job import CodingJob, run
-from tasks.coding.quality import Policy, draw
+from tasks.coding.quality import draw
 
 DECLARES = (
     (
@@ -147,7 +147,7 @@ def test_a_copy_of_a_closed_file(
 
     code()
     page = write_summary(out)
-    draw(out, sample, columns=["Text"], policy=Policy(share=0.5), seed=1)
+    draw(out, sample, columns=["Text"], share=0.5, seed=1)
     for file in (out, page, sample):
         assert file.stat().st_mode & 0o777 == closed | 0o600, file.name
     source.chmod(0o644)

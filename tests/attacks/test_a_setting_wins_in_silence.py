@@ -16,7 +16,7 @@ from flows.commands.profiles import load_profile, parameters
 from storage.errors import InputError
 from storage.ledger import Ledger
 from storage.ledger.heads import load_private_key, new_keys, state_head
-from tasks.coding.quality import agreement, read_policy
+from tasks.coding.quality import agreement, read_double_coded
 
 DECLARES = (
     (
@@ -93,20 +93,13 @@ def test_any_profile_is_taken_or_refused(tmp_path_factory: pytest.TempPathFactor
             continue
 
 
-def test_a_policy_of_double_coding(tmp_path: Path) -> None:
-    """That names its share twice is refused with the key."""
-    (tmp_path / "qa.yaml").write_text("share: 0.05\nshare: 0.9\n")
-    with pytest.raises(InputError, match="'share' given twice"):
-        read_policy(tmp_path / "qa.yaml")
-
-
 @pytest.mark.parametrize("weight", ["1e308", "1e400", "nan", "inf", "0", "-1", "0.5", "1e-300", "", "x", "5"])
 def test_a_weight_that_no_sample_has(tmp_path: Path, weight: str) -> None:
     """Is refused with its row: one over a probability is at least 1 and at most the table's rows."""
     (tmp_path / "coded.csv").write_text("Text,code\na,1\nb,2\nc,1\nd,2\n")
     (tmp_path / "sample.csv").write_text(f"qa_row,qa_weight,human_code\n1,{weight},1\n2,{weight},2\n")
     with pytest.raises(InputError, match="row 1: qa_row or qa_weight"):
-        agreement(tmp_path / "coded.csv", tmp_path / "sample.csv")
+        read_double_coded(tmp_path / "coded.csv", tmp_path / "sample.csv")
 
 
 @given(st.lists(st.sampled_from(["1", "1.0", "2.5", "4", "3.999999"]), min_size=1, max_size=4))
@@ -116,7 +109,7 @@ def test_a_weight_that_a_sample_may_have(tmp_path_factory: pytest.TempPathFactor
     (folder / "coded.csv").write_text("Text,code\na,1\nb,2\nc,1\nd,2\n")
     rows = "".join(f"{row},{weight},1\n" for row, weight in enumerate(weights, start=1))
     (folder / "sample.csv").write_text("qa_row,qa_weight,human_code\n" + rows)
-    agreed = agreement(folder / "coded.csv", folder / "sample.csv")
+    agreed = agreement(read_double_coded(folder / "coded.csv", folder / "sample.csv"))
     figures = [agreed.share, *agreed.share_interval, *(agreed.kappa_interval or ()), agreed.kappa or 0.0]
     assert all(map(math.isfinite, figures))
 

@@ -107,7 +107,8 @@ def test_a_partner_needs_no_extra(
     rows = [{"Text": text, "Code": codes[number % 3]} for number, text in enumerate(texts)]
     hand = write_csv(tmp_path / "hand.csv", rows)
     given, labelled = ("--data", hand, "--text", "Text"), ("--label", "Code")
-    drift = ("drift", "coded.csv", "--reference", "coded.csv")
+    filled = [{"qa_row": number, "qa_weight": 2, "human_code": codes[number % 3]} for number in range(1, 101)]
+    write_csv(tmp_path / "filled.csv", filled)
     done = _run(
         hidden,
         tmp_path,
@@ -116,10 +117,10 @@ def test_a_partner_needs_no_extra(
         ("adopt", sealed.folder, "--key", sealed.trust.pinned, "--out", "coder", *given, *labelled),
         ("code", *bundle, *given, "--out", "coded.csv", "--thresholds", "t.json", "--coverage", "0.9", "--quiet"),
         ("qa", "draw", "coded.csv", "--out", "s.csv", "--text", "Text", "--json"),
-        drift,
+        ("drift", "coded.csv", "--reference", "coded.csv"),
         ("release", "--help"),
         ("doctor", "--json"),
-        (*drift, "--plot", "x.png"),
+        ("estimate", "coded.csv", "--sample", "filled.csv", "--plot", "x.png"),
     )
     assert done.stderr.splitlines(keepends=True)[-1] == f"error: not installed: matplotlib. {LAST}", done.stderr
     verified, _, adopted, _, drawn, _, helped, found, nothing = done.stdout.split(f"{END}\n")

@@ -40,7 +40,7 @@ def test_what_the_options_name_is_looked_at_first(told: CommandRunner, tmp_path:
         (("code", "x", "--home", tmp_path), f"no committed bundle in {tmp_path / 'bundles'}. Make a plan"),
         (("demo-data", "--out", file), f"--out: {file} is a file"),
         (
-            ("drift", "now.csv", "--reference", "then.csv", "--plot", away),
+            ("estimate", "now.csv", "--sample", "s.csv", "--plot", away),
             f"--plot: the folder {away.parent} does not exist",
         ),
         (("calibrate", "--data", file, "--out", away), f"--out: the folder {away.parent} does not exist"),

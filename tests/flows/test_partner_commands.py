@@ -60,13 +60,12 @@ def test_a_sample_for_some_hours_becomes_counts_with_intervals(coded: Path, tmp_
     model = read_csv(coded)
     filled = [row | {"human_code": model[int(row["qa_row"]) - 1]["code"]} for row in read_csv(sample)]
     write_csv(sample, filled)
-    options = ("--sample", sample, "--by", "model", "--out", out, "--sdmx", tmp_path / "sdmx.csv")
+    options = ("--sample", sample, "--by", "model", "--out", out)
     _, said, _ = invoke("estimate", coded, *options, "--plot", tmp_path / "counts.svg")
     assert "100 rows coded by hand of 300" in said
     for row in read_csv(out):
         assert row["note"] == "none" or float(row["estimate"]) == pytest.approx(int(row["machine"]), abs=0.11)
         assert row["model"] in {"_T", model[0]["model"]}
-    assert read_csv(tmp_path / "sdmx.csv")[0]["STRUCTURE"] == "dataflow"
     content = json.loads(invoke("estimate", coded, "--sample", sample, "--json")[1])
     assert content["sampled"] == 100
     with pytest.raises(InputError, match="--overwrite"):
@@ -94,7 +93,7 @@ def test_the_tutorial_s_commands_make_its_table(
     assert (tmp_path / "counts.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_drift_says_its_verdict_by_exit_code(coded: Path, tiny_bundle: Path, tmp_path: Path) -> None:
+def test_drift_says_its_verdict_by_exit_code(coded: Path, tmp_path: Path) -> None:
     """A period against itself is stable; one in which half of the rows went to one code has drifted: exit code 3."""
     code, out, _ = invoke("drift", coded, "--reference", coded, "--json")
     assert (code, json.loads(out)["verdict"]) == (0, "stable")
@@ -102,18 +101,10 @@ def test_drift_says_its_verdict_by_exit_code(coded: Path, tiny_bundle: Path, tmp
     given = [row["code"] for row in rows]
     rare = min(CODES, key=given.count)
     moved = write_csv(tmp_path / "moved.csv", [row | {"code": rare} if n % 2 else row for n, row in enumerate(rows)])
-    plot = tmp_path / "drift.png"
-    code, out, _ = invoke("drift", moved, "--reference", coded, "--plot", plot)
+    code, out, _ = invoke("drift", moved, "--reference", coded)
     assert code == 3, out
-    assert plot.read_bytes().startswith(b"\x89PNG")
-    for arguments, problem in (
-        ((coded,), "--reference or --bundle"),
-        ((coded, "--reference", coded, "--bundle", tiny_bundle), "--reference or --bundle"),
-        ((coded, "--reference", coded, "--plot", "x.bmp"), "--plot"),
-        ((tmp_path / "none.csv", "--reference", coded), "none.csv"),
-    ):
-        with pytest.raises(InputError, match=problem):
-            invoke("drift", *arguments)
+    with pytest.raises(InputError, match=r"none\.csv"):
+        invoke("drift", tmp_path / "none.csv", "--reference", coded)
 
 
 def test_calibrated_thresholds_are_what_code_uses(coded: Path, tiny_bundle: Path, tmp_path: Path) -> None:

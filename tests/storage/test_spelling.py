@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from storage.errors import InputError
-from storage.spelling import HumanCodes, Spellings, twins
+from storage.spelling import Spellings, human_codes, twins
 
 LISTED = ("0140", "1311", "S72.0", "62.01", "62.0", "62")
 
@@ -53,14 +53,12 @@ def test_twins_without_a_list_are_told() -> None:
 
 def test_codes_by_people_are_accounted_for() -> None:
     """Every cell is listed, unlisted or missing; another spelling counts where each cell that is not listed has one."""
-    codes = HumanCodes(LISTED)
-    assert codes.read(["1311 - Amputations", "140", "NA", "", "62.01"]) == ["1311", "0140", "", "", "62.01"]
-    assert codes.sentence == ("5 rows coded by people: 3 on the list (2 in another spelling), 0 not, 2 without a code")
-    codes.require_listed("--sample", allowed=False)
-    codes = HumanCodes(LISTED)
-    assert codes.read(["140", "PLANTED", "1311"]) == ["140", "PLANTED", "1311"]
+    codes, said = human_codes(["1311 - Amputations", "140", "NA", "", "62.01"], LISTED, place="--sample")
+    assert codes == ["1311", "0140", "", "", "62.01"]
+    assert said == "5 rows coded by people: 3 on the list (2 in another spelling), 0 not, 2 without a code"
+    given = ["140", "PLANTED", "1311"]
     with pytest.raises(InputError, match=r"--sample: 2 of 3 codes are not on the list .*1 of 2 would be on") as refused:
-        codes.require_listed("--sample", allowed=False)
+        human_codes(given, LISTED, place="--sample")
     assert "PLANTED" not in str(refused.value)
-    codes.require_listed("--sample", allowed=True)
-    assert HumanCodes(("NA", "1")).read(["NA"]) == ["NA"], "a mark that is a code stays one"
+    assert human_codes(given, LISTED, place="--sample", allowed=True)[0] == given
+    assert human_codes(["NA"], ("NA", "1"), place="")[0] == ["NA"], "a mark that is a code stays one"

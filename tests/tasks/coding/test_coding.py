@@ -55,21 +55,44 @@ def test_no_group_holds_what_everybody_knows_already() -> None:
 
 
 @pytest.mark.parametrize(
-    ("codes", "classification", "wanted", "there"),
+    ("codes", "classification", "levels", "groups"),
     [
-        (CODES, "OIICS", None, True),
-        (CODES, "OIICS", False, False),
-        (("1", "2", "10", "23"), "diagnoses", None, False),
-        (("1", "2", "10", "23"), "diagnoses", True, True),
-        (("11-1", "12-1"), "SOC", True, True),
-        (("1", "2"), "OIICS", None, False),
+        (CODES, "OIICS", "none", None),
+        (("1", "2", "10", "23"), "diagnoses", "auto", None),
+        (("1", "2"), "OIICS", "auto", None),
+        (("111", "112", "121", "211"), "OIICS", "auto", {"11", "12", "2", "21"}),
+        (("62.01", "62.02", "63.1", "63.2"), "NACE", "digits", {"62", "62.0", "63"}),
+        (("a", "b", "c", "d"), "own", "list.csv", {"X", "Y"}),
     ],
 )
-def test_digits_are_groups_only_where_they_are_known_to_be(
-    codes: tuple[str, ...], classification: str, wanted: bool | None, there: bool
+def test_levels_are_oiics_s_digits_or_those_that_are_named(
+    codes: tuple[str, ...],
+    classification: str,
+    levels: str,
+    groups: set[str] | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A plain list's 23 has nothing to do with its 2."""
-    assert (groups_of(codes, classification=classification, by_digits=wanted) is not None) == there
+    """A plain list's 23 has nothing to do with its 2. Points belong to the level above; a list gives its parents."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "list.csv").write_text("code,title,parent\na,,X\nb,,X\nc,,Y\nd,,Y\nX,,all\nY,,all\n")
+    found = groups_of(codes, classification=classification, levels=levels)
+    assert (None if found is None else set(found.names)) == groups
+
+
+def test_levels_that_narrow_nothing_are_refused() -> None:
+    """Where they were asked for."""
+    with pytest.raises(InputError, match="the codes give no groups"):
+        groups_of(("A", "B", "C"), classification="own", levels="digits")
+
+
+def test_a_set_s_level_is_the_deepest_of_all_its_codes() -> None:
+    """Of one code alone it is that code."""
+    groups = groups_of(("111", "112", "121", "211"), classification="OIICS")
+    assert groups is not None
+    assert [groups.shared(codes) for codes in (["111"], ["111", "112"], ["112", "121"], ["111", "211"])] == [
+        *("111", "11", "1", "")
+    ]
 
 
 def test_answers_follow_the_scores(coder: Coder, narratives: Callable[..., list[str]]) -> None:

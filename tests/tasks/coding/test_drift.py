@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from csv_files import write_csv
-from scipy.spatial.distance import jensenshannon
-from scipy.stats import ks_2samp
 
 from storage.errors import InputError
-from tasks.coding.drift import Period, compare, plot, read_period
+from tasks.coding.drift import Period, compare, read_period
 
+COLUMNS = ["code", "title", "score", "model", "classification", "classification_version", "score_temperature"]
 CODES = np.array(["111", "132", "1311", "1520", "10"])
 
 
@@ -21,7 +20,7 @@ def period(
 ) -> Period:
     """A period of made-up codes and scores."""
     rng = np.random.default_rng(seed)
-    return Period(rng.choice(CODES, n, p=shares), rng.random(n) ** power, "OIICS 2.01", "m")
+    return Period(rng.choice(CODES, n, p=shares), rng.random(n) ** power, ("m", "OIICS", "2.01", "1"))
 
 
 def test_without_drift_a_verdict_is_rare() -> None:
@@ -70,63 +69,36 @@ def test_what_is_certain_but_too_small_to_matter_is_stable() -> None:
     assert found.verdict == "stable"
 
 
-def test_distances_are_scipy_s() -> None:
-    """JS with half a row added to each code, and KS with ties, against scipy's."""
-    now, before = period(400, shares=(0.2, 0.3, 0.3, 0.1, 0.1), seed=3), period(300, seed=4)
-    now = Period(now.codes, now.scores.round(1), now.version, now.model)
-    before = Period(before.codes, before.scores.round(1), before.version, before.model)
-    found = compare(now, before)
-    shares = [np.array([(side.codes == code).sum() + 0.5 for code in CODES[:4]]) for side in (now, before)]
-    pooled = [np.append(s, (side.codes == "10").sum() + 0.5) for s, side in zip(shares, (now, before), strict=True)]
-    assert found.js == pytest.approx(jensenshannon(*pooled, base=2) ** 2, abs=1e-4)
-    assert found.ks == pytest.approx(ks_2samp(now.scores, before.scores)[0], abs=1e-4)
+@pytest.mark.parametrize("place", range(4))
+def test_what_was_coded_otherwise_is_not_compared(place: int) -> None:
+    """Model, classification, version and temperature: the difference would be theirs."""
+    now = period(100)
+    origin = tuple("other" if at == place else cell for at, cell in enumerate(now.origin))
+    with pytest.raises(InputError, match="Code both with one bundle and the same thresholds"):
+        compare(now, Period(now.codes, now.scores, origin))
 
 
-def test_two_models_are_not_compared() -> None:
-    """That difference would be the model's."""
-    other = period(100)
-    with pytest.raises(InputError, match="Code both with one bundle"):
-        compare(period(100), Period(other.codes, other.scores, "OIICS 3.01", "m"))
-
-
-def test_scores_of_two_temperatures_are_not_compared(tmp_path: Path) -> None:
-    """That difference would be the thresholds file's. Tables of before the column was are compared all the same."""
-    ends = ("code", "score", "model", "classification", "classification_version")
-    header = [f"{prefix}{end}" for prefix in ("nature_", "part_") for end in ends]
-    row = ["111", "0.5", "m", "OIICS", "2.01", "32", "0.4", "n", "OIICS", "2.01"]
-
-    def read(prefix: str, *temperatures: str) -> Period:
-        columns = [*header, *(["nature_score_temperature", "part_score_temperature"] if temperatures else [])]
-        coded = write_csv(tmp_path / "p.csv", columns, [[*row, *temperatures]] * 50)
-        return read_period(coded, "CODED", prefix=prefix)
-
-    own, fitted = ("0.94", "1"), ("0.89", "1")
-    with pytest.raises(InputError, match=r"temperatures are 0\.89 and 0\.94\. Code both with the same thresholds"):
-        compare(read("nature_", *fitted), read("nature_", *own))
-    assert compare(read("part_", *fitted), read("part_", *own)).verdict == "stable"
-    assert compare(read("nature_", *fitted), read("nature_")).verdict == "stable"
-
-
-def test_a_plot_is_drawn(tmp_path: Path) -> None:
-    """A PNG of some size."""
-    now, before = period(100, seed=1), period(100)
-    plot(now, before, compare(now, before), tmp_path / "drift.png")
-    assert (tmp_path / "drift.png").read_bytes()[:4] == b"\x89PNG"
+def test_codes_of_one_bundle_of_several_are_read(tmp_path: Path) -> None:
+    """By the prefix of their columns."""
+    header = [f"{prefix}{end}" for prefix in ("nature_", "part_") for end in COLUMNS]
+    row = ["111", "cut", "0.5", "m", "OIICS", "2.01", "1", "32", "hand", "0.4", "n", "OIICS", "2.01", "1"]
+    coded = write_csv(tmp_path / "p.csv", header, [row] * 50)
+    found = read_period(coded, "CODED", prefix="part_")
+    assert (set(found.codes), found.origin, found.titles) == ({"32"}, ("n", "OIICS", "2.01", "1"), {"32": "hand"})
 
 
 def test_a_period_is_read_or_refused(tmp_path: Path) -> None:
     """Rows without a code are left out; few rows, other models and scores that are no numbers are refused."""
-    header = ["code", "score", "model", "classification", "classification_version"]
-    good = [["111", "0.5", "m", "OIICS", "2.01"]] * 45 + [["", "", "m", "OIICS", "2.01"]] * 5
-
-    found = read_period(write_csv(tmp_path / "p.csv", header, good), "CODED")
-    assert (len(found.codes), found.version, found.model) == (45, "OIICS 2.01", "m")
+    end = ["m", "OIICS", "2.01", "1"]
+    good = [["111", "", "0.5", *end]] * 45 + [["", "", "", *end]] * 5
+    found = read_period(write_csv(tmp_path / "p.csv", COLUMNS, good), "CODED")
+    assert (len(found.codes), found.origin) == (45, tuple(end))
     for rows, said in (
         (good[:10], "has 10 coded rows"),
-        ([*good, ["111", "0.5", "other", "OIICS", "2.01"]], "2 models, versions or temperatures"),
-        ([*good, ["111", "high", "m", "OIICS", "2.01"]], "row 51: the score is not a number"),
-        ([*good, ["111", "nan", "m", "OIICS", "2.01"]], "row 51: the score is not a number"),
-        ([*good, ["111", "-inf", "m", "OIICS", "2.01"]], "row 51: the score is not a number"),
+        ([*good, ["111", "", "0.5", "other", *end[1:]]], "2 models, versions or temperatures"),
+        ([*good, ["111", "", "high", *end]], "row 51: the score is not a number"),
+        ([*good, ["111", "", "nan", *end]], "row 51: the score is not a number"),
+        ([*good, ["111", "", "-inf", *end]], "row 51: the score is not a number"),
     ):
         with pytest.raises(InputError, match=said):
-            read_period(write_csv(tmp_path / "p.csv", header, rows), "CODED")
+            read_period(write_csv(tmp_path / "p.csv", COLUMNS, rows), "CODED")

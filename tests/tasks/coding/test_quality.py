@@ -1,10 +1,11 @@
-"""Double coding: the sample is the policy's, blind, and agreement is that of the whole table."""
+"""Double coding: the sample is drawn as told, blind, and agreement is that of the whole table."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +13,15 @@ from csv_files import rows_of, write_csv
 from sklearn.metrics import cohen_kappa_score
 
 from storage.errors import InputError
-from tasks.coding.quality import Policy, agreement, draw, read_policy
+from tasks.coding.quality import Agreement, draw, read_double_coded
+from tasks.coding.quality import agreement as agreement_of
 
 COLUMNS = ["Text"]
 SAMPLE = ["qa_row", "qa_weight", "human_code"]
+
+
+def agreement(coded: Path, sample: Path, **options: Any) -> Agreement:
+    return agreement_of(read_double_coded(coded, sample, **options))
 
 
 @pytest.fixture
@@ -35,9 +41,9 @@ def coded_again(sample: Path, *, wrong: dict[str, float], codes: list[str], seed
     write_csv(sample, list(rows[0]), [list(row.values()) for row in rows])
 
 
-def test_the_sample_is_the_policy_s_and_blind(coded: Path, tmp_path: Path) -> None:
+def test_the_sample_is_drawn_as_told_and_blind(coded: Path, tmp_path: Path) -> None:
     """All sensitive rows, a twentieth of the others rounded up, in the table's order, without the model's codes."""
-    done = draw(coded, tmp_path / "s.csv", columns=COLUMNS, policy=Policy(sensitive_codes=("1311",)), seed=None)
+    done = draw(coded, tmp_path / "s.csv", columns=COLUMNS, sensitive=["1311"], seed=None)
     sample = rows_of(tmp_path / "s.csv")
     assert (done.rows, done.sampled, done.sensitive) == (1000, 145, 100)
     assert list(sample[0]) == ["qa_row", "Text", "qa_weight", "human_code"]
@@ -46,7 +52,7 @@ def test_the_sample_is_the_policy_s_and_blind(coded: Path, tmp_path: Path) -> No
     assert Counter(row["qa_weight"] for row in sample) == {"1.0": 100, "20.0": 45}
     assert sorted(p.name for p in tmp_path.iterdir()) == ["coded.csv", "s.csv"]
     with pytest.raises(InputError, match="may contain work"):
-        draw(coded, tmp_path / "s.csv", columns=COLUMNS, policy=Policy(), seed=None)
+        draw(coded, tmp_path / "s.csv", columns=COLUMNS, seed=None)
 
 
 def test_samples_differ_unless_a_seed_repeats_them(coded: Path, tmp_path: Path) -> None:
@@ -54,12 +60,12 @@ def test_samples_differ_unless_a_seed_repeats_them(coded: Path, tmp_path: Path) 
     taken: Counter[str] = Counter()
     for seed in range(200):
         out = tmp_path / f"{seed}.csv"
-        draw(coded, out, columns=COLUMNS, policy=Policy(), seed=seed)
+        draw(coded, out, columns=COLUMNS, seed=seed)
         taken.update(row["qa_row"] for row in rows_of(out))
     assert sum(taken.values()) == 200 * 50
     assert max(taken.values()) < 30
     assert len(taken) > 990
-    draw(coded, tmp_path / "again.csv", columns=COLUMNS, policy=Policy(), seed=0)
+    draw(coded, tmp_path / "again.csv", columns=COLUMNS, seed=0)
     assert (tmp_path / "again.csv").read_bytes() == (tmp_path / "0.csv").read_bytes()
 
 
@@ -70,7 +76,7 @@ def test_agreement_is_the_whole_table_s_though_sensitive_codes_are_all_sampled(c
     """
     codes = [row["code"] for row in rows_of(coded)]
     sample = tmp_path / "s.csv"
-    draw(coded, sample, columns=COLUMNS, policy=Policy(share=0.12, sensitive_codes=("1311",)), seed=1)
+    draw(coded, sample, columns=COLUMNS, share=0.12, sensitive=["1311"], seed=1)
     coded_again(sample, wrong={"1311": 1.0, "111": 0.1, "132": 0.1}, codes=codes)
     found = agreement(coded, sample)
     assert found.rows == 208
@@ -119,7 +125,7 @@ def test_two_codes_are_one_only_where_a_table_program_made_them_two(
     ("rows", "said"),
     [
         ([["1", "1", ""]], "no row has a human_code"),
-        ([["1", "1", "a"], ["1", "1", "b"]], "row 2: qa_row 1 occurs twice"),
+        ([["1", "1", "a"], ["1", "1", "b"]], "row 2: qa_row or qa_weight"),
         ([["1001", "1", "a"]], "row 1: qa_row or qa_weight"),
         ([["x", "1", "a"]], "row 1: qa_row or qa_weight"),
         ([["1", "nan", "a"]], "row 1: qa_row or qa_weight"),
@@ -131,16 +137,6 @@ def test_a_sample_that_is_not_as_it_was_drawn_is_refused(
     """Naming the row."""
     with pytest.raises(InputError, match=said):
         agreement(coded, write_csv(tmp_path / "s.csv", SAMPLE, rows))
-
-
-@pytest.mark.parametrize("content", ["share: 2", "sensitive: [1]", "share: [", "share: 0.1\nsensitive_codes: 5"])
-def test_a_policy_that_does_not_read_is_refused(tmp_path: Path, content: str) -> None:
-    """Naming file and field; a right one is read."""
-    (tmp_path / "qa.yaml").write_text(content)
-    with pytest.raises(InputError, match=r"qa\.yaml"):
-        read_policy(tmp_path / "qa.yaml")
-    (tmp_path / "qa.yaml").write_text('share: 0.1\nsensitive_codes: ["1311"]')
-    assert read_policy(tmp_path / "qa.yaml") == Policy(share=0.1, sensitive_codes=("1311",))
 
 
 def returned(folder: Path, codes: list[str]) -> tuple[Path, Path]:
@@ -155,9 +151,7 @@ def test_marks_by_people_are_no_codes(tmp_path: Path) -> None:
     coded, sample = returned(tmp_path, ["0111", "132", "NA"] * 10)
     found = agreement(coded, sample)
     assert (found.share, found.missing, found.rows) == (1.0, 10, 20)
-    assert found.people == (
-        "30 rows coded by people: 20 among the model's codes of this file, 0 not, 10 without a code"
-    )
+    assert found.people == ("30 rows coded by people: 20 among the model's codes of the file, 0 not, 10 without a code")
 
 
 @pytest.mark.parametrize("spelling", ["{} - Amputations", "{}: a title", "{}.0"])
@@ -178,5 +172,5 @@ def test_codes_that_no_list_has_are_refused(tmp_path: Path) -> None:
     assert "PLANTED" not in str(refused.value)
     assert agreement(coded, sample, listed=["0111", "132", "1522"], allow_unlisted=True).missing == 0
     coded, sample = returned(tmp_path, ["narratives", "in the", "wrong column"] * 10)
-    with pytest.raises(InputError, match="30 of 30 codes are not among the codes of the file"):
+    with pytest.raises(InputError, match="30 of 30 codes are not among the model's codes of the file"):
         agreement(coded, sample)
