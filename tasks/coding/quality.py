@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from storage.durable import replace_atomically
 from storage.errors import InputError
 from storage.spelling import human_codes
-from storage.tables.formulas import unquote
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.reader import pieces, survey
 from storage.tables.writer import open_writer, output_kind
@@ -163,7 +162,7 @@ def read_double_coded(
     groups: list[tuple[str, ...]] = []
     titles: dict[str, str] = {}
     for row in table.text_rows([f"{prefix}code", *by, *title]):
-        code, *cells = (unquote(cell.strip()) for cell in row)
+        code, *cells = map(_plain, row)
         codes.append(code)
         groups.append(tuple(cells[: len(by)]))
         titles.setdefault(code, "".join(cells[len(by) :]))
@@ -171,7 +170,7 @@ def read_double_coded(
     returned = survey(sample, text_columns=columns, option="--sample", read=read)
     given: dict[int, tuple[float, str]] = {}
     for number, row in enumerate(returned.text_rows(columns), start=1):
-        place, weight, cell = (unquote(value.strip()) for value in row)
+        place, weight, cell = map(_plain, row)
         at, value = _number(place), _number(weight)
         # a weight is one over a probability that is one over the rows at least
         if at != int(at) or not 1 <= at <= len(codes) or not 1 <= value <= len(codes) or int(at) - 1 in given:
@@ -204,6 +203,11 @@ def read_double_coded(
         missing=weights[~has],
         people=people,
     )
+
+
+def _plain(cell: str) -> str:
+    """Returns a cell without outer blanks and the apostrophe that guards against formulas."""
+    return cell.strip().removeprefix("'")
 
 
 def _number(text: str) -> float:
@@ -262,20 +266,26 @@ def agreement(table: DoubleCoded) -> Agreement:
     rng, n = np.random.default_rng(0), len(given)
     picks = [np.arange(n), *rng.integers(0, n, (_BOOTSTRAP, n))]
     figures = np.array([_share_and_kappa(human[p], model[p], table.weights[p], len(names)) for p in picks])
-    (share, kappa), (low, high) = figures[0], np.nanpercentile(figures[1:], [2.5, 97.5], axis=0)
+    share, kappa = figures[0].tolist()
+    shares, kappas = figures[1:].T
     defined = not math.isnan(kappa)
     counted, mine = Counter(table.human), Counter(given)
     both = Counter(code for code, other in zip(table.human, given, strict=True) if code == other)
     return Agreement(
         rows=n,
         missing=len(table.missing),
-        share=round(float(share), 4),
-        share_interval=(round(float(low[0]), 4), round(float(high[0]), 4)),
-        kappa=round(float(kappa), 4) if defined else None,
-        kappa_interval=(round(float(low[1]), 4), round(float(high[1]), 4)) if defined else None,
+        share=round(share, 4),
+        share_interval=_interval(shares),
+        kappa=round(kappa, 4) if defined else None,
+        kappa_interval=_interval(kappas[~np.isnan(kappas)]) if defined else None,
         codes=tuple(CodeAgreement(code, rows, mine[code], both[code]) for code, rows in counted.most_common()),
         people=table.people,
     )
+
+
+def _interval(values: NDArray[np.float64]) -> tuple[float, float]:
+    low, high = np.percentile(values, [2.5, 97.5])
+    return round(float(low), 4), round(float(high), 4)
 
 
 def _share_and_kappa(
