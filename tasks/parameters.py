@@ -94,6 +94,11 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
         return None if self.codelist is None else Path(self.codelist).expanduser()
 
     @property
+    def has_titles(self) -> bool:
+        """Tells whether codes have titles: of a list, or their own names."""
+        return self.codelist is not None or self.ingest.codes_are_names
+
+    @property
     def complete_codelist(self) -> Path | None:
         """Returns the code list if every code of it is a class, observed or not."""
         return self.codelist_path if self.ingest.label_space == "codelist" else None

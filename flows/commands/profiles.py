@@ -163,7 +163,7 @@ def parameters(
         raise InputError("--set: data is a section. Set a parameter of it, such as data.source=FILE.")
     keys = {setting.partition("=")[0] for setting in settings} | {NAMED[name] for name in given}
     _require_population(content, own, keys, profile)
-    if not content["data"].get("codelist"):
+    if not content["data"].get("codelist") and not _section(content["data"], "ingest").get("codes_are_names"):
         content = apply_settings(content, [one for one in unlisted if one.partition("=")[0] not in keys])
     if not content["data"].get("source"):
         raise InputError("--data: missing. Name the file of records (CSV, ZIP holding one CSV, Parquet or JSON Lines).")

@@ -331,7 +331,7 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
     listed = "; no list" if data.codelist is None else f"; {survey.codes:,} codes on the list"
     yield "classification", f"{named or 'none named'}{listed}, {survey.codes_observed:,} observed"
     if data.codelist is None:
-        yield "advice", "give --codelist, a CSV of code and title: titles are public, and code better at the same ε"
+        yield from (("advice", line) for line in _advice_without_list(parameters))
     if preview.code_list is not None:
         yield "code list", preview.code_list.description
     for line in survey.reading:
@@ -366,6 +366,20 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
         yield "other names", population_name_warning(charge.others, data.population)
     if preview.row is None and charge.exceeds:
         yield "", "the budget is too small: the release would be refused"
+
+
+def _advice_without_list(parameters: RetrainParameters) -> Iterator[str]:
+    """Yields how codes without a list may still have titles, or the model public words of the field."""
+    if parameters.data.ingest.codes_are_names:
+        yield "the names of the codes serve as their titles: go on only if every name is public"
+        return
+    yield "give --codelist, a CSV of code and title: titles are public, and code better at the same ε"
+    yield "are the codes public names? Then --set data.ingest.codes_are_names=true makes each its own title"
+    if parameters.model.lexical == "hashed":
+        yield (
+            "are these injuries? Then --set model.lexical=titles --set model.lexical_titles=injuries reads words of "
+            "OIICS's titles in place of hashed words"
+        )
 
 
 def _model(model: ModelConfig) -> str:

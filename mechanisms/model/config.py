@@ -20,6 +20,7 @@ TrainablePart = Literal["full", "lora", "head"]
 Pooling = Literal["first", "mean", "none"]
 Prior = Literal["none", "titles"]
 Lexical = Literal["none", "titles", "hashed"]
+TitlesOf = Literal["codelist", "injuries"]
 Precision = Literal["float32", "bfloat16"]
 Choice = Literal["auto", "float32", "bfloat16"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -94,6 +95,12 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         description="`titles`: columns for the stems of the code list's words join the encoder's features. No record "
         "is read for them. `hashed`: hashes of all stems, which need no code list. For trainable parts `head` and "
         "`lora` with pooling `mean`.",
+    )
+    lexical_titles: TitlesOf = Field(
+        default="codelist",
+        title="Titles of the words",
+        description="Whose words `lexical: titles` reads: those of the codes, or `injuries`: OIICS 2.01, nature of "
+        "injury, for records about injuries whose codes have no titles.",
     )
     lexical_language: str = Field(
         default="english",

@@ -120,6 +120,12 @@ class Lexicon(BaseModel, frozen=True, extra="forbid"):
             raise MechanismError(f"{path} is damaged. Get the bundle again") from None
 
 
+def injury_titles() -> list[str]:
+    """Returns public titles of a field, for records whose codes have none."""
+    lines = Path(__file__).with_name("injury_titles.txt").read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if not line.startswith("#")]
+
+
 def vocabulary_of(texts: Iterable[str], *, leave_out: Iterable[str] = (), language: str = "english") -> tuple[str, ...]:
     """Returns the stems of public texts, sorted, without the words of `leave_out` and, in English, stop words."""
     out = [*leave_out, _ENGLISH] if language == "english" else leave_out

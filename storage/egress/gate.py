@@ -79,7 +79,7 @@ def _check_model(contents: dict[str, Any], expected: Expected) -> None:
     if contents.get(GRAPH) != expected.graph:
         raise UnsoundBundle(GRAPH, "differs from the graph of the model's configuration")
     if contents.get(LEXICON) != expected.lexicon:
-        raise UnsoundBundle(LEXICON, "differs from what the words of the code list's titles and descriptions make")
+        raise UnsoundBundle(LEXICON, "differs from what the public words make")
 
 
 def _check_settings(name: str, path: Path, expected: Expected) -> None:

@@ -139,6 +139,11 @@ class IngestConfig(BaseModel):
         "sampled records have, with their titles; which these are then depends on the records, and no epsilon covers "
         "it. Without a code list always the observed ones.",
     )
+    codes_are_names: bool = Field(
+        default=False,
+        title="Codes are names",
+        description="Without a code list: each code is a public name and serves as its own title.",
+    )
     empty_text: Literal["drop", "refuse"] = Field(
         default="drop", title="Empty narratives", description="Drop and count records without text, or refuse the file."
     )

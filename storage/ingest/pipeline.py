@@ -186,7 +186,8 @@ def _classes(
     if listed is not None and config.label_space == "codelist":
         return _Classes(coded, list(listed), np.arange(len(listed)), "codelist")
     names = sorted(coded.code_names[at] for at in observed)
-    space = [Code(name) for name in names] if listed is None else list(restrict(listed, set(names)))
+    unlisted = [Code(name, name if config.codes_are_names else "") for name in names]
+    space = unlisted if listed is None else list(restrict(listed, set(names)))
     place = {code.code: at for at, code in enumerate(space)}
     labels = np.array([place.get(name, -1) for name in coded.code_names])
     return _Classes(coded, space, labels, "observed")

@@ -50,7 +50,7 @@ class Branch(BaseModel, frozen=True, extra="forbid", title="Branch"):
     def model(self, parameters: RetrainParameters) -> ModelConfig:
         """Returns the run's model, with the branch's prior where the data allow it."""
         model = parameters.model
-        possible = self.prior != "titles" or (parameters.data.codelist is not None and model.pooling == "mean")
+        possible = self.prior != "titles" or (parameters.data.has_titles and model.pooling == "mean")
         return model if self.prior is None or not possible else model.model_copy(update={"prior": self.prior})
 
     def mechanism_for(self, parameters: RetrainParameters, terms: Terms) -> Mechanism:
@@ -163,7 +163,7 @@ def choose(
         data: whether it has a code list; None: it has one.
     """
     branches, form = standard_branches() if branches is None else branches, form_of(model)
-    listed = data is None or data.codelist is not None
+    listed = data is None or data.has_titles
     chosen: dict[str, Branch] = {}
     for name in (part.strip() for part in names.split(",")):
         if name == "all":

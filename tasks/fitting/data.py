@@ -55,7 +55,7 @@ def prepare(
     head = model.trainable == "head"
     config = _encoder_of(model)
     if model.lexical != "none":
-        config |= model.model_dump(include={"lexical", "lexical_language", "prior_sentence"})
+        config |= model.model_dump(include={"lexical", "lexical_titles", "lexical_language", "prior_sentence"})
     if model.lora_layers is not None:
         config |= model.model_dump(include={"lora_layers", "precision"})
     return Step(

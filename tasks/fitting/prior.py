@@ -132,19 +132,25 @@ def lexicon_of(context: Context, model: ModelConfig, dataset: Path) -> Lexicon |
     if model.lexical == "hashed":
         embedded, _ = embeddings(context, narratives(model))
         return words.build("hashed", texts=invented_narratives(), features=embedded[0], language=language)
-    codes = load_codes(dataset)
-    embedded, with_title = embeddings(context, titles(model, codes))
-    kind = -1 if model.prior_sentence else 0
 
     def embed(public: list[str]) -> torch.Tensor:
         return embeddings(context, _step("words", model, [public]))[0][0]
 
+    if model.lexical_titles == "injuries":
+        public = texts = words.injury_titles()
+        features = embed(texts)
+    else:
+        codes = load_codes(dataset)
+        embedded, with_title = embeddings(context, titles(model, codes))
+        kind = -1 if model.prior_sentence else 0
+        public, texts = describe(codes), [text for text in texts_of(model, codes)[kind] if text]
+        features = embedded[kind][with_title]
     return words.of_titles(
-        describe(codes),
+        public,
         embed,
         tokens=encoder_files.whole_words(model.encoder),
-        texts=[text for text in texts_of(model, codes)[kind] if text],
-        features=embedded[kind][with_title],
+        texts=texts,
+        features=features,
         leave_out=[model.prior_sentence],
         language=language,
     )

@@ -31,6 +31,8 @@ LABELS = "the label set: the codes observed in the records"
 COHORTS = "the names of the cohorts: the periods that the records are dated in; one record of another would add a name"
 MATCHED = "the target epsilon, and with it noise or bound: taken from what SWAG-PPM came out with on these records"
 
+_INJURIES = "titles of OIICS 2.01, nature of injury, which come with this program"
+
 SEARCHED = "c: searched for a target epsilon by fits on these records, each a row of the ledger"
 
 NOT_METHOD: Any = {
@@ -85,11 +87,11 @@ def public_inputs(model: ModelConfig) -> tuple[str, ...]:
     """Returns what reached the model from public sources, apart from the encoder."""
     lines: list[str] = []
     if model.prior == "titles":
-        lines.append("the titles of the code list, in their hierarchy, through the encoder: where the head starts")
+        lines.append("the titles of the codes, with the levels above, through the encoder: where the head starts")
     if model.lexical == "titles":
+        whose = "codes' titles and descriptions" if model.lexical_titles == "codelist" else _INJURIES
         lines.append(
-            "the words of the code list's titles and descriptions: the vocabulary that the model reads next to the "
-            "encoder, and the scales of both"
+            f"the words of the {whose}: the vocabulary that the model reads next to the encoder, and the scales of both"
         )
     if model.lexical == "hashed":
         lines.append("invented narratives: the scales of the encoder's features and of the hashed words next to them")

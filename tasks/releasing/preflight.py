@@ -164,10 +164,10 @@ def check(context: Context, parameters: RetrainParameters, *, to_release: bool =
     """
     if parameters.release.policy and not Path(parameters.release.policy).expanduser().is_file():
         raise InputError(f"release.policy: no file {parameters.release.policy}")
-    if parameters.data.codelist is None:
+    if not parameters.data.has_titles:
         if parameters.model.prior == "titles":
             raise InputError("model.prior: `titles` need a code list. Give --codelist, or --prior none")
-        if parameters.model.lexical == "titles":
+        if parameters.model.lexical == "titles" and parameters.model.lexical_titles == "codelist":
             raise InputError("model.lexical: `titles` need a code list. Give --codelist, or set model.lexical=hashed")
     device = check_device(context)
     context.store.check()

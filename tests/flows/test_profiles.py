@@ -153,6 +153,8 @@ def test_the_formal_profile_follows_the_code_list() -> None:
     assert listed.formal is not None
     without = parameters("formal", [], data=DATA, named=JOBS)
     assert (without.model.prior, without.model.lexical) == ("none", "hashed")
+    named = parameters("formal", ["data.ingest.codes_are_names=true"], data=DATA, named=JOBS)
+    assert (named.model.prior, named.model.lexical) == ("titles", "titles")
     chosen = parameters("formal", ["model.lexical=none"], data=DATA, named=JOBS)
     assert (chosen.model.prior, chosen.model.lexical) == ("none", "none")
     dated = parameters("formal", [], data=DATA, named=JOBS | {"date": "Day"})

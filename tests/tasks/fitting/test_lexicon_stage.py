@@ -90,12 +90,35 @@ def test_hashed_words_need_no_code_list(context: Context, tiny_bert: Path, tmp_p
     assert step.find(context.store) is not None, "a run plans what the lexicon computed"
 
 
+def test_titles_without_a_code_list(context: Context, tiny_bert: Path, tmp_path: Path) -> None:
+    """Codes that are names are their own titles; and without names, the packaged titles of injuries give the words."""
+    written = write_demo_data(tmp_path, records=120, seed=3)
+    ingest = {"label_column": "NatureTitle", "codes_are_names": True}
+    given = {"source": str(written.csv), "population": "demo", "ingest": ingest}
+    named = run_step(context, ingest_records(DataParameters.model_validate(given)))
+    codes = load_codes(named.path)
+    assert all(code.title == code.code for code in codes)
+    words = lexicon_of(context, model(tiny_bert, prior="titles"), named.path)
+    assert words is not None
+    assert "fractur" in words.vocabulary
+    unnamed = ingested(context, tmp_path, codelist=False)
+    of_injuries = lexicon_of(context, model(tiny_bert, lexical_titles="injuries"), unnamed.path)
+    assert of_injuries is not None
+    assert of_injuries.columns == len(of_injuries.vocabulary) > 500
+
+
 def test_another_vocabulary_is_another_stage(context: Context, tiny_bert: Path, tmp_path: Path) -> None:
     """Kind, language and sentence change the features; a model without words keeps its stage whatever they are."""
     dataset = ingested(context, tmp_path)
-    changes = ({}, {"lexical": "hashed"}, {"lexical_language": "german"}, {"prior_sentence": "It was {}."})
+    changes = (
+        {},
+        {"lexical": "hashed"},
+        {"lexical_language": "german"},
+        {"lexical_titles": "injuries"},
+        {"prior_sentence": "It was {}."},
+    )
     keys = {data.prepare(model(tiny_bert, **one), dataset).key(context.store) for one in changes}
-    assert len(keys) == 4
+    assert len(keys) == 5
     plain = {data.prepare(model(tiny_bert, **one).frozen(), dataset).key(context.store) for one in changes}
     assert len(plain) == 1
     assert not plain & keys

@@ -67,7 +67,7 @@ def test_what_is_public_is_named() -> None:
     """
     titled = ModelConfig(prior="titles", pooling="mean", prior_sentence="Somebody had {}.", prior_scale=16)
     (line,) = public_inputs(titled)
-    assert line.startswith("the titles of the code list, in their hierarchy")
+    assert line.startswith("the titles of the codes, with the levels above")
     assert "Somebody had" not in line
     (settings,) = set(unprotected_inputs(FACTS, model=titled)) - set(unprotected_inputs(FACTS, model=ModelConfig()))
     assert "the sentence that titles are read in (`Somebody had {}.`) and their scale (16): hyperparameters" in settings
@@ -76,5 +76,7 @@ def test_what_is_public_is_named() -> None:
     assert public_inputs(ModelConfig()) == ()
     worded = {"trainable": "head", "pooling": "mean"}
     assert "vocabulary" in public_inputs(ModelConfig.model_validate(worded | {"lexical": "titles"}))[0]
+    of_injuries = worded | {"lexical": "titles", "lexical_titles": "injuries"}
+    assert "titles of OIICS 2.01" in public_inputs(ModelConfig.model_validate(of_injuries))[0]
     assert "invented narratives" in public_inputs(ModelConfig.model_validate(worded | {"lexical": "hashed"}))[0]
     assert len(public_inputs(ModelConfig.model_validate(worded | {"lexical": "titles", "prior": "titles"}))) == 2
