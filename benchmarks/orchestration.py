@@ -112,7 +112,7 @@ def orchestrated(home: Path, profile: str, data: str, codelist: str, *, env: Map
     """The same of the command, whose stages' seconds are those of its metrics."""
     from tasks.running import worker_metrics
 
-    command = [sys.executable, "-m", "flows.cli", "retrain", "--release", "--quiet", "--home", str(home)]
+    command = [sys.executable, "-m", "flows.cli", "retrain", "--release", "--home", str(home)]
     command += ["--profile", profile, "--data", data, "--codelist", codelist]
     with processor() as used:
         wall, _ = timed(command, env)

@@ -17,67 +17,46 @@ from flows.commands import (
     adopt,
     approve,
     audit,
-    calibrate,
     code,
     codelist,
     compare,
     demo_data,
     deploy,
-    doctor,
     drift,
     engine,
     estimate,
     handover,
     keys,
     ledger,
-    metrics,
     options,
-    override,
     plan,
-    qa,
     release,
-    retrain,
+    sample,
     serve,
     status,
     successor,
+    train,
     verify,
 )
-from flows.commands.help import Commands, table, use_plain_help
+from flows.commands.help import Command, Commands
 from flows.commands.terminal import say
 from storage.errors import InputError
 from tasks.running.failures import SAFE, StageError, private_errors
 
 _INTERRUPTED = 130
-_TRAINING = {
-    *(
-        "train",
-        "retrain",
-        "audit",
-        "release",
-        "plan",
-        "status",
-        "approve",
-        "refuse",
-        "override",
-        "compare",
-    ),
-    *("deploy", "metrics", "engine", "worker"),
-}
+_TRAINING = {"train", "retrain", "audit", "release", "plan", "approve", "compare", "deploy", "engine"}
 """Commands that are refused in the light installation before they import anything; others once an import fails."""
 
 _COMMANDS: dict[str, dict[str, tuple[Callable[..., None] | typer.Typer, str]]] = {
     "Train": {
+        "train": (train.train, "Train on your records; ends with a plan, releases nothing"),
         "demo-data": (demo_data.demo_data, "Write made-up records and their code list, to try everything"),
-        "train": (retrain.retrain, "Train on your records; ends with a plan, releases nothing"),
         "status": (status.status, "What waits, and the command to type next"),
-        "doctor": (doctor.doctor, "Check this installation"),
     },
     "Decide": {
-        "plan": (plan.app, "Read a plan: what it would release, guarantee, cost, accuracy"),
+        "plan": (plan.plan, "Read a plan: what it would release, guarantee, cost, accuracy"),
         "audit": (audit.audit, "Attack the model and compare with the claimed epsilon"),
-        "approve": (approve.approve, "Sign a plan, policy or recovery"),
-        "refuse": (approve.refuse, "Sign that a plan must not be released"),
-        "override": (override.override, "Release against an audit, signed and with a reason"),
+        "approve": (approve.approve, "Sign a decision on a plan, a policy or a recovery"),
         "release": (release.release, "Charge the budget, then build and sign the bundle"),
     },
     "Share": {
@@ -86,77 +65,37 @@ _COMMANDS: dict[str, dict[str, tuple[Callable[..., None] | typer.Typer, str]]] =
         "keys": (keys.app, "Make signing keys and replace them"),
     },
     "Use": {
-        "adopt": (adopt.adopt, "Check and unpack a bundle that you received"),
+        "adopt": (adopt.adopt, "Check and unpack a bundle that you received, fit your thresholds"),
         "code": (code.code, "Code texts or a file"),
         "serve": (serve.serve, "Code over HTTP, with pages to try and to review"),
         "verify": (verify.verify, "Check a bundle's signature and contents"),
-        "calibrate": (calibrate.calibrate, "Fit thresholds on records that you coded"),
-        "qa": (qa.app, "Draw a sample for coders and measure agreement"),
-        "estimate": (estimate.estimate, "Counts by code with intervals, from a coded file and a sample"),
+        "sample": (sample.sample, "Draw a sample of a coded table for people to code"),
+        "estimate": (estimate.estimate, "Agreement with people, and counts by code with intervals"),
         "drift": (drift.drift, "Compare a period with an earlier one"),
         "successor": (successor.successor, "Compare a new bundle with the one in use"),
     },
     "Admin": {
         "ledger": (ledger.app, "Releases, budgets, verification, recovery"),
-        "codelist": (codelist.app, "Write a code list from SKOS"),
+        "codelist": (codelist.codelist, "Write a code list from SKOS"),
         "deploy": (deploy.deploy, "Register flows on a Prefect server"),
-        "metrics": (metrics.metrics, "Figures for Prometheus"),
-        "engine": (engine.app, "Certificates and scheduler of a cluster"),
-        "worker": (engine.worker, "Compute parts for a cluster"),
+        "engine": (engine.engine, "Scheduler and workers of a cluster"),
     },
     "Research": {
         "compare": (compare.compare, "Compare methods on the same records"),
     },
 }
 """Section -> command -> what runs, and what the overview says of it."""
-_START = (
-    "train",
-    "demo-data",
-    "status",
-    "doctor",
-    "plan",
-    "audit",
-    "approve",
-    "release",
-    "handover",
-    "adopt",
-    "code",
-    "serve",
-)
-"""Commands of the first page; `autocoder more` has all."""
-_SHORT_HELP = {
-    "train": (
-        *("profile", "data", "text", "label", "codelist", "population", "classification", "classification_version"),
-        *("target_epsilon", "delta", "dry_run", "home"),
-    ),
-    "audit": ("trials", "canaries", "confidence", "strict", "home", "device", "as_json"),
-    "compare": (
-        *("profile", "data", "text", "label", "codelist", "branches", "target_epsilon", "epsilons", "delta", "seeds"),
-        *("results", "home"),
-    ),
-    "code": (
-        *("data", "column", "out", "bundle", "top_k", "threshold", "accuracy", "coverage", "append", "overwrite"),
-        *("home", "as_json"),
-    ),
-    "serve": (
-        *("bundle", "verify_key", "host", "port", "proxy", "api_key_file", "no_key", "allow_unsigned", "thresholds"),
-        *("sensitive", "rate", "home"),
-    ),
-    "adopt": (*("key", "roots", "out", "data", "column", "label_column", "accuracy", "template", "field", "home"),),
-}
-"""Options that `--help` shows of a command with more than twelve."""
+_START = {"train", "demo-data", "status", "plan", "audit", "approve", "release", "handover", "adopt", "code", "serve"}
+"""Commands of the first page; `autocoder --help-all` has all."""
 
 
 class _Overview(Commands):
-    overview: ClassVar = {
-        title: {name: _COMMANDS[title][name][1] for name in sorted(set(commands) & set(_START), key=_START.index)}
+    ending = "All commands: autocoder --help-all. Options of one: autocoder COMMAND --help"
+    sections: ClassVar = {
+        title: {name: text for name, (_, text) in commands.items() if name in _START}
         for title, commands in _COMMANDS.items()
-        if set(commands) & set(_START)
+        if set(commands) & _START
     }
-    intro = (
-        "Train a text classifier on confidential records with differential privacy, and share it as a signed bundle."
-    )
-    ending = "All commands: autocoder more. Options of one: autocoder COMMAND --help"
 
 
 app = typer.Typer(
@@ -165,40 +104,35 @@ app = typer.Typer(
 for _group in _COMMANDS.values():
     for _name, (_command, _) in _group.items():
         if isinstance(_command, typer.Typer):
-            app.add_typer(_command, name=_name)
+            app.add_typer(_command, name=_name, cls=Commands)
         else:
-            app.command(_name)(options.expand_groups(_command))
-app.command("retrain", hidden=True)(options.expand_groups(retrain.retrain))
-
-
-@app.command("more")
-def more() -> None:
-    """List all commands."""
-    for title, commands in _COMMANDS.items():
-        say("\n".join([title, *table({name: text for name, (_, text) in commands.items()}), ""]))
-
-
-use_plain_help(app, _SHORT_HELP | {"retrain": _SHORT_HELP["train"]})
+            app.command(_name, cls=Command)(options.expand_groups(_command))
+app.command("retrain", hidden=True, cls=Command)(options.expand_groups(train.train))
 
 
 def _version(requested: bool) -> None:
-    if not requested:
-        return
-    from tasks.running.provenance import provenance
+    if requested:
+        from tasks.running.provenance import provenance
 
-    source, changed = provenance(), ", changed" if provenance().code_dirty else ""
-    typer.echo(f"autocoder {VERSION}, commit {source.code_commit}{changed}")
-    raise typer.Exit
+        source = provenance()
+        say(f"autocoder {VERSION}, commit {source.code_commit}{', changed' if source.code_dirty else ''}")
+        raise typer.Exit
+
+
+def _every_command(requested: bool) -> None:
+    if requested:
+        for title, commands in _COMMANDS.items():
+            say("\n".join([f"{title}:", *(f"  {name:<11}{text}" for name, (_, text) in commands.items()), ""]))
+        raise typer.Exit
 
 
 @app.callback()
 def _autocoder(
     context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print version and commit.")
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
+    every_command: Annotated[bool, typer.Option("--help-all", callback=_every_command, is_eager=True)] = False,
 ) -> None:
-    """Train an autocoder on confidential narratives, and release it under a privacy claim."""
+    """Train a text classifier on confidential records with differential privacy, and share it as a signed bundle."""
     if context.invoked_subcommand in _TRAINING and not {"--help", "--help-all"} & set(sys.argv):
         from tasks.running import installation
 

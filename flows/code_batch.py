@@ -46,7 +46,6 @@ def code_batch(
     top_k: Annotated[int, Field(ge=1, le=50), with_title("Codes per narrative")] = 1,
     threshold: Annotated[Annotated[float, Field(ge=0, le=1)] | None, with_title("Threshold")] = None,
     home: Workspace = None,
-    allow_revoked: Annotated[bool, with_title("Use a revoked bundle")] = False,
 ) -> CodingReport:
     """Write a file with the input's columns and the codes. After a crash a rerun resumes.
 
@@ -58,7 +57,6 @@ def code_batch(
         top_k: codes per narrative, 1 to 50.
         threshold: score, 0 to 1, below which a person must look; empty: nothing is marked.
         home: workspace folder; empty: that of the worker (AUTOCODER_HOME).
-        allow_revoked: code with a bundle that was revoked in this workspace.
     """
     engine = of_environment()
     with private_errors("code-batch"):
@@ -66,9 +64,7 @@ def code_batch(
         folder = Path(bundle).expanduser() if bundle else newest_bundle(home_of(home))
         table = survey(Path(data).expanduser(), text_columns=(column,))
         coder = open_bundle(folder)
-        if not allow_revoked:
-            otherwise = "name a newer one (Bundle), or set allow_revoked (Use a revoked bundle)"
-            require_not_revoked(coder, home_of(home), otherwise=otherwise)
+        require_not_revoked(coder, home_of(home))
         answers = (answer_columns(coder, top_k=top_k, threshold=threshold),)
         job = CodingJob(table, Path(out).expanduser(), Narratives((column,)), answers)
         bundles, report = Bundles.of(coder), progress.reporter("code, by workers")

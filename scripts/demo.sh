@@ -33,8 +33,8 @@ with open(file, encoding="utf-8") as opened:
 release = result["release"]
 print(f"""Done in {seconds} s. You made one release from synthetic reports:
   {release["release_id"]}  {release["guarantee_kind"]}, ε {float(release["epsilon"]):.4g}, in {release["bundle"]}
-Look:  {program} plan show {result["plan"]}
-       {program} ledger list --home {home}
+Look:  {program} plan {result["plan"]}
+       {program} ledger show --home {home}
 Try:   {program} code --home {home} "Worker slipped on ice and sprained her ankle."
 Next:  docs/tutorials/own-data.md""")
 PY

@@ -65,7 +65,7 @@ def take_plan(picture: Path) -> None:
             run("retrain", "--profile", "formal", "--data", "demo/injuries.csv", *codes, *columns, *rest)
         )
         plan = Path(trained["plan"]).resolve().relative_to(Path(folder).resolve())
-        run("plan", "show", str(plan), "--html", "plan.html")
+        run("plan", str(plan), "--html", "plan.html")
         with page_at((Path(folder) / "plan.html").as_uri(), width=1000, height=900) as page:
             page.screenshot(path=picture)
 

@@ -133,7 +133,7 @@ def _places(header: Sequence[str], columns: Sequence[str], place: str) -> tuple[
             shown = ", ".join(repr(name) for name in header[:40]) if like_header(header) else "not named"
             raise InputError(
                 f"{place}: column {wanted!r} is missing or repeated. Its columns are {shown}. Name two with "
-                "--codelist-columns CODE,TITLE"
+                "--set data.ingest.codelist_columns=[CODE, TITLE]"
             )
         matches += fitting
     code, title = matches

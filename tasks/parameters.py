@@ -6,7 +6,6 @@ before work starts.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -142,31 +141,18 @@ DEMO_POPULATION = "demo"
 """The population of invented narratives: deployments release it without approval until a policy is in force."""
 
 
-class LedgerParameters(BaseModel, frozen=True, extra="forbid", title="Ledger", hide_input_in_errors=True):
-    """Names the ledger and its policy."""
+class LedgerParameters(BaseModel, frozen=True, extra="forbid", title="Ledger"):
+    """Names the policy of the ledger."""
 
     policy: str | None = Field(
         default=None,
         title="Policy file",
         description="Budget policy (YAML); in force from the first plan on. Empty: the one in force, else the default.",
     )
-    ledger_url: str | None = Field(
-        default=None,
-        title="Ledger",
-        description="SQLAlchemy URL without a password; empty: $AUTOCODER_LEDGER_URL, or ledger.db in the workspace.",
-    )
-
-    @field_validator("ledger_url")
-    @classmethod
-    def _no_password(cls, value: str | None) -> str | None:
-        # Prefect stores parameters in clear.
-        if value is not None and re.search(r"://[^/@]*:[^/@]+@", value):
-            raise ValueError("ledger_url holds a password. Give it in AUTOCODER_LEDGER_URL, PGPASSWORD or PGPASSFILE")
-        return value
 
 
 class BundleParameters(LedgerParameters, frozen=True, title="Ledger and bundle"):
-    """Names the ledger and its policy, and sets how the bundle is written and signed."""
+    """Names the policy, and sets how the bundle is written and signed."""
 
     signing_key: str | None = Field(
         default=None,

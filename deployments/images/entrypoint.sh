@@ -76,15 +76,15 @@ case "${1:-}" in
   metrics)
     login=$(secret prefect_login)
     export PREFECT_API_AUTH_STRING="$login"
-    exec autocoder metrics --serve 0.0.0.0:9464 ;;
+    exec autocoder status --serve 0.0.0.0:9464 ;;
   serve)  # on a network where the proxy alone is
     for name in signing_public api_keys; do secret "$name" > /dev/null; done
     exec autocoder serve --host 0.0.0.0 --proxy '*' --allowed-host "${AUTOCODER_SITE:-127.0.0.1}" \
-      --verify-key "$SECRETS/signing_public" --api-key-file "$SECRETS/api_keys" ;;
+      --key "$SECRETS/signing_public" --api-key-file "$SECRETS/api_keys" ;;
   engine)  # on a network of its own workers; the certificates decide who may join
-    exec autocoder engine scheduler ;;
+    exec autocoder engine ;;
   engine-worker)
-    exec autocoder worker --engine "$2" ;;
+    exec autocoder engine --join "$2" ;;
   flow-run)
     login=$(secret prefect_login)
     export PREFECT_API_AUTH_STRING="$login"

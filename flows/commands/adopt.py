@@ -16,7 +16,6 @@ from tasks.running.failures import private_errors
 
 
 def adopt(
-    reading: options.ReadingOptions,
     bundle: Annotated[Path, typer.Argument(help="The bundle that you received: the .tar.zst file, or its folder.")],
     key: Annotated[Path, typer.Option(help="First public key (PEM) of the agency, from a safe source.")],
     out: Annotated[Path, typer.Option(help="Folder to make, for --bundle of later commands.")],
@@ -24,17 +23,9 @@ def adopt(
     data: Annotated[
         Path | None, typer.Option(help="Records that you coded by hand: CSV, Parquet or JSON Lines.")
     ] = None,
-    label_column: Annotated[
-        str | None,
-        typer.Option("--label", "--label-column", help="Column of --data with the codes that people gave."),
-    ] = None,
-    column: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--text", "--column", help="Text column of your tables; may be repeated.", show_default="Final Narrative"
-        ),
-    ] = None,
-    template: Annotated[str | None, typer.Option(help="Template that joins several columns.")] = None,
+    label: options.Label = None,
+    text: options.Text = None,
+    template: options.Template = None,
     accuracy: Annotated[
         float | None,
         typer.Option(min=0.01, max=0.999, help="Accuracy of the codes that no person checks, such as 0.9."),
@@ -42,6 +33,7 @@ def adopt(
     sets: Annotated[
         bool, typer.Option("--sets", help="Also find the limits of sets, for `autocoder code --coverage`.")
     ] = False,
+    read: options.Read = None,
     as_json: options.AsJson = False,
 ) -> None:
     r"""Take over a bundle that you received: check it, unpack it, fit your thresholds, write one report.
@@ -63,7 +55,7 @@ def adopt(
 
       autocoder code --bundle coder --data new.csv --out coded.csv
     """
-    if data is None and (label_column or accuracy or sets):
+    if data is None and (label or accuracy or sets):
         raise InputError("--label, --accuracy and --sets: require --data, records that you coded by hand")
     out, bundle, key = out.expanduser(), bundle.expanduser(), key.expanduser()
     if out.exists():
@@ -75,12 +67,12 @@ def adopt(
 
         own = OwnRecords(
             data=None if data is None else data.expanduser(),
-            label=label_column,
-            columns=tuple(column or ()),
+            label=label,
+            columns=tuple(text or ()),
             template=template,
             accuracy=accuracy,
             sets=sets,
-            read=reading.read,
+            read=options.read_options(read),
         )
         with ConsoleListener() as console:
             console.started("adopt")

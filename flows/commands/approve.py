@@ -1,4 +1,4 @@
-"""Defines `autocoder approve` and `autocoder refuse`, signed decisions on a planned release."""
+"""Defines `autocoder approve`: signed decisions on a planned release, a policy, a recovery."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.commands import options
+from flows.commands.next_steps import command_line
 from flows.commands.terminal import say
 from storage.errors import InputError
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from tasks.releasing.plan import PlannedRelease
     from tasks.running.stage import Context
 
-Key = Annotated[Path, typer.Option("--key", help="Your private key (PEM; `autocoder keys new` makes one).")]
-
 
 @dataclass(frozen=True)
 class DecisionTarget:
@@ -33,32 +32,44 @@ class DecisionTarget:
         bool, typer.Option("--print", help="Only print the signed line, for the form on Prefect's page or for a file.")
     ] = False
     post: Annotated[bool, typer.Option("--post", help="Send it to the waiting release run (PREFECT_API_URL).")] = False
-    ledger_url: options.LedgerUrl = None
     home: options.HomeOfPlan = None
 
 
 def approve(
-    key: Key,
+    key: Annotated[Path, typer.Option("--key", help="Your private key (PEM; `autocoder keys new` makes one).")],
     to: DecisionTarget,
     plan: Annotated[
-        Path | None, typer.Argument(help="Plan that retrain or compare wrote (private/plans/*.json).")
+        Path | None, typer.Argument(help="Plan that `train` or `compare` wrote (private/plans/*.json).")
     ] = None,
+    refuse: Annotated[
+        bool, typer.Option("--refuse", help="Refuse the plan: it cannot be released any more. Needs --reason.")
+    ] = False,
+    despite_audit: Annotated[
+        bool,
+        typer.Option(
+            "--despite-audit",
+            help="Let it pass although an audit contradicts its claim, or was inconclusive where one is required. "
+            "Needs --reason, which the privacy statement states.",
+        ),
+    ] = False,
+    reason: Annotated[str, typer.Option(help="Reason, which the ledger records; with --policy word for word.")] = "",
     policy: Annotated[
         Path | None, typer.Option(help="Approve this budget policy instead of a plan; prints the line.")
     ] = None,
+    requester: Annotated[str, typer.Option(help="With --policy: who requests the change.")] = "",
     recovery: Annotated[
         Path | None,
         typer.Option(
             help="Approve a recovery of the ledger (`autocoder ledger recover --ask`) instead; prints the line."
         ),
     ] = None,
-    requester: Annotated[str, typer.Option(help="With --policy: who requests the change.")] = "",
-    reason: Annotated[str, typer.Option(help="With --policy: why, word for word as in `ledger change-policy`.")] = "",
 ) -> None:
-    r"""Approve a planned release: sign it, and save the signature next to the plan.
+    r"""Sign a decision: approve a planned release, refuse it, or let it pass despite an audit.
 
-    The signature covers everything that the plan releases, and counts for that plan alone. The budget policy names the
-    keys that count, and how many are needed. `--print` and `--post` save nothing here.
+    The signature covers everything that the plan releases, and counts for that plan alone; it is saved next to the
+    plan. One despite an audit covers the measurement too: a later audit blocks again. A plan without an audit cannot
+    pass this way, and nobody can sign for their own request. The budget policy names the keys that count, and how many
+    are needed. `--print` and `--post` save nothing here.
 
     Examples
 
@@ -66,40 +77,55 @@ def approve(
 
       autocoder approve PLAN.json --key officer/signing-key.pem --post
 
+      autocoder approve PLAN.json --key officer/signing-key.pem \
+          --refuse --reason "the code list of 2025 is missing"
+
       autocoder approve --policy policy-2027.yaml \
           --requester lead --reason "budget of 2027" \
           --key officer/signing-key.pem > approval.txt
     """
     if sum(subject is not None for subject in (plan, policy, recovery)) != 1:
         raise InputError("no subject. Name a plan, a policy with --policy, or a recovery with --recovery.")
+    reason = reason.strip()
+    if (refuse or despite_audit or policy) and not reason:
+        raise InputError("--reason: it is empty. Give a reason, which the signature covers.")
     if policy is not None:
-        if not (requester and reason):
-            raise InputError(
-                "--policy: the signature covers who requests the change and why. Give --requester, --reason."
-            )
+        if not requester:
+            raise InputError("--requester: missing. The signature covers who requests the policy.")
         _approve_policy(policy, key, to, requester=requester, reason=reason)
     elif recovery is not None:
         _approve_recovery(recovery, key)
+    elif plan is not None and despite_audit:
+        _override(plan, key, reason, to)
     elif plan is not None:
-        _decide(plan, key, "approve", "", to)
+        _decide(plan, key, "refuse" if refuse else "approve", reason, to)
 
 
-def refuse(
-    plan: options.Plan,
-    key: Key,
-    reason: Annotated[str, typer.Option(help="Reason; the ledger records it.")],
-    to: DecisionTarget,
-) -> None:
-    r"""Refuse a planned release: the ledger records who and why, and the plan cannot be released any more.
+def _override(plan: Path, key: Path, reason: str, to: DecisionTarget) -> None:
+    """Signs that a plan may pass the gate although an audit contradicts its claim, and records it."""
+    from storage.ledger.decisions import sign
+    from storage.ledger.heads import load_private_key
 
-    Example
+    context, settings = options.select_ledger(options.home_of_plan(plan, to.home))
+    from tasks.releasing import gate, ledger_access
+    from tasks.releasing.checked_plan import check
+    from tasks.releasing.plan import PlannedRelease
 
-      autocoder refuse PLAN.json --key officer/signing-key.pem \
-          --reason "the code list of 2025 is missing"
-    """
-    if not reason.strip():
-        raise InputError("--reason: it is empty. Give a reason.")
-    _decide(plan, key, "refuse", reason.strip(), to)
+    planned = PlannedRelease.load(plan.expanduser())
+    checked = check(planned, ledger_access.open_ledger(context, settings))
+    audit = checked.measurement
+    if audit is None:
+        raise InputError("--despite-audit: this plan was never audited. Run `autocoder audit PLAN` first.")
+    decision = sign(
+        load_private_key(key),
+        subject="override",
+        decision="approve",
+        digest=planned.digest,
+        terms=gate.override_terms(checked, audit),
+        reason=reason,
+    )
+    row = gate.override(checked, decision)
+    say(f"{audit.line}\noverridden: ledger row {row.sequence}; next: {command_line('release', plan)}")
 
 
 def _approve_policy(policy: Path, key: Path, to: DecisionTarget, *, requester: str, reason: str) -> None:
@@ -109,7 +135,7 @@ def _approve_policy(policy: Path, key: Path, to: DecisionTarget, *, requester: s
     from storage.ledger.heads import load_private_key
 
     loaded, private = Policy.load(policy), load_private_key(key)
-    in_force = options.LedgerOptions(home=to.home, ledger_url=to.ledger_url).open().policy_mark()
+    in_force = options.LedgerOptions(home=to.home).open().policy_mark()
     terms = policy_terms(loaded.name, in_force, requester=requester, reason=reason)
     decision = sign(private, subject="policy", decision="approve", digest=loaded.digest, terms=terms)
     say(f"policy {loaded.name}, digest {loaded.digest}: approved by key {decision.key_id[:12]}…", err=True)
@@ -138,14 +164,14 @@ def _approve_recovery(recovery: Path, key: Path) -> None:
 def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: DecisionTarget) -> None:
     if to.only_print and to.post:
         raise InputError("--print and --post: give one of them")
-    context, settings = options.select_ledger(options.home_of_plan(plan, to.home), to.ledger_url)
+    context, settings = options.select_ledger(options.home_of_plan(plan, to.home))
     from storage.ledger.content import release_terms
     from storage.ledger.decisions import sign
     from storage.ledger.heads import load_private_key
     from tasks.releasing.plan import PlannedRelease
 
     planned = PlannedRelease.load(plan)
-    _quote(planned, plan, context, to.ledger_url)
+    _quote(planned, plan, context)
     decision = sign(
         load_private_key(key),
         subject="release",
@@ -164,20 +190,20 @@ def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: DecisionTarg
     say(outcome)
 
 
-def _quote(planned: PlannedRelease, plan: Path, context: Context, ledger_url: str | None) -> None:
+def _quote(planned: PlannedRelease, plan: Path, context: Context) -> None:
     """Prints what is signed on stderr: claim, measured leakage, budget, other releases of these records."""
     from tasks.releasing import plan_page
 
     _say_contents(planned)
     try:
-        page = plan_page.load_plan_page(context, planned, file=plan, url=ledger_url)
+        page = plan_page.load_plan_page(context, planned, file=plan)
     except InputError as error:
         say(f"  budget and audit cannot be shown: {error}", err=True)
         return
     for answer in page.answers:
         if answer.key in _QUOTED:
             say(f"  {answer.verdict}: {answer.question} {answer.text}", err=True)
-    say(f"  {page.summary}; details: autocoder plan show {plan}", err=True)
+    say(f"  {page.summary}; details: autocoder plan {plan}", err=True)
 
 
 def _say_contents(planned: PlannedRelease) -> None:

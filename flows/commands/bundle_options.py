@@ -6,11 +6,9 @@ import re
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from flows.commands.options import Home
+from flows.commands import options
 from flows.server.settings import home_of
 from storage.errors import InputError
 
@@ -21,17 +19,14 @@ if TYPE_CHECKING:
     from storage.bundle.trust import Trust
     from tasks.coding.coder import Coder
 
-Precision = Annotated[
-    Literal["auto", "float32", "bfloat16"],
-    typer.Option(
-        help="Precision of the encoder; auto: bfloat16 where the processor supports it and golden texts get the same "
-        "codes.",
-    ),
+Key = Annotated[Path | None, options.privacy("--key", help="First public key (PEM) of the agency, from a safe source.")]
+Roots = Annotated[
+    Path | None, options.privacy(help="The agency's newest roots (roots.json): replaced keys, revocations.")
 ]
-Roots = Annotated[Path | None, typer.Option(help="The agency's newest roots (roots.json): replaced keys, revocations.")]
-State = Annotated[
-    Path | None, typer.Option(help="With --roots: folder that records the newest.", show_default="~/.local/state")
+AllowUnsigned = Annotated[
+    bool, options.more("--allow-unsigned", help="Take a bundle without a signature check; the rest is checked.")
 ]
+_WHICH = "Bundle: folder, .tar.zst, or a folder of `autocoder adopt`."
 
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
@@ -41,17 +36,8 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
 class BundleOptions:
     """Selects the bundle that codes."""
 
-    bundle: Annotated[
-        Path | None,
-        typer.Option(
-            help="Bundle: folder, .tar.zst, or a folder of `autocoder adopt`.",
-            show_default="the newest release in the workspace",
-        ),
-    ] = None
-    home: Home = None
-    allow_revoked: Annotated[
-        bool, typer.Option("--allow-revoked", help="Use a bundle although it was revoked in this workspace.")
-    ] = False
+    bundle: Annotated[Path | None, options.data(help=_WHICH, show_default="the newest release in the workspace")] = None
+    home: options.Home = None
 
     def adopted(self) -> AdoptedBundle | None:
         """Returns what a partner decided on the bundle; None where --bundle names no adopted one."""
@@ -74,16 +60,14 @@ class BundleOptions:
         return open_folder(self.bundle.expanduser() if self.bundle is not None else newest_bundle(home_of(self.home)))
 
     def require_not_revoked(self, coder: Coder) -> None:
-        """Refuse what was revoked in this workspace, unless it is wanted all the same.
+        """Refuse what was revoked in this workspace.
 
         Raises:
             StorageError: it was, or the ledger that would know cannot be read.
         """
         from tasks.coding.coder import require_not_revoked
 
-        if not self.allow_revoked:
-            otherwise = "name a newer one with --bundle, or give --allow-revoked"
-            require_not_revoked(coder, home_of(self.home), otherwise=otherwise)
+        require_not_revoked(coder, home_of(self.home))
 
 
 @dataclass(frozen=True)
@@ -92,17 +76,14 @@ class SeveralBundleOptions:
 
     bundle: Annotated[
         list[str] | None,
-        typer.Option(
+        options.data(
             metavar="[NAME=]BUNDLE",
-            help="Bundle: folder, .tar.zst, or a folder of `autocoder adopt`. Several, each with a NAME: their columns "
-            "begin with NAME_, and texts are encoded once for those that share an encoder.",
+            help=f"{_WHICH} Several, each with a NAME: their columns begin with NAME_, and texts are encoded once for "
+            "those that share an encoder.",
             show_default="the newest release in the workspace",
         ),
     ] = None
-    home: Home = None
-    allow_revoked: Annotated[
-        bool, typer.Option("--allow-revoked", help="Use a bundle although it was revoked in this workspace.")
-    ] = False
+    home: options.Home = None
 
     def each(self) -> dict[str, BundleOptions]:
         """Returns the options of each bundle by what its columns begin with; "" without a name.
@@ -122,19 +103,14 @@ class SeveralBundleOptions:
             prefix = f"{name}_" if name else ""
             if prefix in chosen or (not prefix and len(self.bundle or ()) > 1):
                 raise InputError("--bundle: several need a name each. Write nature=BUNDLE and part=OTHER.")
-            chosen[prefix] = BundleOptions(Path(path), self.home, self.allow_revoked)
-        return chosen or {"": BundleOptions(None, self.home, self.allow_revoked)}
+            chosen[prefix] = BundleOptions(Path(path), self.home)
+        return chosen or {"": BundleOptions(None, self.home)}
 
 
-def trust(key: Path | None, roots: Path | None, state: Path | None, *, option: str = "--key") -> Trust | None:
-    """Returns whom a partner trusts; None without a key, which the other options require."""
+def trust(key: Path | None, roots: Path | None) -> Trust | None:
+    """Returns whom a partner trusts; None without a key, which roots require."""
     from storage.bundle.trust import Trust
 
-    if key is None and (roots is not None or state is not None):
-        raise InputError(f"--roots and --state: require {option}, the agency's first key from a safe source")
-    if roots is None and state is not None:
-        raise InputError("--state: requires --roots")
-    if key is None:
-        return None
-    expanded = (path and path.expanduser() for path in (roots, state))
-    return Trust(key.expanduser(), *expanded)
+    if key is None and roots is not None:
+        raise InputError("--roots: requires --key, the agency's first key from a safe source")
+    return None if key is None else Trust(key.expanduser(), roots and roots.expanduser())

@@ -26,33 +26,20 @@ if TYPE_CHECKING:
     from tasks.coding.coder import Coder, Coding
     from tasks.coding.job import CodingJob, CodingReport
 
-_file = partial(typer.Option, rich_help_panel="Files")
-_review = partial(typer.Option, rich_help_panel="Review")
-
 
 @dataclass(frozen=True)
-class FileOptions(options.ReadingOptions):
+class FileOptions:
     """Names the table to code and the one to write, and says how the table is read."""
 
-    data: Annotated[Path | None, _file(help="CSV, ZIP of one CSV, Parquet, or JSON Lines (.jsonl).")] = None
-    out: Annotated[Path | None, _file(help="File to write: .csv, .parquet or .jsonl; needed with --data.")] = None
-    column: Annotated[
-        list[str] | None,
-        _file(
-            "--text",
-            help="Text column of --data; repeated, several are joined.",
-            show_default="Final Narrative",
-        ),
-    ] = None
-    template: Annotated[
-        str | None, _file(help="Template that joins several columns, as in training: '{Job title}: {Narrative}'.")
-    ] = None
-    append: Annotated[bool, _file("--append", help="Append to an --out of the same columns.")] = False
-    overwrite: Annotated[bool, _file("--overwrite", help="Replace an existing --out.")] = False
-    version_column: Annotated[
-        str | None,
-        _file(help="Column of --data that names each row's classification version; another version is refused."),
-    ] = None
+    data: Annotated[Path | None, options.data(help="Table of narratives, to be coded whole.")] = None
+    text: options.Text = None
+    template: options.Template = None
+    out: Annotated[Path | None, options.data(help="File to write: .csv, .parquet or .jsonl; needed with --data.")] = (
+        None
+    )
+    append: Annotated[bool, options.data("--append", help="Append to an --out of the same columns.")] = False
+    overwrite: options.Overwrite = False
+    read: options.Read = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +48,7 @@ class ReviewOptions:
 
     threshold: Annotated[
         float | None,
-        _review(
+        typer.Option(
             min=0,
             max=1,
             help="Score below which a person must check: adds needs_review, and the group of codes that reaches it.",
@@ -69,49 +56,33 @@ class ReviewOptions:
     ] = None
     accuracy: Annotated[
         float | None,
-        _review(
+        typer.Option(
             min=0,
             max=1,
             help="In place of --threshold: the score that reached this accuracy when thresholds were fitted.",
         ),
     ] = None
-    thresholds: Annotated[
-        list[Path] | None,
-        _review(help="File from `autocoder calibrate`, in place of that of the bundle; one for each of several."),
-    ] = None
     coverage: Annotated[
         float | None,
-        _review(
+        typer.Option(
             min=0,
             max=1,
-            help="Adds set, codes that hold the right one with this probability; needs `autocoder calibrate --sets`.",
+            help="Adds set, codes that hold the right one with this probability; needs `autocoder adopt --sets`.",
         ),
     ] = None
     groups: Annotated[
         str,
-        _review(
+        options.more(
             metavar="auto|digits|none|LIST",
             help="Groups of codes: by digits where it is OIICS, by leading signs (digits), none, or by columns code "
             "and parent of a list.",
         ),
     ] = "auto"
 
-    def thresholds_of(self, adopted: AdoptedBundle | None, digest: str, *, several: bool) -> Path | None:
-        """Returns the file of thresholds of one bundle: the option's, or that of an adopted bundle."""
-        from tasks.coding.bundles import thresholds_by_digest
-
-        if several and self.thresholds:
-            return thresholds_by_digest(self.thresholds).get(digest)
-        if self.thresholds:
-            if len(self.thresholds) > 1:
-                raise InputError("--thresholds: there is one bundle. Give one file.")
-            return self.thresholds[0]
-        return None if adopted is None else adopted.thresholds
-
     def threshold_of(self, coder: Coder, adopted: AdoptedBundle | None) -> float | None:
         """Returns the score below which a person must check: the option's, or that of an accuracy."""
         own_score = self.threshold is not None or self.accuracy is not None
-        partner = None if adopted is None or own_score or self.thresholds else adopted.adoption.accuracy
+        partner = None if adopted is None or own_score else adopted.adoption.accuracy
         accuracy = self.accuracy if own_score else partner
         return self.threshold if accuracy is None else coder.threshold_for(accuracy)
 
@@ -123,7 +94,6 @@ def code(
     review: ReviewOptions,
     narratives: Annotated[list[str] | None, typer.Argument(help="Narratives, each in quotes.")] = None,
     top_k: Annotated[int, typer.Option(min=1, max=50, help="Codes per narrative.")] = 1,
-    precision: bundle_options.Precision = "auto",
     engine: options.Engine = "",
 ) -> None:
     r"""Code narratives with a released model.
@@ -142,8 +112,8 @@ def code(
       autocoder code --data new.parquet --text Job --text Text \
           --template '{Job}: {Text}' --out coded.jsonl
 
-      autocoder code --data new.csv --out coded.csv \
-          --thresholds thresholds.json --coverage 0.9
+      autocoder code --bundle coder --data new.csv --out coded.csv \
+          --coverage 0.9
 
       autocoder code --data new.csv --out coded.csv \
           --bundle nature=bundles/3f2a9c41d07b65e8 \
@@ -152,14 +122,13 @@ def code(
       autocoder code --data /narratives/2026q3.csv \
           --out /narratives/coded.csv --engine 8
     """
-    _require_consistent(narratives, files, review, precision, len(released.bundle or ()) > 1)
+    _require_consistent(narratives, files, review)
     paths: dict[str, Any] = {name: path.expanduser() for name, path in vars(files).items() if isinstance(path, Path)}
     files = replace(files, **paths)
     each = released.each()
     first = next(iter(each.values()))
-    columns, template = first.columns(files.column, files.template)
+    columns, template = first.columns(files.text, files.template)
     with private_errors("code"), ExitStack() as opened:
-        from storage.bundle.folder import bundle_digest
         from storage.tables.narratives import Narratives
         from tasks.coding.bundles import Bundles
         from tasks.coding.coded_summary import write_summary
@@ -177,19 +146,19 @@ def code(
         records = Narratives(tuple(columns), template)
         table = None if files.data is None else _survey(files.data, files, records, output, tuple(each))
         # a trial of bfloat16 on the golden texts takes longer than a few narratives
-        # calibrate finds the limits of sets in float32, and bundles that share an encoder share its float32 pass
+        # the limits of sets were found in float32, and bundles that share an encoder share its float32 pass
         exact = table is None or review.coverage is not None or len(each) > 1
         coders: dict[str, Coder] = {}
         thresholds: dict[str, float | None] = {}
         files_of: dict[str, Path | None] = {}
         for prefix, one in each.items():
             adopted, folder = one.adopted(), folders[prefix]
-            files_of[prefix] = review.thresholds_of(adopted, bundle_digest(folder), several=len(each) > 1)
+            files_of[prefix] = None if adopted is None else adopted.thresholds
             coder = coders[prefix] = open_bundle(
                 folder,
                 thresholds=files_of[prefix],
                 levels=levels,
-                precision="float32" if precision == "auto" and exact else precision,
+                precision="float32" if exact else "auto",
                 coverage=review.coverage,
             )
             one.require_not_revoked(coder)
@@ -222,9 +191,7 @@ def code(
             say(f"next: open {page}")
 
 
-def _require_consistent(
-    narratives: list[str] | None, files: FileOptions, review: ReviewOptions, precision: str, several: bool
-) -> None:
+def _require_consistent(narratives: list[str] | None, files: FileOptions, review: ReviewOptions) -> None:
     """Refuse options that contradict each other or are incomplete."""
     if bool(narratives) == (files.data is not None):
         raise InputError("no narratives, or two sources. Give narratives as arguments, or a file with --data.")
@@ -234,10 +201,6 @@ def _require_consistent(
         raise InputError("--threshold and --accuracy: give one of them")
     if files.append and files.overwrite:
         raise InputError("--append and --overwrite: give one of them")
-    if precision == "bfloat16" and several:
-        raise InputError("--precision bfloat16: several bundles code in float32. Leave it out.")
-    if review.coverage is not None and precision == "bfloat16":
-        raise InputError("--coverage: sets were fitted in float32. Leave out --precision bfloat16.")
     if files.data is None and any(vars(files).values()):
         raise InputError("--out, --text and other file options require --data")
 
@@ -256,7 +219,9 @@ def _survey(
     with output.progress() as console:
         console.started("read the table through")
         options_of = dict.fromkeys(records.columns, "--text")
-        table = survey(data, text_columns=records.columns, column_options=options_of, read=files.read)
+        table = survey(
+            data, text_columns=records.columns, column_options=options_of, read=options.read_options(files.read)
+        )
     require_free(table, {f"{prefix}{name}" for prefix in prefixes for name in USUAL})
     for line in table.reading:
         say(f"read {line}", err=True)
@@ -306,12 +271,9 @@ def _job(
     top_k: int,
     thresholds: Mapping[str, float | None],
 ) -> CodingJob:
-    from tasks.coding.columns import answer_columns, check_version
+    from tasks.coding.columns import answer_columns
     from tasks.coding.job import CodingJob
 
-    if files.version_column is not None:
-        for coder in bundles.coders.values():
-            check_version(table, files.version_column, coder)
     added = tuple(
         answer_columns(coder, top_k=top_k, threshold=thresholds[prefix], prefix=prefix)
         for prefix, coder in bundles.coders.items()

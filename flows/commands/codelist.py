@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -12,16 +11,8 @@ from flows.commands import options
 from flows.commands.terminal import say
 from storage.errors import InputError
 
-app = typer.Typer(help="Make code lists of published classifications.", no_args_is_help=True)
 
-
-@app.callback()
-def _codelist() -> None:
-    """Keeps `import` a command of its own."""
-
-
-@app.command("import")
-def import_(
+def codelist(
     file: Annotated[Path, typer.Argument(help="Classification in SKOS or XKOS: .ttl, .nt, .rdf, .xml or .owl.")],
     out: Annotated[Path, typer.Option(help="CSV to write: code, title, description, parent.")],
     language: Annotated[
@@ -34,7 +25,6 @@ def import_(
         str | None,
         typer.Option(help="Where a concept has several codes: dotted, plain, or the end of its data type's address."),
     ] = None,
-    as_json: options.AsJson = False,
 ) -> None:
     r"""Write the code list of a classification in SKOS or XKOS as CSV, in one language.
 
@@ -42,7 +32,7 @@ def import_(
 
     Example
 
-      autocoder codelist import nace.rdf --language fr --out codes.csv
+      autocoder codelist nace.rdf --language fr --out codes.csv
     """
     from storage.durable import replace_atomically
     from storage.skos import import_codes
@@ -55,14 +45,6 @@ def import_(
     with replace_atomically(out) as fresh:
         text = csv_lines([("code", "title", "description", "parent"), *imported.rows])
         fresh.write_text(text, encoding="utf-8", newline="")
-    left = {
-        "deprecated": imported.deprecated,
-        "without_notation": imported.without_notation,
-        "without_title": imported.without_title,
-    }
-    if as_json:
-        say(json.dumps({"codes": len(imported.rows), "language": imported.language, **left, "out": str(out)}))
-        return
     summary = f"{len(imported.rows):,} codes{f' in {imported.language}' if imported.language else ''} written to {out}"
     say(
         f"{summary}: {imported.deprecated:,} deprecated concepts and {imported.without_notation:,} without a notation "

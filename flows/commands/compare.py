@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,38 +20,36 @@ if TYPE_CHECKING:
     from flows.compare import ProtocolResult
 
 
+_RIVALS = "rivals."
+"""What `--set` of a rivals' setting begins with, such as rivals.epochs=10."""
+
+
 @dataclass(frozen=True)
 class SharedOptions:
     """Holds the settings of all branches."""
 
     target_epsilon: Annotated[
         str,
-        typer.Option(
-            "--epsilon",
-            help="A number, or, for study, `match`: the epsilon of SWAG-PPM, rounded up.",
-        ),
+        options.privacy("--epsilon", help="A number, or, for study, `match`: the epsilon of SWAG-PPM, rounded up."),
     ] = "match"
     delta: Annotated[
         float | None,
-        typer.Option(
+        options.more(
             help="Delta of the formal claims.",
             show_default="the profile's, or 1e-5, less for over 10,000 records or by policy",
         ),
     ] = None
     epsilons: Annotated[
-        str, typer.Option(help="Further targets by comma, such as 1,2,5: accuracy at each ε, on the decision page.")
+        str, options.privacy(help="Further targets by comma, such as 1,2,5: accuracy at each ε, on the decision page.")
     ] = ""
     protocols: Annotated[
         str,
-        typer.Option(
+        options.more(
             help="Records: `paper`, `all-records`, or both by comma, for two tables in one report.",
             show_default="the profile's",
         ),
     ] = ""
     seeds: Annotated[int, typer.Option(help="Runs per branch, from fit.seed on.")] = 5
-    epochs: Annotated[int, typer.Option(help="Epochs of the non-private and DP-SGD fits.")] = 30
-    batch_size: Annotated[int, typer.Option(help="Batch size of DP-SGD in the paper's setting.")] = 512
-    slots: Annotated[int, typer.Option(help="Branches at once.")] = 1
 
 
 def compare(
@@ -58,14 +57,19 @@ def compare(
     shared: SharedOptions,
     output: options.OutputOptions,
     branches: Annotated[str, typer.Option(help="Names by comma, or `all`.")] = "all",
+    results: Annotated[
+        Path | None,
+        options.more(help="Also write aggregates and figures as Markdown to this file. For public data only."),
+    ] = None,
     engine: options.Engine = "",
-    results: options.Results = None,
 ) -> None:
     r"""Compare branches on the same records. Nothing is released; the report is internal.
 
     Each branch with a claim gets a release plan, which `autocoder release` takes. A branch whose epsilon is taken from
     the records (`--epsilon match`) is for study and gets none. The page `decision.html` next to the report shows
     accuracy and audits of each branch by epsilon, with a recommendation.
+
+    `--set rivals.epochs=10` sets what the rivals have in common: epochs, batch_size, slots.
 
     Examples
 
@@ -78,9 +82,11 @@ def compare(
     """
     if results is not None:
         options.require_writable("--results", results)
+    of_rivals = [setting.removeprefix(_RIVALS) for setting in run.settings or () if setting.startswith(_RIVALS)]
+    run = replace(run, settings=[setting for setting in run.settings or () if not setting.startswith(_RIVALS)])
     parameters = run.parameters()
 
-    from flows.commands.profiles import parse_target, profile_branches, validate
+    from flows.commands.profiles import apply_settings, parse_target, profile_branches, validate
     from tasks.branches.branch import CompareParameters, choose
 
     values = asdict(shared) | {
@@ -88,6 +94,7 @@ def compare(
         "branches": profile_branches(run.profile_name),
     }
     values |= {"epsilons": _parts(shared.epsilons), "protocols": _parts(shared.protocols)}
+    values = apply_settings(values, of_rivals, model=CompareParameters)
     settings = validate(CompareParameters, values, at="compare: ")
     chosen = choose(branches, model=parameters.model, data=parameters.data, branches=settings.all_branches)
 
@@ -100,7 +107,7 @@ def compare(
     with private_errors("compare"):
         estimates = [refuse_early(context, one, settings, chosen, slots=settings.slots) for one in taken]
         seconds = sum(estimate_seconds(estimate, settings, chosen) for estimate in estimates)
-    with output.progress(bars=settings.slots == 1) as console:
+    with output.progress() as console:
         measured = all(estimate.measured for estimate in estimates)
         console.expect(f"{len(chosen)} branches, {settings.seeds} seeds", seconds, measured=measured)
         result = run_command(

@@ -109,14 +109,13 @@ class ConsoleListener(Listener):
     """Draws the progress of its block's stages on stderr; stdout is for results.
 
     Args:
-        quiet: show nothing.
         bars: a bar for the stage at work; not for parallel stages, whose bars would overwrite each other.
         verbose: show stages by their names and all their figures, in place of words.
     """
 
-    def __init__(self, *, quiet: bool = False, bars: bool = True, verbose: bool = False) -> None:
+    def __init__(self, *, bars: bool = True, verbose: bool = False) -> None:
         self._lock, self._stack, self._verbose = Lock(), ExitStack(), verbose
-        self._console = Console(stderr=True, quiet=quiet)
+        self._console = Console(stderr=True)
         self._bars = bars and self._console.is_terminal
         self._heartbeat = None if self._console.is_terminal else StageHeartbeat()
         self._progress = Progress(

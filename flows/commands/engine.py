@@ -1,7 +1,8 @@
-"""Defines `autocoder engine` and `autocoder worker`: a cluster that computes the parts of large stages."""
+"""Defines `autocoder engine`: a cluster that computes the parts of large stages."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -14,61 +15,48 @@ from flows.commands.terminal import say
 from flows.server.settings import home_of
 from storage.errors import InputError
 
-app = typer.Typer(no_args_is_help=True, help="A cluster that computes the parts of large stages (Dask).")
 
-
-@app.command()
-def certificates(out: Annotated[Path, typer.Argument(help="New folder for certificate and key.")]) -> None:
-    r"""Make the certificates of a cluster, once; copy the folder to each of its machines.
-
-    Whoever holds them can join the cluster and run code on its workers.
-
-    Example
-
-      autocoder engine certificates cluster
-    """
-    from tasks.running.engine import CERTIFICATES, make_certificates
-
-    make_certificates(out.expanduser())
-    say(f"certificates in {out}\nnext: export {CERTIFICATES}={out.resolve()}, and autocoder engine scheduler")
-
-
-@app.command()
-def scheduler(port: Annotated[int, typer.Option(min=1, max=65_535, help="Port of all interfaces.")] = 8786) -> None:
-    r"""Run the scheduler of a cluster, with the certificates of $AUTOCODER_ENGINE_CERTIFICATES.
-
-    Example
-
-      AUTOCODER_ENGINE_CERTIFICATES=cluster autocoder engine scheduler
-    """
-    say(f"workers: autocoder worker --engine tls://HOST:{port}", err=True)
-    _run("dask_scheduler", "--protocol", "tls", "--port", str(port), *_tls(f"tls://localhost:{port}"))
-
-
-def worker(
-    engine: Annotated[
-        str, typer.Option(envvar="AUTOCODER_ENGINE", show_envvar=False, help="Address of the scheduler.")
-    ] = "",
+def engine(
+    join: Annotated[str, typer.Option(help="Compute for the scheduler at this address; empty: be the scheduler.")] = "",
+    port: Annotated[int, typer.Option(min=1, max=65_535, help="Port of the scheduler, on all interfaces.")] = 8786,
     processes: Annotated[int, typer.Option(min=1, help="Parts at once; each takes its share of the cores.")] = 1,
+    new_certificates: Annotated[
+        Path | None, typer.Option(help="Make the certificates of a cluster in this new folder, and end.")
+    ] = None,
     home: options.Home = None,
 ) -> None:
-    r"""Compute parts for an engine, until it is stopped. It needs neither records' file, ledger nor signing key.
+    r"""Run the scheduler or a worker of a cluster that computes the parts of large stages (Dask), until it is stopped.
 
-    Machines share finished stages by AUTOCODER_STORAGE, or have the workspace at the same path. The same code as on the
-    machine that asks is required.
+    A worker needs neither records' file, ledger nor signing key. Machines share finished stages by AUTOCODER_STORAGE,
+    or have the workspace at the same path, and need the same code. Whoever holds the certificates can join the cluster
+    and run code on its workers: copy their folder to each of its machines, and name it in
+    AUTOCODER_ENGINE_CERTIFICATES.
 
-    Example
+    Examples
 
-      AUTOCODER_ENGINE_CERTIFICATES=cluster AUTOCODER_STORAGE=s3://bucket/stages \
-          autocoder worker --engine tls://10.0.0.5:8786
+      autocoder engine --new-certificates cluster
+      export AUTOCODER_ENGINE_CERTIFICATES=$PWD/cluster
+      autocoder engine
+      autocoder engine --join tls://10.0.0.5:8786
+      autocoder train ... --engine tls://10.0.0.5:8786
     """
-    if "://" not in engine:
-        raise InputError("--engine: missing. Give the scheduler's address, such as tls://host:8786.")
-    os.environ["AUTOCODER_HOME"] = str(home_of(home))
-    threads = str(max(1, (os.cpu_count() or 1) // processes))
-    for name in ("OMP", "MKL", "OPENBLAS"):
-        os.environ[f"DASK_DISTRIBUTED__NANNY__PRE_SPAWN_ENVIRON__{name}_NUM_THREADS"] = threads
-    _run("dask_worker", engine, "--nworkers", str(processes), "--nthreads", "1", "--memory-limit", "0", *_tls(engine))
+    from tasks.running.engine import make_certificates
+
+    if new_certificates is not None:
+        make_certificates(new_certificates.expanduser())
+        say(f"certificates in {new_certificates}")
+    elif not join:
+        say(f"workers: autocoder engine --join tls://HOST:{port}", err=True)
+        _become("dask_scheduler", "--protocol", "tls", "--port", str(port), *_tls(f"tls://localhost:{port}"))
+    elif "://" not in join:
+        raise InputError("--join: it is no address. Give the scheduler's, such as tls://host:8786.")
+    else:
+        os.environ["AUTOCODER_HOME"] = str(home_of(home))
+        threads = str(max(1, (os.cpu_count() or 1) // processes))
+        for name in ("OMP", "MKL", "OPENBLAS"):
+            os.environ[f"DASK_DISTRIBUTED__NANNY__PRE_SPAWN_ENVIRON__{name}_NUM_THREADS"] = threads
+        workers = ("--nworkers", str(processes), "--nthreads", "1", "--memory-limit", "0")
+        _become("dask_worker", join, *workers, *_tls(join))
 
 
 def _tls(address: str) -> list[str]:
@@ -80,10 +68,8 @@ def _tls(address: str) -> list[str]:
     return ["--tls-ca-file", certificate, "--tls-cert", certificate, "--tls-key", key]
 
 
-def _run(program: str, *arguments: str) -> None:
+def _become(program: str, *arguments: str) -> None:
     """Becomes a program of Dask's, whose own pages are left out."""
-    import json
-
     from tasks.running.engine import SILENT
 
     for name, value in SILENT.items():

@@ -1,41 +1,38 @@
-"""Defines `autocoder estimate`: counts by code with intervals, from all rows coded and a sample coded by hand."""
+"""Defines `autocoder estimate`: agreement and counts by code, from all rows coded and a sample coded by hand."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from flows.commands import options
 from flows.commands.terminal import Console, say
-from storage.errors import InputError
 from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
     from tasks.coding.estimates import Estimates, Interval
+    from tasks.coding.quality import Agreement
 
 _SHOWN = 15
 
 
 def estimate(
-    reading: options.ReadingOptions,
     coded: Annotated[Path, typer.Argument(help="Table that `autocoder code` wrote.")],
-    sample: Annotated[Path, typer.Option(help="Sample from `autocoder qa draw`, with human_code filled in.")],
+    sample: Annotated[Path, typer.Option(help="Sample from `autocoder sample`, with human_code filled in.")],
     out: Annotated[Path | None, typer.Option(help="Table to write: .csv, .parquet or .jsonl.")] = None,
-    by: Annotated[
-        str, typer.Option(help="Columns that form groups, with commas: quarter,state.", show_default="none")
-    ] = "",
-    prefix: options.Prefix = "",
+    by: Annotated[str, typer.Option(help="Columns that form groups, with commas: quarter,state.")] = "",
     plot: Annotated[Path | None, typer.Option(help="Also draw the largest codes: .png, .svg or .pdf.")] = None,
     codelist: options.PublishedList = None,
-    allow_unlisted: options.AllowUnlisted = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing outputs.")] = False,
+    prefix: options.Prefix = "",
+    read: options.Read = None,
+    overwrite: options.Overwrite = False,
     as_json: options.AsJson = False,
 ) -> None:
-    r"""Estimate the counts and shares of codes, with 95 % intervals.
+    r"""Measure the agreement of people and model, and estimate the counts of codes, with 95 % intervals.
 
     The model's own counts are biased: its errors do not cancel. A random sample coded by hand corrects them and says
     how far off the result may be; the codes of all rows make it more exact than the sample alone (prediction-powered
@@ -44,41 +41,47 @@ def estimate(
 
     Examples
 
-      autocoder qa draw coded.csv --out sample.csv --hours 20
+      autocoder sample coded.csv --out sample.csv --rows 400
 
       autocoder estimate coded.csv --sample sample.csv --by quarter,state \
           --out counts.csv --plot counts.png
     """
+    reading = options.read_options(read)
     if plot is not None:
         options.require_figure(plot)
     for option, file in (("--out", out), ("--plot", plot)):
         if file is not None:
-            options.require_writable(option, file)
-            if file.exists() and not overwrite:
-                raise InputError(f"{option}: {file} exists. Name another file, or replace it with --overwrite.")
+            options.require_writable(option, file, overwrite=overwrite)
     with private_errors("estimate"):
         from tasks.coding import estimates as measure
+        from tasks.coding.quality import agreement, read_double_coded
 
-        counted = measure.estimate(
-            coded,
-            sample,
-            by=[name.strip() for name in by.split(",") if name.strip()],
-            prefix=prefix,
-            listed=options.listed_codes(codelist),
-            allow_unlisted=allow_unlisted,
-            read=reading.read,
-        )
+        how: Any = {"prefix": prefix, "listed": options.listed_codes(codelist), "read": reading}
+        agreed = agreement(read_double_coded(coded, sample, **how))
+        groups = [name.strip() for name in by.split(",") if name.strip()]
+        counted = measure.estimate(coded, sample, by=groups, **how)
         if out is not None:
             measure.write_table(counted, out)
         if plot is not None:
             measure.plot(counted, plot)
     if as_json:
-        say(json.dumps(counted.as_dict(), indent=2))
+        say(json.dumps({"agreement": agreed.as_dict(), **counted.as_dict()}, indent=2))
     else:
+        _show_agreement(agreed)
         _show(counted)
     say(counted.people, err=True)
     for line in counted.warnings():
         say(f"warning: {line}", err=True)
+
+
+def _show_agreement(agreed: Agreement) -> None:
+    low, high = agreed.share_interval
+    say(f"same code: {agreed.share:.1%} of the table, 95 % interval {low:.1%} to {high:.1%}")
+    if agreed.kappa is None or agreed.kappa_interval is None:
+        say("Cohen's kappa: not defined, both gave one code throughout")
+    else:
+        low, high = agreed.kappa_interval
+        say(f"Cohen's kappa: {agreed.kappa:.3f}, 95 % interval {low:.3f} to {high:.3f}")
 
 
 def _show(counted: Estimates) -> None:

@@ -16,49 +16,21 @@ from storage.errors import InputError
 
 def handover(
     place: options.LedgerOptions,
-    release: Annotated[str | None, typer.Argument(help="Release to hand over.")] = None,
-    to: Annotated[str | None, typer.Option(help="Partner.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the .tar.zst.")] = None,
-    listed: Annotated[bool, typer.Option("--list", help="Show all handovers.")] = False,
-    key: Annotated[
-        Path | None,
-        typer.Option(
-            help="Public key to check the bundle with.", show_default="$AUTOCODER_SIGNING_KEY's or the workspace's"
-        ),
-    ] = None,
-    allow_unsigned: Annotated[bool, typer.Option("--allow-unsigned", help="Hand over without a signature.")] = False,
-    requester: options.Requester = "operator",
+    release: Annotated[str, typer.Argument(help="Release to hand over.")],
+    to: Annotated[str, typer.Option(help="Partner.")],
+    out: Annotated[Path, typer.Option(help="Folder for the .tar.zst.")],
     as_json: options.AsJson = False,
 ) -> None:
     r"""Pack a release for a partner, and record the handover as a row of the ledger.
 
-    The bundle is checked first, as the partner will check it.
+    The bundle is checked first, as the partner will check it. `autocoder ledger show RELEASE` names its partners.
 
-    Examples
+    Example
 
       autocoder handover 3f2a9c41d07b65e8 \
           --to "Statistics Office of Freedonia" --out outbox
-
-      autocoder handover --list
     """
-    from storage.bundle.registry import handovers
-
     workspace, ledger = place.workspace, place.open()
-    if listed:
-        entries = handovers(ledger)
-        if as_json:
-            say(json.dumps([entry.model_dump() for entry in entries]))
-            return
-        for entry in entries:
-            revoked = f"  revoked {entry.revoked_on}" if entry.revoked_on else ""
-            say(f"{entry.handed_over_on}  {entry.release_id}  ledger row {entry.release_row}  {entry.partner}{revoked}")
-        if not entries:
-            say("no release was handed over yet")
-        return
-    if release is None or to is None or out is None:
-        raise InputError(
-            "arguments are missing. Name the release, the partner (--to) and a folder (--out); or give --list."
-        )
     from storage.bundle.check import check
     from storage.bundle.registry import hand_over, require_committed
     from storage.bundle.seal import VARIABLE, signing_public_key
@@ -66,13 +38,10 @@ def handover(
 
     folder = workspace.bundles / release
     row = require_committed(ledger, release, folder)
-    trusted = key
-    if not allow_unsigned and trusted is None:
-        local = workspace.home / "signing-key.pub.pem"
-        trusted = local if local.is_file() and VARIABLE not in os.environ else signing_public_key(workspace.private)
-    trust = None if allow_unsigned or trusted is None else Trust(trusted)
-    sound = check(folder, trust, unsigned=allow_unsigned)
-    archive, record = hand_over(place.open_to_sign(), row, folder, out, partner=to, requester=requester)
+    local = workspace.home / "signing-key.pub.pem"
+    trusted = local if local.is_file() and VARIABLE not in os.environ else signing_public_key(workspace.private)
+    sound = check(folder, Trust(trusted))
+    archive, record = hand_over(place.open_to_sign(), row, folder, out, partner=to, requester="operator")
     partner = record.details["partner"]
     if as_json:
         content = {"archive": str(archive), "release_id": release, "bundle_digest": sound.digest}
@@ -87,17 +56,11 @@ def revoke(
     reason: Annotated[str, typer.Option(help="Reason; partners read it.")],
     place: options.LedgerOptions,
     out: Annotated[Path, typer.Option(help="File of roots to write for partners.")] = Path("roots.json"),
-    key: Annotated[
-        Path | None,
-        typer.Option(help="Root key that signs.", show_default="$AUTOCODER_SIGNING_KEY or the workspace's"),
-    ] = None,
-    days: Annotated[int, typer.Option(min=1, max=3650, help="Validity of the next root in days.")] = 365,
-    requester: options.Requester = "operator",
     as_json: options.AsJson = False,
 ) -> None:
     r"""Revoke a release in the ledger, and write the agency's next root, which names all revocations.
 
-    The budget stays spent. Give the file to every partner that has the bundle (`autocoder handover --list`);
+    The budget stays spent. Give the file to every partner that has the bundle (`autocoder ledger show RELEASE`);
     `autocoder verify --roots` refuses the releases that it revokes. Where a root needs more signatures, each holder of
     a root key adds one by `autocoder keys sign`.
 
@@ -118,12 +81,12 @@ def revoke(
     )
     from storage.ledger.heads import load_private_key
 
-    signing = load_private_key(signing_key(key, place.workspace.private))
+    signing = load_private_key(signing_key(None, place.workspace.private))
     ledger, file = place.open_to_sign(), place.workspace.roots
     with lock_roots(place.workspace):
         known = workspace_roots(file, signing.public_key())
-        record_revocation(ledger, release, reason=reason, requester=requester)
-        roots = with_next_root(known, revoked=revoked_releases(ledger), days=days)
+        record_revocation(ledger, release, reason=reason, requester="operator")
+        roots = with_next_root(known, revoked=revoked_releases(ledger), days=365)
         try:
             roots = sign_newest(roots, signing)
         except InputError as error:

@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from flows.commands import options
+from flows.commands.help import Command
 from flows.commands.terminal import say
 from storage.paths import Workspace
 
 app = typer.Typer(help="Keys that sign bundles, heads and decisions.", no_args_is_help=True)
 
 
-@app.command()
+@app.command(cls=Command)
 @options.expand_groups
 def new(out: Annotated[Path, typer.Option(help="Folder for the two files; nothing in it is overwritten.")]) -> None:
     """Make an EC P-256 key pair: signing-key.pem (keep it) and signing-key.pub.pem (give it to partners)."""
@@ -26,7 +27,7 @@ def new(out: Annotated[Path, typer.Option(help="Folder for the two files; nothin
     say(f"key id       {key_id(load_public_key(public))}")
 
 
-@app.command()
+@app.command(cls=Command)
 @options.expand_groups
 def root(
     place: options.LedgerOptions,
@@ -92,7 +93,7 @@ def root(
         say(f"Next, for each holder of a root key: autocoder keys sign {out} --key KEY.pem")
 
 
-@app.command()
+@app.command(cls=Command)
 @options.expand_groups
 def sign(
     roots: Annotated[Path, typer.Argument(help="File of roots.")],

@@ -12,17 +12,16 @@ import typer
 
 from flows.commands import options
 from flows.commands.console import ConsoleListener
+from flows.commands.help import Command
 from flows.commands.ledger_text import budget_text, release_columns, release_text, row_columns
 from flows.commands.terminal import Column, Console, print_table, say, say_prose
 from storage.errors import InputError
 
 if TYPE_CHECKING:
-    from storage.ledger import Row
+    from storage.ledger import Ledger, Row
     from storage.ledger.recovery import Finding
 
 app = typer.Typer(help="The release ledger: budget, history, proof.", no_args_is_help=True)
-
-ReleaseId = Annotated[str, typer.Argument(help="The release's id.", metavar="RELEASE")]
 
 
 def _print_json(data: Any) -> None:
@@ -33,62 +32,66 @@ def _answer(data: Any, text: str, *, as_json: bool) -> None:
     _print_json(data) if as_json else say(text)
 
 
-@app.command("list")
+@app.command(cls=Command)
 @options.expand_groups
-def list_rows(
+def show(
     place: options.LedgerOptions,
+    release: Annotated[str | None, typer.Argument(help="The release's id.", metavar="[RELEASE]")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every row: evaluations, audits, budget changes too.")] = False,
     as_json: options.AsJson = False,
-    every: Annotated[bool, typer.Option("--all", help="Evaluations, audits and budget changes too.")] = False,
-    history: Annotated[bool, typer.Option(help="Every row, not only the newest of each release.")] = False,
 ) -> None:
-    """List releases in their current state; with --all evaluations, audits and budget changes too.
+    """Show the releases and what each cohort has spent of its cap; of one release all that is stated of it.
 
-    A narrow terminal gets fewer columns, a pipe all of them. --json has every row with every field.
+    For a cohort: what is left, and how many releases of the last size fit. Where noise is Gaussian or sampled, epsilon
+    holds at the delta of the cap and is less than the sum of the releases' own (docs/ledger.md, "How releases add up").
+
+    Examples
+
+      autocoder ledger show
+
+      autocoder ledger show 3f2a9c41d07b65e8 --json
     """
+    if release is not None:
+        return _show_release(place.open(), release, as_json=as_json)
+    from storage.ledger.report import budget_json
+
     ledger = place.open()
-    rows = ledger.rows() if history else ledger.current()
+    rows = ledger.rows() if every else ledger.current()
+    lines = ledger.budget()
     if as_json:
-        _print_json([row.as_json() for row in rows])
-        return
-    releases = [row for row in rows if row.kind == "release"]
-    whole = every or history
-    say(f"{'Rows' if whole else 'Releases'} in {ledger.database.name} (policy {ledger.policy().name})\n")
-    if rows if whole else releases:
-        print_table(row_columns(rows) if whole else release_columns(releases, ledger.revoked()))
+        return _print_json({"rows": [row.as_json() for row in rows], "budget": budget_json(lines)})
+    shown = rows if every else [row for row in rows if row.kind == "release"]
+    say(f"{'Rows' if every else 'Releases'} in {ledger.database.name} (policy {ledger.policy().name})\n")
+    if shown:
+        print_table(row_columns(rows) if every else release_columns(shown, ledger.revoked()))
     else:
         say("none")
-    if len(releases) < len(rows) and not whole:
-        say(f"\n{len(rows) - len(releases)} other rows are not shown: autocoder ledger list --all")
-    say("\nDetail: autocoder ledger show RELEASE. Budget: autocoder ledger budget")
+    say("")
+    for line in budget_text(lines, ledger.policy().name):
+        say_prose(line)
+    say("\nDetail: autocoder ledger show RELEASE. Every row: --all")
 
 
-@app.command()
-@options.expand_groups
-def show(release: ReleaseId, place: options.LedgerOptions, as_json: options.AsJson = False) -> None:
-    """Show a release: what it is, claim, cost, what it rests on, what is not protected, history."""
-    ledger = place.open()
-    current, history = ledger.release(release), ledger.history(release)
+def _show_release(ledger: Ledger, release: str, *, as_json: bool) -> None:
+    current, history, revocation = ledger.release(release), ledger.history(release), ledger.revocation(release)
     if as_json:
-        revoked = ledger.revocation(release)
-        stated = {"revoked_on": None if revoked is None else revoked.recorded_at[:10]}
-        _print_json({**current.as_json(), **stated, "history": [row.as_json() for row in history]})
-        return
-    revocation = ledger.revocation(release)
-    say(f"Release {release}: {current.state if revocation is None else 'REVOKED'}\n")
-    if revocation is not None:
-        from storage.bundle.registry import handovers
+        stated = {"revoked_on": None if revocation is None else revocation.recorded_at[:10]}
+        return _print_json({**current.as_json(), **stated, "history": [row.as_json() for row in history]})
+    from storage.bundle.registry import handovers
 
-        partners = sorted({one.partner for one in handovers(ledger) if one.release_id == release})
+    say(f"Release {release}: {current.state if revocation is None else 'REVOKED'}\n")
+    partners = sorted({one.partner for one in handovers(ledger) if one.release_id == release})
+    if revocation is not None:
         when = f"on {revocation.recorded_at[:10]} (row {revocation.sequence})"
-        say_prose(
-            f"Revoked {when}: {revocation.details['reason']}. Handed over to: {', '.join(partners) or 'nobody'}.\n"
-        )
+        say_prose(f"Revoked {when}: {revocation.details['reason']}.")
+    if partners or revocation is not None:
+        say_prose(f"Handed over to: {', '.join(partners) or 'nobody'}.\n")
     for line in release_text(current, history, width=min(Console().width, 110)):
         say(line)
     say("\nEvery field: --json")
 
 
-@app.command()
+@app.command(cls=Command)
 @options.expand_groups
 def verify(
     place: options.LedgerOptions,
@@ -138,64 +141,7 @@ def verify(
         raise typer.Exit(1)
 
 
-@app.command()
-@options.expand_groups
-def budget(
-    place: options.LedgerOptions,
-    policy: Annotated[Path | None, typer.Option(help="Show this policy, in force or not.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw epsilon spent over time into this PNG file.")] = None,
-    as_json: options.AsJson = False,
-) -> None:
-    r"""Show what each cohort has spent of its cap, what is left, how many releases of the last size fit, and the rule.
-
-    Cohorts of the same balance share four lines. Where noise is Gaussian or sampled, epsilon holds at the delta of the
-    cap and is less than the sum of the releases' own (docs/ledger.md, "How releases add up").
-
-    Example
-
-      autocoder ledger budget --plot spent.png
-    """
-    from storage.ledger import Policy
-    from storage.ledger.budget import budget_lines
-    from storage.ledger.report import budget_json
-
-    if policy is not None:
-        # The given policy and what was really spent, whether or not it is in force.
-        given = Policy.load(policy)
-        try:
-            accounts = [line.account for line in place.open().budget() if line.account.sequence]
-        except InputError:  # no ledger yet
-            accounts = []
-        lines, name = budget_lines(given, accounts), given.name
-    else:
-        ledger = place.open()
-        lines, name = ledger.budget(), ledger.policy().name
-    if as_json:
-        _print_json(budget_json(lines))
-    else:
-        for line in budget_text(lines, name):
-            say_prose(line)
-    if plot is not None:
-        _plot(place, plot)
-
-
-def _plot(place: options.LedgerOptions, file: Path) -> None:
-    from storage.durable import write_atomically
-    from storage.ledger.certificate import spend_plot
-
-    ledger = place.open()
-    accounts = [line.account for line in ledger.budget() if line.account.sequence]
-    groups = {f"{one.population}, {one.guarantee_kind}": one for one in accounts}
-    if not groups:
-        raise InputError("--plot: nothing is spent yet, so there is nothing to draw")
-    image = spend_plot({name: ledger.spend_history(one.population, one.guarantee_kind) for name, one in groups.items()})
-    try:
-        write_atomically(file, image)
-    except OSError as error:
-        raise InputError(f"{file}: {error.strerror}") from error
-
-
-@app.command("change-policy")
+@app.command("change-policy", cls=Command)
 @options.expand_groups
 def change_policy(
     policy: Annotated[Path, typer.Option(help="The policy file to put in force.")],
@@ -233,43 +179,68 @@ def _content(text: str) -> str:
         ) from None
 
 
-@app.command()
+@app.command(cls=Command)
 @options.expand_groups
 def export(
-    out: Annotated[Path, typer.Option(help="The file to write.")],
     place: options.LedgerOptions,
-    format: Annotated[Literal["json", "csv"], typer.Option(help="JSON serves `ledger verify --against`.")] = "json",
-    as_json: options.AsJson = False,
+    what: Annotated[
+        Literal["rows", "table", "head", "certificate", "record", "answers"],
+        typer.Argument(help="What to write.", metavar="WHAT"),
+    ],
+    out: Annotated[Path, typer.Option(help="The file to write; of certificate the folder.")] = Path("/dev/stdout"),
+    release: Annotated[str | None, typer.Option(help="The release, of certificate, record and answers.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Private key that signs the head (`autocoder keys new`).")] = None,
 ) -> None:
-    """Write every row to a file."""
-    from storage.ledger.report import to_csv, to_json
+    """Write what leaves the ledger for others.
 
-    rows = place.open().rows()
-    _write(out, to_json(rows) if format == "json" else to_csv(rows))
-    _answer({"rows": len(rows), "out": str(out), "format": format}, f"{len(rows)} rows in {out}", as_json=as_json)
+    WHAT is one of: rows (every row as JSON, for `ledger verify --against`), table (every row as CSV), head (sequence
+    and hash of the newest row, so that a partner can verify the ledger later), certificate (of one release, for a
+    review board), record (of a committed release, for a public registry of deployments; `registry` in the policy has
+    its curators, region, domain, actors, refreshment, justification and authors), answers (a page that answers NIST SP
+    800-226).
 
+    Examples
 
-@app.command()
-@options.expand_groups
-def head(
-    place: options.LedgerOptions,
-    key: Annotated[Path | None, typer.Option(help="Private key to sign with (`autocoder keys new`).")] = None,
-    out: Annotated[Path | None, typer.Option(help="The file to write; without it, standard output.")] = None,
-) -> None:
-    """Export sequence and hash of the newest row, so that a partner can verify the ledger later."""
-    from storage.ledger.heads import load_private_key, state_head
+      autocoder ledger export rows --out ledger.json
 
-    private = None if key is None else load_private_key(key)
-    statement = state_head(*place.open().head(), key=private)
-    text = json.dumps(statement.model_dump(), indent=1) + "\n"
-    if out is None:
-        say(text, end="")
+      autocoder ledger export record --release 3f9c2a7e --out record.json
+    """
+    ledger = place.open()
+    written = out
+    if what in ("certificate", "record", "answers"):
+        if release is None:
+            raise InputError("--release: missing. Name the release.")
+        written = _export_release(ledger, what, release, out)
+    elif what == "head":
+        from storage.ledger.heads import load_private_key, state_head
+
+        head = state_head(*ledger.head(), key=None if key is None else load_private_key(key))
+        _write(out, json.dumps(head.model_dump(), indent=1) + "\n")
     else:
-        _write(out, text)
-        say(f"head of row {statement.sequence} in {out}")
+        from storage.ledger.report import to_csv, to_json
+
+        _write(out, (to_json if what == "rows" else to_csv)(ledger.rows()))
+    say(f"{what} of the ledger up to row {ledger.head()[0]}: {written}", err=True)
 
 
-@app.command()
+def _export_release(ledger: Ledger, what: str, release: str, out: Path) -> Path:
+    if what == "certificate":
+        from storage.ledger.certificate import write_certificate
+
+        return write_certificate(ledger, release, out)
+    from storage.ledger import record as records
+
+    deployment = records.stated_deployment(ledger, release)
+    if what == "answers":
+        _write(out, records.answers(deployment))
+    else:
+        _write(
+            out, json.dumps(records.registry_record(deployment), ensure_ascii=False, indent=2, sort_keys=True) + "\n"
+        )
+    return out
+
+
+@app.command(cls=Command)
 def migrate(
     url: Annotated[str, typer.Option(envvar="AUTOCODER_LEDGER_URL", help="URL of the owner of the tables.")],
     app_role: Annotated[
@@ -278,7 +249,6 @@ def migrate(
     release_role: Annotated[
         str | None, typer.Option(help="Role of the releasing worker and the officer's desk: reads, appends any row.")
     ] = None,
-    as_json: options.AsJson = False,
 ) -> None:
     """Create the ledger's tables, or migrate them."""
     from storage.ledger.database import Database, migrate
@@ -287,7 +257,7 @@ def migrate(
     text = f"ledger schema {revision}"
     text += f", {app_role} may read and append evaluations" if app_role else ""
     text += f", {release_role} may read and append" if release_role else ""
-    _answer({"schema": revision, "app_role": app_role, "release_role": release_role}, text, as_json=as_json)
+    say(text)
 
 
 def _write(path: Path, text: str) -> None:
@@ -303,7 +273,7 @@ def _write(path: Path, text: str) -> None:
         raise InputError(f"{path}: {error.strerror}") from error
 
 
-@app.command()
+@app.command(cls=Command)
 @options.expand_groups
 def recover(
     place: options.LedgerOptions,
@@ -425,48 +395,3 @@ def _show_findings(findings: Sequence[Finding]) -> None:
             Column("why", [one.why for one in findings], wraps=True),
         ]
     )
-
-
-@app.command()
-@options.expand_groups
-def certificate(
-    release: ReleaseId,
-    out: Annotated[Path, typer.Option(help="Folder for certificate.md and spend.png.")],
-    place: options.LedgerOptions,
-    as_json: options.AsJson = False,
-) -> None:
-    """Write the certificate of one release for a review board."""
-    from storage.ledger.certificate import write_certificate
-
-    written = str(write_certificate(place.open(), release, out))
-    _answer({"release": release, "certificate": written}, written, as_json=as_json)
-
-
-@app.command()
-@options.expand_groups
-def record(
-    release: ReleaseId,
-    out: Annotated[Path, typer.Option(help="The JSON file to write.")],
-    place: options.LedgerOptions,
-    answers: Annotated[Path | None, typer.Option(help="Also write a page that answers NIST SP 800-226.")] = None,
-    as_json: options.AsJson = False,
-) -> None:
-    r"""Write the record of a committed release for a public registry of deployments.
-
-    Curators, region, domain, actors, refreshment, justification and authors come from `registry` in the policy. Where
-    the policy had it when the release was reserved, its bundle has both files.
-
-    Example
-
-      autocoder ledger record 3f9c2a7e --out record.json \
-          --answers answers.md
-    """
-    from storage.ledger import record as records
-
-    deployment = records.stated_deployment(place.open(), release)
-    _write(out, json.dumps(records.registry_record(deployment), ensure_ascii=False, indent=2, sort_keys=True) + "\n")
-    written = {"release": release, "record": str(out)}
-    if answers is not None:
-        _write(answers, records.answers(deployment))
-        written["answers"] = str(answers)
-    _answer(written, " and ".join(list(written.values())[1:]), as_json=as_json)

@@ -1,4 +1,4 @@
-"""Defines `autocoder metrics`: figures for Prometheus, once or over HTTP."""
+"""Gives Prometheus the figures of stages, ledger and server, for `autocoder status --prometheus` and `--serve`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from flows.commands import options
 from flows.commands.terminal import say
-from flows.server.settings import home_of
 from storage.errors import InputError, StorageError
 
 if TYPE_CHECKING:
@@ -21,23 +18,11 @@ if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
 
-def metrics(
-    home: options.Home = None,
-    ledger_url: options.LedgerUrl = None,
-    serve: Annotated[
-        str | None, typer.Option(help="Answer Prometheus at this address, such as 127.0.0.1:9464, until interrupted.")
-    ] = None,
-) -> None:
-    """Print stage durations, rates, GPU memory, budgets, runs and workers in Prometheus' format, or serve them.
+def show(workspace: Path, serve: str | None) -> None:
+    """Prints stages, budgets, runs and workers in Prometheus' format, or serves them at ADDRESS:PORT.
 
     Each scrape reads the figures of runs in the workspace, the ledger, and the Prefect server (PREFECT_API_URL). A part
-    that does not answer has `autocoder_up` 0. docs/monitoring.md lists alarms.
-
-    Examples
-
-      autocoder metrics > /var/lib/node_exporter/autocoder.prom
-
-      autocoder metrics --serve 127.0.0.1:9464
+    that does not answer has `autocoder_up` 0.
     """
     from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 
@@ -45,7 +30,7 @@ def metrics(
     if serve is not None and not (address and re.fullmatch(r"\d{1,5}", port) and int(port) < 65_536):
         raise InputError(f"--serve: {serve} is not ADDRESS:PORT. Give one such as 127.0.0.1:9464.")
     registry = CollectorRegistry()
-    registry.register(_collector(home_of(home), ledger_url))
+    registry.register(_collector(workspace))
     if serve is None:
         say(generate_latest(registry).decode(), end="")
         return
@@ -57,11 +42,11 @@ def metrics(
     threading.Event().wait()
 
 
-def _collector(workspace: Path, ledger_url: str | None) -> Collector:
+def _collector(workspace: Path) -> Collector:
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.registry import Collector
 
-    context, settings = options.select_ledger(workspace, ledger_url)
+    context, settings = options.select_ledger(workspace)
     from tasks.releasing.budgets import ledger_overview
     from tasks.running import worker_metrics
 

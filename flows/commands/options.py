@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import typer
 
 from flows.commands.console import ConsoleListener
+from flows.commands.help import MORE, unwrap
 from flows.commands.terminal import say
 from flows.server.settings import configure_prefect, home_of, workspace_of
 from storage.errors import InputError
@@ -32,34 +33,18 @@ if TYPE_CHECKING:
     from tasks.parameters import LedgerParameters, RetrainParameters
     from tasks.running.stage import Context
 
-Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Device; auto: CUDA where there is a GPU.")]
+data = partial(typer.Option, rich_help_panel="Data")
+privacy = partial(typer.Option, rich_help_panel="Privacy")
+more = partial(typer.Option, rich_help_panel=MORE)
+
 Home = Annotated[Path | None, typer.Option(help="Workspace folder.", show_default="$AUTOCODER_HOME or ./workspace")]
-HomeOfPlan = Annotated[Path | None, typer.Option(help="Workspace folder.", show_default="that of the plan")]
-Plan = Annotated[Path, typer.Argument(help="Plan that retrain or compare wrote (private/plans/*.json).")]
-LedgerUrl = Annotated[
-    str | None,
-    typer.Option(
-        help="Ledger's SQLAlchemy URL without a password.", show_default="$AUTOCODER_LEDGER_URL or the workspace's"
-    ),
-]
-Requester = Annotated[str, typer.Option(help="Name for the ledger.")]
-AllowUnlisted = Annotated[
-    bool, typer.Option("--allow-unlisted", help="Count codes by people that the list lacks as codes of their own.")
-]
-PublishedList = Annotated[
-    Path | None,
-    typer.Option(
-        "--codelist",
-        help="Published classification, or a bundle's codelist.csv: other codes by people are refused.",
-        show_default="the model's codes of the file",
-    ),
-]
-Results = Annotated[
-    Path | None, typer.Option(help="Also write aggregates and figures as Markdown to this file. For public data only.")
-]
+HomeOfPlan = Annotated[Path | None, more(help="Workspace folder.", show_default="that of the plan")]
+Plan = Annotated[Path, typer.Argument(help="Plan that `train` or `compare` wrote (private/plans/*.json).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+Device = Annotated[Literal["auto", "cpu", "cuda"], more(help="Device; auto: CUDA where there is a GPU.")]
 Engine = Annotated[
     str,
-    typer.Option(
+    more(
         envvar="AUTOCODER_ENGINE",
         show_envvar=False,
         help="Who computes the parts of large stages: a number of processes here, or a cluster at an address such as "
@@ -67,146 +52,75 @@ Engine = Annotated[
         show_default="$AUTOCODER_ENGINE, or this process",
     ),
 ]
-Prefix = Annotated[
-    str,
-    typer.Option(
-        help="What the columns begin with, of a table coded by several bundles: nature_.", show_default="none"
+Prefix = Annotated[str, more(help="What the columns begin with, of a table coded by several bundles: nature_.")]
+PublishedList = Annotated[
+    Path | None,
+    data(
+        "--codelist",
+        help="Published classification, or a bundle's codelist.csv: other codes by people are refused.",
+        show_default="the model's codes of the file",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+Read = Annotated[
+    list[str] | None,
+    more(
+        help="How tables are read where what they look like is not what they are: separator=;, encoding=cp1252, "
+        "sheet=2024, skip=2 (docs/data.md). Repeatable."
+    ),
+]
+Overwrite = Annotated[bool, more("--overwrite", help="Replace existing outputs.")]
+Text = Annotated[list[str] | None, data("--text", help="Text column; repeatable, several are joined.")]
+Template = Annotated[
+    str | None, more(help="Template that joins several columns, as in training: '{Job title}: {Narrative}'.")
+]
+Label = Annotated[str | None, data("--label", help="Column of the code.")]
 
 
-_READING = {"skip": "skip-rows", "bad_rows": "on-bad-row"}
-"""Options with another name than the setting of the reader."""
-_reading = partial(typer.Option, rich_help_panel="Reading")
+def read_options(given: Sequence[str] | None) -> ReadOptions:
+    """Returns the settings of `--read`; refuses one that the reader does not know."""
+    from flows.commands.profiles import apply_settings, validate
+    from storage.tables.options import ReadOptions
 
-
-@dataclass(frozen=True)
-class ReadingOptions:
-    """Says how tables are read, where what they look like is not what they are."""
-
-    separator: Annotated[
-        str | None, _reading(help="Separator: one character, or tab.", show_default="that by which rows fit")
-    ] = None
-    quotes: Annotated[
-        Literal["double", "backslash", "none"] | None,
-        _reading(help='"" or \\" inside a quoted cell, or quotes as text.', show_default="by looking"),
-    ] = None
-    encoding: Annotated[str | None, _reading(help="Encoding.", show_default="utf-8, or cp1252")] = None
-    sheet: Annotated[str | None, _reading(help="Sheet of a workbook.", show_default="the only one")] = None
-    skip_rows: Annotated[int | None, _reading(min=0, help="Lines above the header.", show_default="titles alone")] = (
-        None
-    )
-    names: Annotated[
-        str | None, _reading(help="Columns of a file without a header, with commas.", show_default="its first row")
-    ] = None
-    missing: Annotated[
-        list[str] | None, _reading(help="Mark of a missing value; repeatable.", show_default="NA, NULL, nan, . …")
-    ] = None
-    on_bad_row: Annotated[
-        Literal["refuse", "skip"] | None, _reading(help="Refuse a file with a bad row, or skip and count it.")
-    ] = None
-
-    @property
-    def named_reading(self) -> dict[str, Any]:
-        """Returns the settings that were given, by the names of `ReadOptions`."""
-        given = {
-            "separator": self.separator,
-            "quotes": self.quotes,
-            "encoding": self.encoding,
-            "sheet": self.sheet,
-            "skip": self.skip_rows,
-            "names": None if self.names is None else [name.strip() for name in self.names.split(",")],
-            "missing": self.missing or None,
-            "bad_rows": self.on_bad_row,
-        }
-        return {name: value for name, value in given.items() if value is not None}
-
-    @property
-    def read(self) -> ReadOptions:
-        """Returns the settings of the reader; refuses one that it does not know."""
-        from storage.tables.options import AS_IT_LOOKS, ReadOptions
-
-        if not self.named_reading:
-            return AS_IT_LOOKS
-        try:
-            return ReadOptions(**self.named_reading)
-        except ValueError as error:
-            faults = getattr(error, "errors", lambda **_: [])(include_input=False, include_url=False)
-            problem = "; ".join(
-                f"--{_READING.get(str(fault['loc'][0]), fault['loc'][0])}: {fault['msg'].removeprefix('Value error, ')}"
-                for fault in faults
-            )
-        raise InputError(problem)
+    return validate(ReadOptions, apply_settings({}, given or (), option="--read", model=ReadOptions), at="--read: ")
 
 
 @dataclass(frozen=True)
-class RunOptions(ReadingOptions):
+class RunOptions:
     """Holds records, method and workspace of a run."""
 
     profile: Annotated[
         str | None,
-        typer.Option(
-            help="Required without a plan: formal (a proven epsilon, any records; start here), osha-formal, "
-            "osha-formal-lora, "
+        data(
+            help="Required: formal (a proven epsilon, any records; start here), osha-formal, osha-formal-lora, "
             "osha-head and paper (estimated epsilon), demo-formal, demo, or a YAML file.",
             show_default=False,
         ),
     ] = None
     data: Annotated[
         list[Path] | None,
-        typer.Option(help="Records: CSV, XLSX, ODS, Parquet or JSON, also packed; repeatable for files of one layout."),
+        data(help="Records: CSV, XLSX, ODS, Parquet or JSON, also packed; repeatable for files of one layout."),
     ] = None
+    text: Text = None
+    label: Annotated[list[str] | None, data(help="Column of the code; `train` takes several, a release each.")] = None
     codelist: Annotated[
         list[Path] | None,
-        typer.Option(help="Classification: CSV or XLSX with codes and titles; of several --label one each, in order."),
+        data(help="Classification: CSV or XLSX with codes and titles; of several --label one each, in order."),
     ] = None
-    codelist_columns: Annotated[
-        str | None, typer.Option(help="Its columns CODE,TITLE.", show_default="code and title, or with these words")
-    ] = None
-    text: Annotated[
-        list[str] | None, typer.Option(help="Text column; may be repeated.", show_default="the profile's")
-    ] = None
-    label: Annotated[
-        list[str] | None,
-        typer.Option(help="Column of the code; `retrain` takes several, a release each.", show_default="the profile's"),
-    ] = None
-    date: Annotated[
-        str | None, typer.Option(help='Column of the date, for cohorts; "" for none.', show_default="the profile's")
-    ] = None
+    date: Annotated[str | None, more(help='Column of the date, for cohorts; "" for none.')] = None
     population: Annotated[
-        str | None,
-        typer.Option(
-            help="Name of the population that the records describe; it owns the budget.", show_default="the profile's"
-        ),
+        str | None, data(help="Name of the population that the records describe; it owns the budget.")
     ] = None
-    classification: Annotated[
-        str | None,
-        typer.Option(help='Classification of the code list, such as SOC; "" for none.', show_default="the profile's"),
-    ] = None
-    classification_version: Annotated[
-        str | None, typer.Option(help="Version of it, such as 2010.", show_default="the profile's")
-    ] = None
-    prior: Annotated[
-        Literal["none", "titles"] | None,
-        typer.Option(
-            help="Start of the heads: titles of the code list, which cost no epsilon, or random.",
-            show_default="the profile's",
-        ),
-    ] = None
+    classification: Annotated[str | None, data(help='Classification of the code list, such as SOC; "" for none.')] = (
+        None
+    )
+    classification_version: Annotated[str | None, data(help="Version of it, such as 2010.")] = None
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Any parameter of retrain: key=value, such as fit.adamw.epochs=3. May be repeated."),
+        more("--set", help="Any parameter (docs/parameters.md): key=value, such as fit.adamw.epochs=3. Repeatable."),
     ] = None
+    read: Read = None
     home: Home = None
     device: Device = "auto"
-    precision: Annotated[
-        Literal["auto", "float32", "bfloat16"] | None,
-        typer.Option(
-            help="Precision of features, training and risk passes; auto: bfloat16 where the processor supports it.",
-            show_default="the profile's, float32",
-        ),
-    ] = None
 
     @property
     def profile_name(self) -> str:
@@ -226,17 +140,14 @@ class RunOptions(ReadingOptions):
                 require_readable(option, file)
         _ = self.profile_name
 
-    def parameters(self, *more: str) -> RetrainParameters:
-        """Returns the parameters from profile, options, settings and `more`, in rising precedence."""
+    def parameters(self, *settings: str) -> RetrainParameters:
+        """Returns the parameters from profile, options, --set and `settings`, in rising precedence."""
         self._require_inputs()
         if len(self.label or ()) > 1 or len(self.codelist or ()) > 1:
             raise InputError("--label and --codelist: this takes one column of codes. Give each once.")
 
         from flows.commands.profiles import parameters
 
-        more_settings = [] if self.prior is None else [f"model.prior={self.prior}"]
-        more_settings += [] if self.precision is None else [f"model.precision={self.precision}"]
-        settings = [*(self.settings or []), *more_settings, *more]
         named = {
             "text": self.text or None,
             "label": self.label[0] if self.label else None,
@@ -244,11 +155,11 @@ class RunOptions(ReadingOptions):
             "population": self.population,
             "classification": self.classification,
             "classification-version": self.classification_version,
-            "codelist-columns": self.codelist_columns and [one.strip() for one in self.codelist_columns.split(",")],
         }
-        named |= {_READING.get(name, name): value for name, value in self.named_reading.items()}
+        read = [f"data.ingest.read.{setting}" for setting in self.read or ()]
         codelist = self.codelist[0] if self.codelist else None
-        chosen = parameters(self.profile_name, settings, data=self.data, codelist=codelist, named=named)
+        given = [*(self.settings or ()), *read, *settings]
+        chosen = parameters(self.profile_name, given, data=self.data, codelist=codelist, named=named)
         if all(file.is_file() for file in chosen.data.sources):
             from storage.ingest import check_source
 
@@ -298,25 +209,21 @@ class LedgerOptions:
     """Selects an existing ledger."""
 
     home: Home = None
-    ledger_url: LedgerUrl = None
 
     @property
     def workspace(self) -> Workspace:
-        """Returns the workspace of `home`."""
         return Workspace(home_of(self.home))
 
     @property
     def url(self) -> str:
-        """Returns the URL of the option, the environment, or the workspace."""
-        return self.ledger_url or os.environ.get("AUTOCODER_LEDGER_URL") or self.workspace.ledger_url
+        """Returns the URL of the environment, or of the workspace."""
+        return os.environ.get("AUTOCODER_LEDGER_URL") or self.workspace.ledger_url
 
     def journals(self) -> Sequence[Journal]:
-        """Returns the anchors of the workspace and of the witness; none for a ledger named by --ledger-url."""
+        """Returns the anchors of the workspace and of the witness."""
         from storage.ledger.journal import journals_of
 
-        has_journals = self.ledger_url is None and (
-            self.workspace.private.is_dir() or self.url == self.workspace.ledger_url
-        )
+        has_journals = self.workspace.private.is_dir() or self.url == self.workspace.ledger_url
         return journals_of(self.workspace) if has_journals else ()
 
     def journal_heads(self) -> list[Head]:
@@ -341,13 +248,13 @@ class LedgerOptions:
         return Ledger.open(self.url, journals=self.journals(), key=release_key(self.workspace))
 
 
-def select_ledger(workspace: Path, url: str | None) -> tuple[Context, LedgerParameters]:
+def select_ledger(workspace: Path) -> tuple[Context, LedgerParameters]:
     """Returns the context of a workspace and the settings of its ledger, with Prefect configured."""
     configure_prefect()
     from tasks.parameters import LedgerParameters
     from tasks.running.stage import Context
 
-    return Context(home=str(workspace)), LedgerParameters(ledger_url=url)
+    return Context(home=str(workspace)), LedgerParameters()
 
 
 def home_of_plan(plan: Path, home: Path | None) -> Path:
@@ -364,29 +271,6 @@ def home_of_plan(plan: Path, home: Path | None) -> Path:
     return home_of(home) if home else workspace_of(plan)
 
 
-def require_plan_or_records(run: RunOptions) -> None:
-    """Require records of a command without a plan, by an option, a setting or the profile."""
-    from flows.commands.profiles import apply_settings, load_profile
-
-    home_of(run.home)  # a wrong workspace is reported first
-    content = {} if run.profile is None else load_profile(run.profile)
-    section = apply_settings(content, run.settings or []).get("data")
-    if run.data is None and not (isinstance(section, dict) and section.get("source")):
-        raise InputError("PLAN: missing. Name the plan of a retrain, or give its records by --data.")
-
-
-def refuse_with_plan(*groups: Any, **single: object) -> None:
-    """Refuse options that a plan replaces."""
-    values = [
-        (option.name, getattr(group, option.name), option.default) for group in groups for option in fields(group)
-    ]
-    values += [(name, value, None) for name, value in single.items()]
-    for name, value, default in values:
-        if name not in ("home", "device") and value != default:
-            option = {"settings": "set", "target_epsilon": "epsilon"}.get(name, name.replace("_", "-"))
-            raise InputError(f"--{option}: a plan has its own settings. Leave out the option, or the plan.")
-
-
 ESTIMATED = (
     "note: this ε is an estimate for these records and no guarantee; audits have refuted such claims. "
     "A guarantee: --profile formal"
@@ -399,15 +283,13 @@ class OutputOptions:
     """Writes the answer on stdout and progress on stderr."""
 
     as_json: AsJson = False
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False
-    verbose: Annotated[bool, typer.Option("--verbose", help="Every stage by its name, with all its figures.")] = False
+    verbose: Annotated[bool, more("--verbose", help="Every stage by its name, with all its figures.")] = False
 
     def progress(self, *, bars: bool = True) -> ConsoleListener:
         """Returns a listener for the stages of its block; without `bars` it shows only their ends."""
-        return ConsoleListener(quiet=self.quiet, bars=bars, verbose=self.verbose)
+        return ConsoleListener(bars=bars, verbose=self.verbose)
 
     def warn(self, sentences: Sequence[str]) -> None:
-        """Print warnings on stderr."""
         for sentence in sentences:
             say(f"warning: {sentence}", err=True)
 
@@ -441,11 +323,12 @@ def require_figure(file: Path) -> None:
     require_writable("--plot", file)
 
 
-def require_writable(option: str, file: Path) -> None:
+def require_writable(option: str, file: Path, *, overwrite: bool = True) -> None:
     """Check before work starts that the file of an option can be written.
 
     Raises:
-        InputError: its folder does not exist or is closed to this user, it is a folder itself, or no UTF-8.
+        InputError: its folder does not exist or is closed to this user, it is a folder itself, or no UTF-8; or it
+            exists and may not be replaced.
     """
     if not file.parent.is_dir():
         raise InputError(f"{option}: the folder {file.parent} does not exist")
@@ -453,6 +336,8 @@ def require_writable(option: str, file: Path) -> None:
         raise InputError(f"{option}: the folder {file.parent} cannot be written to. Name another.")
     if file.is_dir():
         raise InputError(f"{option}: {file} is a folder. Name a file.")
+    if file.exists() and not overwrite:
+        raise InputError(f"{option}: {file} exists. Name another file, or replace it with --overwrite.")
     try:
         str(file).encode()
     except UnicodeEncodeError:  # the libraries that write tables take no such path
@@ -460,14 +345,14 @@ def require_writable(option: str, file: Path) -> None:
 
 
 def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Returns the command for typer: groups become options, and paragraphs of its help one line each."""
+    """Returns the command for typer: groups become options, and examples in its help keep their lines."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     spread: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
         if name in groups:
-            more_settings = get_type_hints(groups[name], include_extras=True)
-            options = [(option.name, option.default, more_settings[option.name]) for option in fields(groups[name])]
+            inner = get_type_hints(groups[name], include_extras=True)
+            options = [(option.name, option.default, inner[option.name]) for option in fields(groups[name])]
         else:
             options = [(name, parameter.default, hints[name])]
         spread += [
@@ -490,9 +375,3 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
     flat.__annotations__ = {parameter.name: parameter.annotation for parameter in spread}
     flat.__doc__ = unwrap(command.__doc__ or "")
     return flat
-
-
-def unwrap(text: str) -> str:
-    """Joins the lines of each paragraph, so that a terminal wraps it once; indented examples stay as they are."""
-    paragraphs = inspect.cleandoc(text).split("\n\n")
-    return "\n\n".join(part if part.startswith(" ") else part.replace("\n", " ") for part in paragraphs)

@@ -1,4 +1,4 @@
-"""Defines `autocoder plan`: the page that an officer reads before signing, and `renew`."""
+"""Defines `autocoder plan`: the page that an officer reads before signing."""
 
 from __future__ import annotations
 
@@ -26,30 +26,36 @@ if TYPE_CHECKING:
     from tasks.parameters import LedgerParameters
     from tasks.releasing.plan_page import PlanPage
 
-app = typer.Typer(no_args_is_help=True, help="Read a planned release before deciding on it.")
 
-
-def show(
+def plan(
     plan: options.Plan,
-    html: Annotated[Path | None, typer.Option("--html", help="Write the page to this file instead.")] = None,
-    as_json: options.AsJson = False,
-    ledger_url: options.LedgerUrl = None,
+    html: Annotated[Path | None, typer.Option(help="Write the page to this file instead.")] = None,
+    renew: Annotated[
+        bool,
+        typer.Option("--renew", help="State a plan again that is out of date, since its records were fitted again."),
+    ] = False,
     home: options.HomeOfPlan = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show a planned release as questions with verdicts: leakage, claim, cost, accuracy.
 
     Measured leakage comes first, then the claim, the budget before and after, accuracy, cost and loss of a formal
     release, other releases of the same records, and signatures. It only reads.
 
+    With --renew the fit and its claim stay, and what the plan says of how the fit was chosen follows the ledger.
+    Approvals of the earlier plan do not count.
+
     Examples
 
-      autocoder plan show workspace/private/plans/0123456789abcdef.json
+      autocoder plan workspace/private/plans/0123456789abcdef.json
 
-      autocoder plan show PLAN.json --html plan.html
+      autocoder plan PLAN.json --html plan.html
     """
+    if renew:
+        return _renew(plan, home, as_json=as_json)
     if html is not None:
         options.require_writable("--html", html)
-    page = load_page(plan, home, ledger_url)
+    page = load_page(plan, home)
     options.OutputOptions().note_estimate(page.planned.plan.claim.guarantee_kind)
     if html is not None:
         from tasks.releasing import plan_page
@@ -62,27 +68,13 @@ def show(
         _print(page)
 
 
-def renew(
-    plan: options.Plan,
-    as_json: options.AsJson = False,
-    ledger_url: options.LedgerUrl = None,
-    home: options.HomeOfPlan = None,
-) -> None:
-    """State a plan again that is out of date, since its records were fitted again. Takes seconds.
-
-    The fit and its claim stay. What the plan says of how the fit was chosen follows the ledger. Approvals of the
-    earlier plan do not count.
-
-    Example
-
-      autocoder plan renew workspace/private/plans/0123456789abcdef.json
-    """
+def _renew(plan: Path, home: Path | None, *, as_json: bool) -> None:
     workspace = options.home_of_plan(plan, home)
     require_same_workspace(plan, workspace)
-    context, settings = options.select_ledger(workspace, ledger_url)
+    context, settings = options.select_ledger(workspace)
     from tasks.releasing import publish
 
-    with private_errors("plan renew"):
+    with private_errors("plan --renew"):
         planned, file = publish.renew_plan(context, plan.expanduser(), settings)
     if as_json:
         say(json.dumps({"plan": str(file), "digest": planned.digest}))
@@ -121,13 +113,13 @@ def summary_of(file: str, home: str, settings: LedgerParameters) -> list[str]:
     return [*lines, f"It would be charged to {whose}; after it the {budget_after(tightest)}."]
 
 
-def load_page(plan: Path, home: Path | None, ledger_url: str | None) -> PlanPage:
+def load_page(plan: Path, home: Path | None) -> PlanPage:
     """Returns the page of a plan, from its workspace or the one named."""
-    context, _ = options.select_ledger(options.home_of_plan(plan, home), ledger_url)
+    context, _ = options.select_ledger(options.home_of_plan(plan, home))
     from tasks.releasing.plan import PlannedRelease
     from tasks.releasing.plan_page import load_plan_page
 
-    return load_plan_page(context, PlannedRelease.load(plan.expanduser()), file=plan, url=ledger_url)
+    return load_plan_page(context, PlannedRelease.load(plan.expanduser()), file=plan)
 
 
 def _plain(page: PlanPage) -> dict[str, object]:
@@ -191,7 +183,3 @@ def _print(page: PlanPage) -> None:
         )
         for text in output.texts:
             console.print(f"  {text}", soft_wrap=True)
-
-
-app.command()(options.expand_groups(show))
-app.command()(options.expand_groups(renew))

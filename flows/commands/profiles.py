@@ -25,16 +25,11 @@ NAMED = {
     "population": "data.population",
     "classification": "data.classification",
     "classification-version": "data.classification_version",
-    "codelist-columns": "data.ingest.codelist_columns",
-    **{name: f"data.ingest.read.{name}" for name in ("separator", "quotes", "encoding", "sheet", "names", "missing")},
-    "skip-rows": "data.ingest.read.skip",
-    "on-bad-row": "data.ingest.read.bad_rows",
 }
 """Options with a name, and the parameters that they set."""
 OPTIONS = {
     "data.source": "--data",
     "data.codelist": "--codelist",
-    "model.prior": "--prior",
     "release.enabled": "--release",
     "formal.target_epsilon": "--epsilon",
     "pseudo_posterior.target_epsilon": "--epsilon",
@@ -66,7 +61,13 @@ def load_profile(name: str) -> dict[str, Any]:
     return content
 
 
-def apply_settings(content: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+def apply_settings(
+    content: dict[str, Any],
+    settings: Sequence[str],
+    *,
+    option: str = "--set",
+    model: type[BaseModel] = RetrainParameters,
+) -> dict[str, Any]:
     """Apply `dotted.key=value` settings; values are read as YAML (`3`, `0.1`, `true`, `null`, `[a, b]`).
 
     A text stays as it was typed (`2.010`), and one text may stand for a list of texts.
@@ -77,8 +78,8 @@ def apply_settings(content: dict[str, Any], settings: Sequence[str]) -> dict[str
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or not key:
-            raise InputError(f"--set: `{setting}` is not key=value. Give one such as fit.adamw.epochs=3.")
-        _put(content, key, _read(key, value))
+            raise InputError(f"{option}: `{setting}` is not key=value")
+        _put(content, key, _read(key, value, model))
     return content
 
 
@@ -92,9 +93,9 @@ def _put(content: dict[str, Any], key: str, value: Any) -> None:
     content[last] = value
 
 
-def _read(key: str, value: str) -> Any:
+def _read(key: str, value: str, model: type[BaseModel]) -> Any:
     """Reads a value by the type of its parameter."""
-    kinds = set(_kinds(RetrainParameters, key.split(".")))
+    kinds = set(_kinds(model, key.split(".")))
     text = str in kinds and not kinds & {tuple, dict, int, float, bool}
     try:
         read = strict_yaml.load(value)

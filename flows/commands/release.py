@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,30 +19,16 @@ if TYPE_CHECKING:
     from tasks.releasing.publish import Released
 
 
-@dataclass(frozen=True)
-class SettingOptions:
-    """Holds ledger, policy and bundle."""
-
-    policy: Annotated[Path | None, typer.Option(help="Budget policy (YAML).", show_default="the one in force")] = None
-    ledger_url: options.LedgerUrl = None
-    signing_key: Annotated[
-        Path | None, typer.Option(help="Private key that signs the bundle.", show_default="that of the workspace")
-    ] = None
-    unsigned: Annotated[bool, typer.Option("--unsigned", help="Leave the bundle without a signature.")] = False
-    precision: Annotated[str, typer.Option(help="Precision of the weights: float32 or bfloat16.")] = "float32"
-    licence: Annotated[str | None, typer.Option(help="SPDX name; must be the plan's.", show_default="the plan's")] = (
-        None
-    )
-    accept_texts: Annotated[
-        str | None,
-        typer.Option(help="Digest of the texts on the plan's page, after they were read.", show_default="none"),
-    ] = None
-
-
 def release(
     plan: options.Plan,
-    settings: SettingOptions,
     output: options.OutputOptions,
+    policy: Annotated[Path | None, typer.Option(help="Budget policy (YAML).", show_default="the one in force")] = None,
+    signing_key: Annotated[
+        Path | None, typer.Option(help="Private key that signs the bundle.", show_default="that of the workspace")
+    ] = None,
+    accept_texts: Annotated[
+        str | None, typer.Option(help="Digest of the texts on the plan's page, after they were read.")
+    ] = None,
     home: options.HomeOfPlan = None,
     device: options.Device = "auto",
 ) -> None:
@@ -57,16 +42,16 @@ def release(
     """
     workspace = options.home_of_plan(plan, home)  # a wrong file is reported before the imports, which take seconds
     require_same_workspace(plan, workspace)
-    if settings.policy is not None:
+    if policy is not None:
         from storage.ledger.policy import Policy
 
-        Policy.load(settings.policy.expanduser())
+        Policy.load(policy.expanduser())
 
     from flows.commands.profiles import validate
     from tasks.parameters import BundleParameters
 
-    given = {name: str(value) if isinstance(value, Path) else value for name, value in vars(settings).items()}
-    ledger = validate(BundleParameters, given, at="")
+    given = {"policy": policy and str(policy), "signing_key": signing_key and str(signing_key)}
+    ledger = validate(BundleParameters, given | {"accept_texts": accept_texts}, at="")
     configure_prefect()
 
     import flows.release as job

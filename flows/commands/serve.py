@@ -7,79 +7,56 @@ import ipaddress
 import os
 import re
 import socket
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.commands import bundle_options
+from flows.commands import bundle_options, options
 from flows.commands.terminal import say
 from storage.errors import InputError, StorageError
 from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
     from service.clients import Clients, State
-    from storage.bundle.adoption import AdoptedBundle
     from storage.bundle.check import VerifiedBundle
+    from storage.bundle.trust import Trust
 
 KEY = "AUTOCODER_API_KEY"
 _MOST_CONNECTIONS = 512
 """Connections at a time, well below a process's usual 1,024 files; one more is answered 503."""
 
 
-@dataclass(frozen=True)
-class TrustOptions:
-    """Sets whose bundle may be served."""
-
-    verify_key: Annotated[Path | None, typer.Option(help="Public key (PEM) that must have signed the bundle.")] = None
-    roots: bundle_options.Roots = None
-    state: bundle_options.State = None
-    allow_unsigned: Annotated[
-        bool, typer.Option("--allow-unsigned", help="Serve a bundle without a signature check; the rest is checked.")
-    ] = False
-
-    def as_adopted(self, adopted: AdoptedBundle) -> TrustOptions:
-        """Returns these options, or whom the partner of an adopted bundle trusts where no key is given."""
-        if self.verify_key is not None or self.allow_unsigned:
-            return self
-        return TrustOptions(adopted.key, adopted.roots, self.state)
-
-
 def serve(
     released: bundle_options.BundleOptions,
-    trust: TrustOptions,
+    key: bundle_options.Key = None,
+    roots: bundle_options.Roots = None,
+    allow_unsigned: bundle_options.AllowUnsigned = False,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8321,
     proxy: Annotated[
-        str | None,
-        typer.Option(help="Address of the reverse proxy before it, which says who asks."),
+        str | None, typer.Option(help="Address of the reverse proxy before it, which says who asks.")
     ] = None,
     allowed_host: Annotated[
-        list[str] | None, typer.Option(help="Name by which clients ask for it, next to --host; repeat it for several.")
+        list[str] | None, typer.Option(help="Name by which clients ask for it, next to --host; repeatable.")
     ] = None,
     api_key_file: Annotated[
         Path | None,
-        typer.Option(help="File with the API key, or a line NAME KEY per client.", show_default=f"${KEY}"),
+        options.privacy(help="File with the API key, or a line NAME KEY per client.", show_default=f"${KEY}"),
     ] = None,
-    no_key: Annotated[bool, typer.Option("--no-key", help="Require no API key; only on a loopback address.")] = False,
-    rate: Annotated[int, typer.Option(min=1, help="Narratives per minute and client.")] = 6000,
-    thresholds: Annotated[
-        Path | None,
-        typer.Option(help="File from `autocoder calibrate`, in place of that of the bundle."),
-    ] = None,
+    no_key: Annotated[
+        bool, options.privacy("--no-key", help="Require no API key; only on a loopback address.")
+    ] = False,
     sensitive: Annotated[
-        Path | None,
-        typer.Option(help="CSV with a column code: a public list, shown first in the review."),
+        Path | None, options.data(help="CSV with a column code: a public list, shown first in the review.")
     ] = None,
-    precision: bundle_options.Precision = "auto",
 ) -> None:
     r"""Serve a released model over HTTP, with a page to try it.
 
-    The bundle is verified before the port opens. Keys and the agency's roots are read again while it runs:
-    a removed client is refused, and a revoked release no longer codes. Requests are not logged. SIGTERM and Ctrl-C let
-    running requests end.
+    The bundle is verified before the port opens. Keys and the agency's roots are read again while it runs: a removed
+    client is refused, and a revoked release no longer codes. Requests are not logged. SIGTERM and Ctrl-C let running
+    requests end.
 
     For other machines put a reverse proxy before it, which ends TLS and limits the time of connections, and name it by
     --proxy: deployments/serve.Caddyfile is one.
@@ -87,10 +64,10 @@ def serve(
     Examples
 
       autocoder serve --bundle bundles/3f2a9c41d07b65e8 \
-          --verify-key agency.pub.pem --api-key-file key.txt
+          --key agency.pub.pem --api-key-file key.txt
 
       autocoder serve --bundle bundles/3f2a9c41d07b65e8 \
-          --verify-key agency.pub.pem --api-key-file key.txt \
+          --key agency.pub.pem --api-key-file key.txt \
           --proxy 127.0.0.1 --allowed-host coder.agency.example
 
       autocoder serve --allow-unsigned --no-key
@@ -102,19 +79,24 @@ def serve(
     _require_free(host, port)
     clients = _clients(api_key_file, no_key=no_key, host=host)
     adopted = released.adopted()
-    if adopted is not None:
-        trust, thresholds = trust.as_adopted(adopted), thresholds or adopted.thresholds
+    trust = bundle_options.trust(key, roots)
+    if trust is None and adopted is not None and not allow_unsigned:
+        trust = adopted.trust
+    if trust is None and not allow_unsigned:
+        raise InputError("no trusted key. Give the agency's public key by --key, or --allow-unsigned.")
+    thresholds = None if adopted is None else adopted.thresholds
     with private_errors("serve"):
         import uvicorn
 
         from service.app import Settings, create_app
         from service.clients import State
+        from storage.bundle.check import check
         from tasks.coding.coder import open_bundle
         from tasks.coding.explain import read_sensitive
 
         with released.opened() as folder:
-            sound = _verified(folder, trust)
-            coder = open_bundle(folder, thresholds=thresholds, precision=precision)
+            sound = check(folder, trust, unsigned=allow_unsigned)
+            coder = open_bundle(folder, thresholds=thresholds, precision="auto")
         released.require_not_revoked(coder)
         coder.scores(["warm"])
         watch = Watch(State(clients), api_key_file if clients else None, trust, sound)
@@ -124,7 +106,6 @@ def serve(
             accuracy=wanted or Settings.accuracy,
             state=watch.state,
             renew=watch,
-            narratives_per_minute=rate,
             hosts=hosts,
             signed_by=sound.signed_by,
             sensitive=() if sensitive is None else read_sensitive(sensitive, coder),
@@ -186,16 +167,6 @@ def _loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _verified(folder: Path, trust: TrustOptions) -> VerifiedBundle:
-    """Check the bundle, and return the facts about it."""
-    from storage.bundle.check import check
-
-    trusted = bundle_options.trust(trust.verify_key, trust.roots, trust.state, option="--verify-key")
-    if trusted is None and not trust.allow_unsigned:
-        raise InputError("no trusted key. Give the agency's public key by --verify-key, or --allow-unsigned.")
-    return check(folder, trusted, unsigned=trust.allow_unsigned)
-
-
 class Watch:
     """Reads the file of keys and the agency's roots again.
 
@@ -203,7 +174,7 @@ class Watch:
     expired ends the coding.
     """
 
-    def __init__(self, state: State, keys: Path | None, trust: TrustOptions, sound: VerifiedBundle) -> None:
+    def __init__(self, state: State, keys: Path | None, trust: Trust | None, sound: VerifiedBundle) -> None:
         self.state, self._keys, self._trust, self._sound = state, keys, trust, sound
         self._last_note, self._last_day = "", None if sound.root is None else sound.root.expires_on
 
@@ -228,11 +199,8 @@ class Watch:
         return self.state
 
     def _read_roots(self) -> None:
-        trusted = bundle_options.trust(
-            self._trust.verify_key, self._trust.roots, self._trust.state, option="--verify-key"
-        )
-        if trusted is not None and trusted.roots is not None:
-            root = trusted.load()
+        if self._trust is not None and self._trust.roots is not None:
+            root = self._trust.load()
             root.check(self._sound.release_id, self._sound.digest, self._sound.key)
             self._last_day = root.expires_on
 

@@ -1,4 +1,4 @@
-"""Defines `autocoder status`: runs, waiting plans, and the remaining budget."""
+"""Defines `autocoder status`: runs, waiting plans, the remaining budget, and the state of the installation."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import json
 import os
 import shlex
 from decimal import Decimal
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from flows.commands import ledger_text, options
+from flows.commands import checks, ledger_text, metrics, options
 from flows.commands.console import duration
 from flows.commands.next_steps import command_of
 from flows.commands.terminal import Console, say
@@ -23,7 +23,17 @@ _QUIET = 60
 """Seconds without a report; a stage at work reports every few."""
 
 
-def status(home: options.Home = None, ledger_url: options.LedgerUrl = None, as_json: options.AsJson = False) -> None:
+def status(
+    home: options.Home = None,
+    check: Annotated[bool, typer.Option("--check", help="Check this installation instead: what is missing.")] = False,
+    prometheus: Annotated[
+        bool, typer.Option("--prometheus", help="Print the figures in Prometheus' format instead, for node_exporter.")
+    ] = False,
+    serve: Annotated[
+        str | None, typer.Option(help="Answer Prometheus at this address, such as 127.0.0.1:9464, until interrupted.")
+    ] = None,
+    as_json: options.AsJson = False,
+) -> None:
     """Show runs, workers, stages, waiting plans, open releases and the budget, each trouble with the command to type.
 
     Only reads. Exits with 1 when a person must act: on a failed run, a lost worker, a plan without its approvals, or a
@@ -33,9 +43,16 @@ def status(home: options.Home = None, ledger_url: options.LedgerUrl = None, as_j
 
       autocoder status
 
-      watch -n 10 autocoder status
+      autocoder status --check
+
+      autocoder status --serve 127.0.0.1:9464
     """
-    context, settings = options.select_ledger(home_of(home), ledger_url)
+    workspace = home_of(home)
+    if check:
+        raise typer.Exit(0 if checks.show_checks(workspace, as_json=as_json) else 1)
+    if prometheus or serve:
+        return metrics.show(workspace, serve)
+    context, settings = options.select_ledger(workspace)
     from tasks.releasing.budgets import ledger_overview
 
     overview = ledger_overview(context, settings)

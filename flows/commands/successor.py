@@ -12,28 +12,21 @@ from flows.commands import options
 from flows.commands.console import ConsoleListener
 from flows.commands.terminal import say
 from storage.durable import write_atomically
-from storage.errors import InputError
 from tasks.running.failures import private_errors
 
 
 def successor(
-    reading: options.ReadingOptions,
     old: Annotated[Path, typer.Argument(help="Bundle in use.")],
     new: Annotated[Path, typer.Argument(help="Bundle that may follow it.")],
     labelled: Annotated[Path, typer.Option(help="Records coded by people, that neither model was trained on.")],
     unlabelled: Annotated[Path, typer.Option(help="Records of the period to code, without codes.")],
     html: Annotated[Path | None, typer.Option(help="Page to write for the person who decides.")] = None,
-    label_column: Annotated[
-        str, typer.Option("--label", help="The code that a person gave, in --labelled.")
-    ] = "Nature",
-    column: Annotated[
-        list[str] | None,
-        typer.Option("--text", help="Text column; may be repeated.", show_default="Final Narrative"),
-    ] = None,
-    template: Annotated[str | None, typer.Option(help="Template that joins several columns.")] = None,
-    by: Annotated[str, typer.Option(help="Column of --labelled that forms groups.", show_default="none")] = "",
-    allow_unlisted: options.AllowUnlisted = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing page.")] = False,
+    label: options.Label = None,
+    text: options.Text = None,
+    template: options.Template = None,
+    by: Annotated[str, typer.Option(help="Column of --labelled that forms groups.")] = "",
+    read: options.Read = None,
+    overwrite: options.Overwrite = False,
     as_json: options.AsJson = False,
 ) -> None:
     r"""Compare a bundle with its successor: where the new one is better or worse, and what changes.
@@ -47,10 +40,8 @@ def successor(
           --unlabelled 2026q3.csv --text Narrative --html successor.html
     """
     if html is not None:
-        options.require_writable("--html", html)
-        if html.exists() and not overwrite:
-            raise InputError(f"--html: {html} exists. Name another file, or replace it with --overwrite.")
-    read = reading.read
+        options.require_writable("--html", html, overwrite=overwrite)
+    reading = options.read_options(read)
     with private_errors("successor"):
         from storage.bundle.archive import open_folder
         from storage.tables.narratives import Narratives
@@ -58,16 +49,23 @@ def successor(
         from tasks.coding.coder import open_bundle
 
         with open_folder(old.expanduser()) as before, open_folder(new.expanduser()) as after:
-            records = Narratives(tuple(column or ("Final Narrative",)), template)
+            records = Narratives(tuple(text or ("Final Narrative",)), template)
             earlier, later = open_bundle(before), open_bundle(after)
         measure.require_same_classification(earlier, later)
         with ConsoleListener() as console:
             console.started("successor")
-            how = {"allow_unlisted": allow_unlisted, "read": read, "report": lambda line: say(line, err=True)}
             coded = measure.answers(
-                earlier, later, labelled, records, option="--labelled", label=label_column, by=by, **how
+                earlier,
+                later,
+                labelled,
+                records,
+                option="--labelled",
+                label=label or "Nature",
+                by=by,
+                read=reading,
+                report=lambda line: say(line, err=True),
             )
-            others = measure.answers(earlier, later, unlabelled, records, option="--unlabelled", read=read)
+            others = measure.answers(earlier, later, unlabelled, records, option="--unlabelled", read=reading)
         compared = measure.compare(earlier.release, later.release, coded, others)
         if html is not None:
             write_atomically(html, compared.page().encode())

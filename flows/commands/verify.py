@@ -15,18 +15,15 @@ from storage.errors import InputError
 
 def verify(
     bundle: Annotated[Path, typer.Argument(help="The bundle: its folder, or the .tar.zst file.")],
-    key: Annotated[Path | None, typer.Option(help="First public key (PEM) of the agency, from a safe source.")] = None,
+    key: bundle_options.Key = None,
     roots: bundle_options.Roots = None,
-    state: bundle_options.State = None,
     golden: Annotated[
         bool | None,
         typer.Option(
             "--golden/--no-golden", help="Load the model and check the golden answers.", show_default="where torch is"
         ),
     ] = None,
-    allow_unsigned: Annotated[
-        bool, typer.Option("--allow-unsigned", help="Check a bundle without a signature: digests, fields, answers.")
-    ] = False,
+    allow_unsigned: bundle_options.AllowUnsigned = False,
     as_json: options.AsJson = False,
 ) -> None:
     r"""Check a bundle: signature, digests, fields, place in the ledger, revocation, golden answers.
@@ -51,7 +48,7 @@ def verify(
 
     bundle = bundle.expanduser()
     adopted = AdoptedBundle.read(bundle) if key is None else None
-    trust = bundle_options.trust(key, roots, state) if adopted is None else adopted.trust
+    trust = bundle_options.trust(key, roots) if adopted is None else adopted.trust
     roots = roots or (None if adopted is None else adopted.roots)
     if trust is None and not allow_unsigned:
         raise InputError("no trusted key. Give the agency's public key by --key.")

@@ -7,7 +7,6 @@ import re
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zoneinfo import ZoneInfo
 
 import yaml
 from prefect.client.schemas.actions import DeploymentScheduleCreate
@@ -44,16 +43,12 @@ _FIELDS = 5
 """Minute, hour, day, month, weekday: of six the library takes the first for seconds or the last for a year."""
 
 
-def schedule_of(cron: str | None, timezone: str = "UTC") -> CronSchedule | None:
-    """Returns the schedule of a cron line; refuses a line that is none, and one of six fields, which runs otherwise."""
+def schedule_of(cron: str | None) -> CronSchedule | None:
+    """Returns the schedule of a cron line in UTC; refuses a line that is none, and one of six fields."""
     if cron is None:
         return None
     try:
-        ZoneInfo(timezone)
-    except (ValueError, OSError, KeyError):
-        raise InputError(f"--timezone: {timezone!r} is none. Give one such as Europe/Paris.") from None
-    try:
-        schedule = CronSchedule(cron=cron, timezone=timezone) if len(cron.split()) == _FIELDS else None
+        schedule = CronSchedule(cron=cron, timezone="UTC") if len(cron.split()) == _FIELDS else None
     except ValueError:
         schedule = None
     if schedule is None:

@@ -15,7 +15,7 @@ Invariants, whatever the order of calls, crashes and processes:
 """
 
 from storage.ledger.budget import Account, BudgetLine, BudgetRefused
-from storage.ledger.database import database_exists, same_database
+from storage.ledger.database import database_exists
 from storage.ledger.decisions import Decision
 from storage.ledger.ledger import Ledger
 from storage.ledger.models import (
@@ -48,5 +48,4 @@ __all__ = [
     "Sensitivity",
     "Subject",
     "database_exists",
-    "same_database",
 ]

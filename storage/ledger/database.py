@@ -54,12 +54,6 @@ def database_exists(url: str) -> bool:
     return parsed.get_backend_name() != "sqlite" or Path(str(parsed.database)).exists()
 
 
-def same_database(one: str, other: str) -> bool:
-    """Checks that two URLs name the same ledger; passwords don't count."""
-    # `set` takes None for no change
-    return parse_url(one)._replace(password=None) == parse_url(other)._replace(password=None)
-
-
 class Database:
     """A ledger's database. Each transaction has a connection of its own, so a lost one harms one transaction."""
 

@@ -104,7 +104,9 @@ class Ledger(LedgerReader):
         ledger = Ledger.open_existing(url)
         if ledger is None:
             place = parse_url(url).database
-            raise InputError(f"no ledger at {place}. The first retrain creates it; check --home and --ledger-url.")
+            raise InputError(
+                f"no ledger at {place}. The first retrain creates it; check --home and AUTOCODER_LEDGER_URL."
+            )
         return ledger
 
     # -- writing -------------------------------------------------------------------------------------------
@@ -267,7 +269,9 @@ class Ledger(LedgerReader):
             matter = Matter("release", decision.digest, release_terms(plan, content), plan.requester)
             name = signer(decision, policy.approvals, matter)
             if decision.decision != "refuse":
-                raise InputError(f"decision by {name}: it approves; a refusal is signed with `autocoder refuse`")
+                raise InputError(
+                    f"decision by {name}: it approves; a refusal is signed with `autocoder approve --refuse`"
+                )
             released = state.release_of_key(plan.idempotency_key)
             if released is not None:
                 row = released.row

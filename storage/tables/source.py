@@ -289,7 +289,7 @@ def require_columns(source: Source, required: Sequence[str], column_options: Map
                 "since it may be a record)"
             )
         if not near and source.kind == "csv":
-            hint += f". It was read as {source.reading}: --separator, --skip-rows and --names change that"
+            hint += f". It was read as {source.reading}: --read separator=…, skip=… and names=… change that"
         by = f" ({column_options[name]})" if column_options and name in column_options else ""
         raise InputError(f"{source.label} has no column {name!r}{by}. {hint.strip()}")
 
@@ -302,7 +302,7 @@ def read_safely(source: Source, action: Callable[[], T]) -> T:
     try:
         return action()
     except UnicodeDecodeError:
-        fault = f"it does not decode as {source.encoding}. Save it as UTF-8, or name its --encoding"
+        fault = f"it does not decode as {source.encoding}. Save it as UTF-8, or name its --read encoding=…"
     except _UNPACK_FAULTS as error:
         if source.container == "plain":
             raise
@@ -354,7 +354,7 @@ def _check_cp1252(source: Source) -> None:
             (damaged if bad else whole).append(number)
             if bad and len(line.translate(None, _UNDEFINED_IN_CP1252)) < len(line):
                 undefined.append(number)
-    way_out = "Save all of it as UTF-8, or name its --encoding"
+    way_out = "Save all of it as UTF-8, or name its --read encoding=…"
     if valid > invalid:
         raise InputError(
             f"{source.label} is UTF-8 with {invalid} damaged bytes in {_lines_named(damaged)}, which cp1252 would "
@@ -453,7 +453,7 @@ def _open_sheet(source: Source) -> Iterator[IO[bytes]]:
     fault = {
         0: "",
         1: f"it takes over {_BOOK_MEMORY >> 30} GB to read. Save the sheet as CSV",
-        guarded.SHEETS: f"its sheets with rows are {report}. Name one with --sheet",
+        guarded.SHEETS: f"its sheets with rows are {report}. Name one with --read sheet=…",
     }.get(status, "the workbook is damaged, locked by a password, or none. Save the sheet as CSV")
     if fault:
         raise InputError(f"{source.option}: {source.path}: {fault}")
@@ -463,7 +463,7 @@ def _csv(source: Source, head: bytes, read: ReadOptions, required: Sequence[str]
     whole, encoding = len(head) < _HEAD, read.encoding
     if encoding is None:
         if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            raise InputError(f"{source.label} is UTF-16. Save it as UTF-8, or name --encoding utf-16")
+            raise InputError(f"{source.label} is UTF-16. Save it as UTF-8, or give --read encoding=utf-16")
         if b"\0" in head:
             raise InputError(f"{source.label} has NUL bytes. Give a CSV, ZIP or Parquet")
         decoder = codecs.getincrementaldecoder("utf-8")()

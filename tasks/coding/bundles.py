@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from storage.errors import InputError
 from storage.tables.reader import Row
 from tasks.bundle.public_features import compute, encoder_digest, logits_from
-from tasks.bundle.thresholds import read_thresholds
 from tasks.coding.coder import Coder
 from tasks.coding.columns import AnswerColumns
 
@@ -81,19 +78,3 @@ class Bundles:
                 codings[at] = coding
             rows = [row + columns.row(coding) for row, coding in zip(rows, codings, strict=True)]
         return rows
-
-
-def thresholds_by_digest(files: Sequence[Path]) -> dict[str, Path]:
-    """Returns thresholds files by the digest of the bundle that each was fitted on.
-
-    Raises:
-        InputError: a file names no bundle, or two name the same.
-    """
-    chosen: dict[str, Path] = {}
-    for file in files:
-        digest = str(read_thresholds(file).get("bundle_digest", ""))
-        if not digest or digest in chosen:
-            fault = "names no bundle" if not digest else f"is of the same bundle as {chosen[digest]}"
-            raise InputError(f"--thresholds: {file} {fault}. Give one file of `autocoder calibrate` for each bundle.")
-        chosen[digest] = file
-    return chosen

@@ -115,4 +115,4 @@ def write_summary(coded: Path, *, columns: Sequence[str] = ()) -> Path:
 def _commands(coded: Path, columns: Sequence[str]) -> str:
     name, stem = shlex.quote(str(coded)), coded.name.partition(".")[0]
     texts = "".join(f" --text {shlex.quote(one)}" for one in columns)
-    return f"autocoder qa draw {name}{texts} --out {stem}-sample.csv\nautocoder drift {name} --reference EARLIER.csv"
+    return f"autocoder sample {name}{texts} --out {stem}-sample.csv\nautocoder drift {name} --reference EARLIER.csv"

@@ -161,8 +161,7 @@ class Coder:
         fitted = {sets.coverage: sets for sets in map(Sets.of, entries)}
         if not fitted:
             raise InputError(
-                "--coverage: the thresholds have no sets. Fit them with `autocoder calibrate --sets` and name the file "
-                "with --thresholds."
+                "--coverage: the thresholds have no sets. Fit them with `autocoder adopt --data FILE --sets`."
             )
         if coverage not in fitted:
             raise InputError(f"--coverage: no sets for {coverage:g}. Take {', '.join(f'{one:g}' for one in fitted)}.")
@@ -196,9 +195,8 @@ class Coder:
 
 
 _OTHERWISE = (
-    "Fit thresholds on a few hundred records coded by hand (`autocoder calibrate --bundle BUNDLE --data CODED.csv "
-    "--label COLUMN --out thresholds.json`, with --accuracy for another accuracy) and pass them with "
-    "--thresholds, or choose a score with --threshold."
+    "Fit thresholds on a few hundred records coded by hand (`autocoder adopt BUNDLE --key KEY --out FOLDER "
+    "--data CODED.csv --label COLUMN`, with --accuracy for another accuracy), or choose a score with --threshold."
 )
 """Advice for a bundle without a threshold for an accuracy."""
 
@@ -242,12 +240,12 @@ def open_bundle(
     try:
         fitted = read_thresholds(thresholds or packaged) if thresholds or packaged.is_file() else None
     except MechanismError as error:
-        raise InputError(f"{'--thresholds' if thresholds else '--bundle'}: {error}") from None
+        raise InputError(f"{thresholds or '--bundle'}: {error}") from None
     # guard: thresholds are of the bundle that they were fitted on
     if thresholds and fitted is not None and fitted.get("bundle_digest", digest) != digest:
         raise InputError(
-            f"--thresholds: {thresholds} was fitted on another bundle (release {fitted.get('release', 'unknown')}, "
-            f"not {release}). Fit it again with `autocoder calibrate`."
+            f"{thresholds} was fitted on another bundle (release {fitted.get('release', 'unknown')}, "
+            f"not {release}). Adopt this one again."
         )
     coder = Coder(
         release=release,
@@ -290,14 +288,11 @@ def _damaged(folder: Path, file: Path) -> InputError:
     return InputError(f"--bundle: {folder} is damaged: {file} cannot be read.")
 
 
-def require_not_revoked(coder: Coder, home: Path, *, otherwise: str) -> None:
+def require_not_revoked(coder: Coder, home: Path) -> None:
     """Refuses a bundle that was revoked, by the machine's ledger or the workspace's.
 
     Without a readable ledger, the roots that `revoke` writes next to the bundles decide. A partner has neither and
     gets them from the agency (`autocoder verify --roots`).
-
-    Args:
-        otherwise: the alternative, for the message.
 
     Raises:
         StorageError: it was revoked, or the ledger or list cannot be read.
@@ -314,7 +309,7 @@ def require_not_revoked(coder: Coder, home: Path, *, otherwise: str) -> None:
         elif workspace.roots.exists():  # signed or not: whoever writes there writes bundles too
             read_roots(workspace.roots)[-1].check(coder.release, coder.digest, None)
     except StorageError as error:
-        raise StorageError(f"--bundle: {error}; {otherwise}") from None
+        raise StorageError(f"--bundle: {error}. Name a newer one.") from None
 
 
 def newest_bundle(home: Path) -> Path:

@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 
 from mechanisms.model.conformal import Sets
-from storage.codelist import describe_shape
 from storage.errors import InputError
 from storage.tables.reader import Row, Table
 from tasks.coding.coder import Coder, Coding
@@ -91,23 +90,4 @@ def require_free(table: Table, added: Collection[str]) -> None:
         raise InputError(
             f"--data: {table.source.name} has columns that the answers would overwrite: {', '.join(taken)}. Rename "
             "them, or code with --bundle NAME=BUNDLE, which begins the answers' names with NAME_."
-        )
-
-
-def check_version(table: Table, column: str, coder: Coder) -> None:
-    """Refuses a table with rows coded under another version of the classification; names their number and the first."""
-    if column not in table.columns:
-        raise InputError(f"--version-column: {table.source.name} has no column {column!r}.")
-    allowed = {coder.version, f"{coder.classification} {coder.version}"}
-    wrong, first, others = 0, 0, set()
-    for number, (cell,) in enumerate(table.text_rows([column]), start=1):
-        version = cell.strip()
-        if version and version not in allowed:
-            wrong, first = wrong + 1, first or number
-            others.add(version)
-    if wrong:
-        raise InputError(
-            f"--version-column: {wrong:,} rows of {table.source.name}, row {first} first, have another version "
-            f"({describe_shape(others)}). This bundle codes {coder.classification} {coder.version}. "
-            "A table must not mix versions."
         )

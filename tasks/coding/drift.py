@@ -117,7 +117,7 @@ def compare(now: Period, reference: Period) -> Drift:
         ]
         raise InputError(
             f"the periods are not comparable: they were coded with another {' and '.join(differing)}. Code both with "
-            "one bundle and the same thresholds (--thresholds of `autocoder code`)."
+            "one bundle and the same thresholds."
         )
     names, counts = _pooled(now.codes, reference.codes)
     shares = counts / counts.sum(axis=1, keepdims=True)

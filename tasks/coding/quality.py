@@ -95,7 +95,7 @@ def draw(
     if size is None:
         strata = [Stratum(others, math.ceil(share * len(others)))]
     elif size <= len(always):
-        raise InputError(f"--hours: they allow {size} rows, and sensitive codes have {len(always)}. Give more hours.")
+        raise InputError(f"--rows: sensitive codes alone have {len(always)}. Give more than {size}.")
     else:
         strata = stratify(table, others, prefix=prefix, size=size - len(always))
     weight = dict.fromkeys(always, 1.0)
@@ -148,7 +148,7 @@ def read_double_coded(
     """Reads a coded table and a sample of it that people filled in.
 
     Args:
-        sample: of `autocoder qa draw`, with the human's codes, which went through a table program.
+        sample: of `autocoder sample`, with the human's codes, which went through a table program.
         listed: every code that there is; empty: not known, and those of the table are known alone.
         allow_unlisted: counts codes that are not listed as codes of their own.
         read: how the sample is read.

@@ -73,7 +73,7 @@ def stratify(table: Table, rows: Sequence[int], *, prefix: str, size: int) -> li
         members[codes[row] if codes[row] in frequent else None, sum(scores[row] >= band for band in _BANDS)].append(row)
     strata = [members[key] for key in sorted(members, key=str)]
     if size < min(len(rows), _FEWEST_DRAWN * len(strata)):
-        raise InputError(f"--hours: they allow {size} rows besides those of sensitive codes, too few. Give more hours.")
+        raise InputError(f"--rows: {size} besides those of sensitive codes are too few. Give more.")
     errors = np.array([max(_SMALLEST_ERROR, 1 - np.mean([scores[row] for row in stratum])) for stratum in strata])
     drawn = allocate([len(stratum) for stratum in strata], np.sqrt(errors * (2 - errors)).tolist(), size)
     return [Stratum(stratum, number) for stratum, number in zip(strata, drawn, strict=True)]

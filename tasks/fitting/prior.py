@@ -45,7 +45,7 @@ def titles(model: ModelConfig, codes: Sequence[Code]) -> Step:
     texts = texts_of(model, codes)
     if not any(texts[0]):
         setting = "prior" if model.prior == "titles" else "lexical"
-        instead = "--prior none" if model.prior == "titles" else "set model.lexical=hashed"
+        instead = "--set model.prior=none" if model.prior == "titles" else "--set model.lexical=hashed"
         raise InputError(
             f"model.{setting}: the code list has no titles. Give --codelist a list with titles, or {instead}"
         )

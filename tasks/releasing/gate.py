@@ -64,7 +64,7 @@ def check(plan: CheckedPlan, *, records: RecordSet | None = None) -> dict[str, A
 
 
 def _remedy(plan: CheckedPlan) -> str:
-    signed = "`autocoder override` with a reason and an approver's key"
+    signed = "`autocoder approve --despite-audit` with a reason and an approver's key"
     if plan.plan.claim.guarantee_kind == "formal":
         return f"A formal claim that is refuted is a fault of the program: report it. Only {signed} lets it pass"
     return (
@@ -108,7 +108,7 @@ def _require_audit(plan: CheckedPlan, measurement: Measurement | None) -> None:
         f"policy {policy.name} requires an audit that could have contradicted the claim. This candidate {why}. "
         f"Run `autocoder audit PLAN`{' with more --trials' if usual else ''}"
         + (
-            f", or let an approver accept audit row {measurement.ledger_sequence}: `autocoder override`"
+            f", or let an approver accept audit row {measurement.ledger_sequence}: `autocoder approve --despite-audit`"
             if measurement is not None and reran
             else ""
         )

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from storage.errors import InputError, StorageError
-from storage.ledger import Ledger, Policy, database_exists, same_database
+from storage.errors import StorageError
+from storage.ledger import Ledger, Policy, database_exists
 from storage.ledger.journal import journals_of
 from storage.ledger.recovery import draws
 from tasks.parameters import LedgerParameters, RetrainParameters
@@ -72,22 +72,12 @@ def policy_of(ledger: Ledger | None, settings: LedgerParameters) -> Policy:
 
 def existing_ledger(context: Context, settings: LedgerParameters) -> Ledger | None:
     """Returns the ledger of a workspace, None without one. Creates no ledger."""
-    return open_ledger(context, settings) if database_exists(ledger_url(context, settings)) else None
+    return open_ledger(context, settings) if database_exists(ledger_url(context)) else None
 
 
-def ledger_url(context: Context, settings: LedgerParameters) -> str:
-    """Returns the address of this run's ledger.
-
-    Raises:
-        InputError: the setting names another ledger than the machine's. A release on an empty ledger would need no
-            approval and be charged to nobody.
-    """
-    machine_url = os.environ.get("AUTOCODER_LEDGER_URL")
-    if machine_url and settings.ledger_url and not same_database(machine_url, settings.ledger_url):
-        raise InputError(
-            "ledger_url: the ledger of this machine is set by AUTOCODER_LEDGER_URL. Leave the setting empty"
-        )
-    return machine_url or settings.ledger_url or context.workspace.ledger_url
+def ledger_url(context: Context) -> str:
+    """Returns the address of the machine's ledger, or of the workspace's."""
+    return os.environ.get("AUTOCODER_LEDGER_URL") or context.workspace.ledger_url
 
 
 def open_ledger(context: Context, settings: LedgerParameters, *, key: EllipticCurvePrivateKey | None = None) -> Ledger:
@@ -100,7 +90,7 @@ def open_ledger(context: Context, settings: LedgerParameters, *, key: EllipticCu
         ForeignLedger: it is not the one that this workspace used before, or it went back.
     """
     loaded = Policy.load(Path(settings.policy).expanduser() if settings.policy else None)
-    ledger = Ledger.open(ledger_url(context, settings), policy=loaded, journals=journals_of(context.workspace), key=key)
+    ledger = Ledger.open(ledger_url(context), policy=loaded, journals=journals_of(context.workspace), key=key)
     if draws(context.workspace) and ledger.mark() is None:
         raise StorageError(
             f"ledger {ledger.database.name} is empty, but this workspace has drawn releases. Give the ledger that "

@@ -409,13 +409,13 @@ def _outdated(context: Context, plan: CheckedPlan) -> str | None:
     return None
 
 
-def load_plan_page(context: Context, planned: PlannedRelease, *, file: Path, url: str | None = None) -> PlanPage:
+def load_plan_page(context: Context, planned: PlannedRelease, *, file: Path) -> PlanPage:
     """Loads the page of a plan from its workspace and ledger, by default the workspace's own. Changes nothing."""
-    ledger = existing_ledger(context, LedgerParameters(ledger_url=url))
+    ledger = existing_ledger(context, LedgerParameters())
     if ledger is None:
         raise InputError(
             f"{context.home} has no ledger with budget and audits. Give the plan's workspace (--home), "
-            "--ledger-url or AUTOCODER_LEDGER_URL"
+            "or AUTOCODER_LEDGER_URL"
         )
     plan = check(planned, ledger)
     status = approval.approval_status(context, plan)

@@ -166,7 +166,7 @@ def check(context: Context, parameters: RetrainParameters, *, to_release: bool =
         raise InputError(f"release.policy: no file {parameters.release.policy}")
     if not parameters.data.has_titles:
         if parameters.model.prior == "titles":
-            raise InputError("model.prior: `titles` need a code list. Give --codelist, or --prior none")
+            raise InputError("model.prior: `titles` need a code list. Give --codelist, or --set model.prior=none")
         if parameters.model.lexical == "titles" and parameters.model.lexical_titles == "codelist":
             raise InputError("model.lexical: `titles` need a code list. Give --codelist, or set model.lexical=hashed")
     device = check_device(context)
@@ -240,7 +240,7 @@ def _check_ledger(context: Context, parameters: RetrainParameters, *, to_release
     """
     settings = parameters.release
     policy = Policy.load(Path(settings.policy).expanduser()) if settings.policy else None
-    ledger = Ledger.open_existing(ledger_url(context, parameters.release), policy=policy)
+    ledger = Ledger.open_existing(ledger_url(context), policy=policy)
     if ledger is not None:
         in_force = ledger.policy()
         if settings.supersedes is not None:

@@ -68,7 +68,7 @@ def _outdated(planned: PlannedRelease, stated: tuple[str, ...], actual: tuple[st
     return (
         f"this plan is out of date: the same records were used again since{fits}{also}. Partners are told this, so the "
         "plan must state it. Nothing was charged. State it again, which takes seconds and needs approvals again: "
-        f"`autocoder plan renew {shlex.quote(str(file))}`. Then release it"
+        f"`autocoder plan {shlex.quote(str(file))} --renew`. Then release it"
     )
 
 

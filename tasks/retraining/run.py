@@ -149,7 +149,7 @@ def _check_code_lists(context: Context, parameters: RetrainParameters, dataset: 
         if settings.enabled and texts and not (signed or settings.accept_texts):
             raise InputError(
                 f"--codelist: the bundle would contain {texts} titles of no published list, and nobody has reviewed "
-                "them. Retrain without --release. `autocoder plan show PLAN` then prints them with their digest, and "
+                "them. Retrain without --release. `autocoder plan PLAN` then prints them with their digest, and "
                 "`autocoder release PLAN --accept-texts DIGEST` releases"
             )
 

@@ -76,11 +76,11 @@ def check(engine: str) -> None:
         workers = connect(engine).scheduler_info(n_workers=-1)["workers"]
     except (OSError, TimeoutError) as error:
         raise InputError(
-            f"--engine {engine}: no scheduler answers ({type(error).__name__}). Start one with `autocoder engine "
-            f"scheduler`, and give all machines the certificates of one folder ({CERTIFICATES})."
+            f"--engine {engine}: no scheduler answers ({type(error).__name__}). Start one with `autocoder engine`, "
+            f"and give all machines the certificates of one folder ({CERTIFICATES})."
         ) from None
     if not workers:
-        raise InputError(f"--engine {engine}: it has no worker. Start one with `autocoder worker --engine {engine}`.")
+        raise InputError(f"--engine {engine}: it has no worker. Start one with `autocoder engine --join {engine}`.")
 
 
 def map_parts(
@@ -249,7 +249,7 @@ def security_of(engine: str) -> Security | None:
         if not _LOCAL.fullmatch(engine):
             raise InputError(
                 f"--engine {engine}: whoever is on the network could run code there. Use tls://, with certificates "
-                "from `autocoder engine certificates`."
+                "from `autocoder engine --new-certificates`."
             )
         return None
     certificate, key = certificates()
@@ -271,8 +271,8 @@ def certificates() -> tuple[Path, Path]:
     files = None if folder is None else (Path(folder) / CERTIFICATE, Path(folder) / KEY)
     if files is None or not all(file.is_file() for file in files):
         raise InputError(
-            f"{CERTIFICATES}: {folder or 'it is not set'}. Make the files once with `autocoder engine certificates "
-            "FOLDER`, copy the folder to each machine, and name it there."
+            f"{CERTIFICATES}: {folder or 'it is not set'}. Make the files once with `autocoder engine "
+            "--new-certificates FOLDER`, copy the folder to each machine, and name it there."
         )
     return files
 

@@ -1,8 +1,8 @@
 """Measures workers for Prometheus: duration of stages, records per second, GPU memory.
 
 A run may end before it is scraped, so it serves nothing itself. It writes its figures into the private workspace, one
-JSON file per host, counters added under a lock; `autocoder metrics` serves them (flows/commands/metrics.py). A figure
-that cannot be written never fails a run.
+JSON file per host, counters added under a lock; `autocoder status --serve` serves them
+(flows/commands/metrics.py). A figure that cannot be written never fails a run.
 
 No count of records is stored: the rate is rounded to two digits, so that rate and time do not give one.
 """

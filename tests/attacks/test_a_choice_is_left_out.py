@@ -113,7 +113,7 @@ def test_ten_seeds_and_the_best_of_them(made: Made) -> None:
     assert again.digest != first.digest  # officers sign it anew
 
 
-def test_the_page_says_that_it_is_outdated(made: Made, tmp_path: Path) -> None:
+def test_the_page_says_that_it_is_outdated(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`plan show` and Prefect's pages speak against what the release refuses; away from its records nobody can tell."""
     context, planned = made
     first, file = replanned(context, planned), tmp_path / "plan.json"
@@ -128,8 +128,8 @@ def test_the_page_says_that_it_is_outdated(made: Made, tmp_path: Path) -> None:
     assert "outdated" not in {
         one.key for one in plan_page.load_plan_page(context, replanned(context, planned), file=file).answers
     }
-    url = f"sqlite:///{context.workspace.home / 'ledger.db'}"
-    away = plan_page.load_plan_page(Context(home=str(tmp_path / "officer")), first, file=file, url=url)
+    monkeypatch.setenv("AUTOCODER_LEDGER_URL", context.workspace.ledger_url)
+    away = plan_page.load_plan_page(Context(home=str(tmp_path / "officer")), first, file=file)
     assert "outdated" not in {one.key for one in away.answers}
 
 
@@ -147,7 +147,7 @@ def test_an_outdated_plan_is_refused_at_once_and_renewed(made: Made) -> None:
         publish.require_current(context, first, BundleParameters())
     text, file = str(refused.value), first.file(context)
     assert f"the ledger has {fits(first) + 2} fits of them, the plan names {fits(first)}" in text
-    assert f"`autocoder plan renew {file}`" in text
+    assert f"`autocoder plan {file} --renew`" in text
     assert "Nothing was charged" in text
     assert "unprotected" not in text
     renewed, written = publish.renew_plan(context, file, BundleParameters())

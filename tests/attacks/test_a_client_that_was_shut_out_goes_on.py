@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 from sealed_bundle import Sealed
 from starlette.testclient import TestClient
 
-from flows.commands.serve import TrustOptions, Watch, _verified
+from flows.commands.serve import Watch
 from service.app import Settings, create_app
 from service.clients import Clients, State
+from storage.bundle.check import check
 from storage.bundle.trust import RevokedRelease, Root, with_next_root, write_roots
 from storage.ledger.heads import load_private_key, new_keys
 from tasks.coding.coder import open_bundle
@@ -53,9 +55,8 @@ def until(client: TestClient, wanted: int, key: str = A) -> Any:
 
 def watching(sealed: Sealed, keys: Path, **trust: Any) -> Watch:
     """What `serve` looks at."""
-    chosen: dict[str, Any] = {"verify_key": sealed.trust.pinned} | trust
-    options = TrustOptions(**chosen)
-    return Watch(State(Clients.read(keys.read_text())), keys, options, _verified(sealed.folder, options))
+    trusted = replace(sealed.trust, **trust)
+    return Watch(State(Clients.read(keys.read_text())), keys, trusted, check(sealed.folder, trusted))
 
 
 @pytest.fixture

@@ -105,7 +105,9 @@ def test_a_word_written_by_hand(made: tuple[Context, PlannedRelease], tmp_path: 
     assert nothing_charged(context)
 
 
-def test_a_plan_carried_into_another_workspace(made: tuple[Context, PlannedRelease], tmp_path: Path) -> None:
+def test_a_plan_carried_into_another_workspace(
+    made: tuple[Context, PlannedRelease], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As it is; with the other ledger written into it; with the artifacts copied under the old plan."""
     context, planned = made
     other = Context(home=str(Workspace(tmp_path / "new").create().home), device="cpu")
@@ -120,8 +122,9 @@ def test_a_plan_carried_into_another_workspace(made: tuple[Context, PlannedRelea
     shutil.copytree(stages, Path(other.home) / "private" / "stages", copy_function=os.link)
     with pytest.raises(StorageError, match="is in another workspace"):
         publish.release(other, moved, BundleParameters())
-    with pytest.raises(StorageError, match="has used ledger"):
-        publish.release(context, planned, BundleParameters(ledger_url=other.workspace.ledger_url))
+    with monkeypatch.context() as patch, pytest.raises(StorageError, match="has used ledger"):
+        patch.setenv("AUTOCODER_LEDGER_URL", other.workspace.ledger_url)
+        publish.release(context, planned, BundleParameters())
     assert nothing_charged(context)
     assert nothing_charged(other)
 

@@ -117,12 +117,17 @@ def test_a_weight_that_a_sample_may_have(tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.parametrize("given_key", [True, False], ids=["with the key", "without it"])
 @pytest.mark.parametrize("signed", [True, False], ids=["signed", "unsigned"])
 def test_signatures_that_were_not_checked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], given_key: bool, signed: bool
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    given_key: bool,
+    signed: bool,
 ) -> None:
     """`ledger verify --json` says so: whether heads were signed and checked, and whether the tail was."""
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    monkeypatch.setenv("AUTOCODER_LEDGER_URL", url)
     ledger = Ledger.open(url)
-    asked: dict[str, Any] = {"home": None, "ledger_url": url, "against": None, "as_json": True}
+    asked: dict[str, Any] = {"home": tmp_path / "home", "against": None, "as_json": True}
     private, public = new_keys(tmp_path / "keys")
     head = tmp_path / "head.json"
     head.write_text(state_head(*ledger.head(), key=load_private_key(private) if signed else None).model_dump_json())

@@ -101,7 +101,7 @@ def test_json_stays_json(text: str) -> None:
         ("code", "x", "--top-k", "EVIL"),
         ("verify", "x", "y", "EVIL"),
         ("keys", "root", "x", "--days", "EVIL"),
-        ("qa", "draw", "x", "--share", "EVIL"),
+        ("sample", "x", "--share", "EVIL"),
         ("retrain", "--device", "EVIL"),
     ],
     ids=" ".join,
@@ -136,17 +136,17 @@ def test_no_command_prints_in_another_way(file: str) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("ledger", "list", "--home", "HERE"),
+        ("ledger", "show", "--home", "HERE"),
         ("code", "x", "--bundle", "HERE"),
         ("verify", "HERE", "--allow-unsigned"),
-        ("doctor", "--home", "HERE/[/x]"),
-        ("qa", "agree", "HERE", "--sample", "HERE"),
+        ("status", "--check", "--home", "HERE/[/x]"),
+        ("estimate", "HERE", "--sample", "HERE"),
         ("drift", "HERE", "--reference", "HERE"),
         ("retrain", "--profile", "HERE.yaml"),
         ("handover", "HERE", "--to", "x", "--out", "HERE"),
         ("keys", "new", "--out", "HERE"),
     ],
-    ids=lambda words: words[0] if words[0] not in {"qa", "ledger", "keys"} else " ".join(words[:2]),
+    ids=lambda words: words[0] if words[0] not in {"ledger", "keys"} else " ".join(words[:2]),
 )
 def test_a_path_with_an_escape_and_markup_in_it(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     """Ends in a line that shows it, on whatever stream."""
@@ -166,7 +166,7 @@ def test_a_path_with_an_escape_and_markup_in_it(tmp_path: Path, arguments: tuple
     "arguments",
     [
         ("verify", "HERE", "--allow-unsigned"),
-        ("ledger", "list", "--home", "HERE"),
+        ("ledger", "show", "--home", "HERE"),
         ("retrain", "--profile", "HERE.yaml"),
     ],
     ids=["verify", "ledger", "retrain"],

@@ -159,7 +159,7 @@ def test_what_is_shown_before_is_what_is_charged(tmp_path: Path) -> None:
     population, unit = parameters.data.population, "unit (Establishment)"
     before = ExpectedCharge.of(context, parameters, ["2016"], train=80)
     assert [(one.cohort, one.spent) for one in before.accounts] == [("2016", 0), (ALL_COHORTS, 0)]
-    ledger = Ledger.open(ledger_url(context, parameters.release), key=release_key())
+    ledger = Ledger.open(ledger_url(context), key=release_key())
     claim = {"epsilon": 19.0, "privacy_unit": unit, "max_records_per_unit": 3}
     ledger.reserve(make_plan("a", claim=claim, cohorts=("2015",), population=population))
     told = ExpectedCharge.of(context, parameters, ["2016"], train=80)

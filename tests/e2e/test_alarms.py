@@ -56,7 +56,7 @@ def test_a_waiting_release_and_a_low_budget_are_notified(stack: Stack, sink: Sin
 
 def test_metrics_of_the_runs_on_the_stack(stack: Stack, released: str) -> None:
     """Stages of the retrain, the budget, workers of both pools, runs by state: everything answers."""
-    told = stack.command("metrics")
+    told = stack.command("status", "--prometheus")
     assert told.returncode == 0, told.stderr
     families = {family.name: family.samples for family in text_string_to_metric_families(told.stdout)}
     ended_well = {s.labels["stage"] for s in families["autocoder_stage_runs"] if s.labels["result"] == "computed"}

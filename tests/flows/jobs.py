@@ -175,7 +175,7 @@ class Job:
 
     def ledger(self) -> list[dict[str, Any]]:
         """Rows of the ledger, each release's newest."""
-        return json.loads(self.command("ledger", "list", "--json").stdout)
+        return json.loads(self.command("ledger", "show", "--json").stdout)["rows"]
 
     def releases(self) -> list[dict[str, Any]]:
         """Rows of releases."""

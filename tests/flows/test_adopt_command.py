@@ -38,7 +38,7 @@ def own(sealed: Sealed, tmp_path: Path, narratives: Callable[..., list[str]]) ->
     """300 records that a person codes as the model does, but for each tenth."""
     source, out = tmp_path / "new.csv", tmp_path / "machine.csv"
     write_csv(source, [{"Text": text} for text in narratives(300)])
-    command("code", "--bundle", sealed.folder, "--data", source, "--text", "Text", "--out", out, "--quiet")
+    command("code", "--bundle", sealed.folder, "--data", source, "--text", "Text", "--out", out)
     codes = [row["code"] for row in read_csv(out)]
     other = {
         code: codes[0] if code != codes[0] else next(c for c in [*codes, "111"] if c != codes[0]) for code in codes
@@ -57,7 +57,7 @@ def _adopt(archive: Path, sealed: Sealed, out: Path, *more: Any) -> tuple[int, s
 def test_later_commands_take_columns_and_thresholds_from_it(
     archive: Path, sealed: Sealed, own: Path, tmp_path: Path
 ) -> None:
-    """Adopted with own records, `code` needs neither --text nor --thresholds nor --accuracy; a page sums each up."""
+    """Adopted with own records, `code` needs neither --text nor --accuracy; a page sums each up."""
     folder = tmp_path / "coder"
     given = ("--data", own, "--text", "Text", "--label", "Code", "--accuracy", "0.8", "--sets")
     code, said, _ = _adopt(archive, sealed, folder, *given)
@@ -77,7 +77,7 @@ def test_later_commands_take_columns_and_thresholds_from_it(
     assert marked == known["needs_review"]
     summary = Path(known["summary"]).read_text(encoding="utf-8")
     assert f"{marked:,} (" in summary
-    assert "qa draw" in summary
+    assert "autocoder sample" in summary
     assert "--text Text" in summary
     if CHROMIUM is not None:
         check_accessible_file(folder / "report.html", Path(known["summary"]))
@@ -85,7 +85,7 @@ def test_later_commands_take_columns_and_thresholds_from_it(
         "code", "--bundle", folder, "--data", own, "--out", tmp_path / "b.csv", "--threshold", "0", "--json"
     )
     assert json.loads(chosen[1])["threshold"] == 0
-    covered = ("code", "--bundle", folder, "--data", own, "--out", tmp_path / "c.csv", "--coverage", "0.9", "--quiet")
+    covered = ("code", "--bundle", folder, "--data", own, "--out", tmp_path / "c.csv", "--coverage", "0.9")
     assert invoke(*covered)[0] == 0
     assert invoke("verify", folder)[0] == 0
     assert "fell" not in report + "".join(row["Code"] for row in read_csv(own))
@@ -96,7 +96,7 @@ def test_the_summary_counts_each_row_once(sealed: Sealed, own: Path, tmp_path: P
     from tasks.coding import coded_summary
 
     out = tmp_path / "plain.csv"
-    invoke("code", "--bundle", sealed.folder, "--data", own, "--text", "Text", "--out", out, "--quiet")
+    invoke("code", "--bundle", sealed.folder, "--data", own, "--text", "Text", "--out", out)
     page = coded_summary.write_summary(out).read_text(encoding="utf-8")
     assert "300 rows, 0 of them without a narrative" in page
     assert "No row is marked for a person" in page

@@ -1,4 +1,4 @@
-"""`audit`, the gate and `override` as their users meet them, on a mechanism that claims much less than it leaks.
+"""`audit`, the gate and `approve --despite-audit`, on a mechanism that claims much less than it leaks.
 
 Weights of 0.02 shrink every loss that the claim is computed from; an optimiser that rescales its gradients hardly
 notices. So the claim is a fiftieth of an unweighted one, and the leak stays: what an audit is there to find.
@@ -61,20 +61,18 @@ def site(new: Job, tmp_path_factory: pytest.TempPathFactory) -> Site:
     job = new.at(Workspace(folder / "home").create().home, settings=LEAKY)
     change = ("--policy", str(policy), "--requester", "lead", "--reason", "start", "--home", str(job.home))
     command("ledger", "change-policy", *change)
-    planned = job.run("--quiet", "--json")
+    planned = job.run("--json")
     assert planned.returncode == 0, planned.stderr
-    done = job.command(
-        "audit", *job.options(), "--trials", "16", "--trial-draws", "5", "--canaries", "4", "--strict", "--json",
-        "--quiet", "--branches", "release,prior-descent", "--epsilon", "3",
-    )  # fmt: skip
-    assert done.stderr == ""
-    return Site(job, json.loads(planned.stdout)["plan"], json.loads(done.stdout), done.returncode)
+    plan = json.loads(planned.stdout)["plan"]
+    done = job.command("audit", plan, "--trials", "16", "--canaries", "4", "--json")
+    assert "Traceback" not in done.stderr
+    return Site(job, plan, json.loads(done.stdout), done.returncode)
 
 
 def test_the_leak_is_found_and_the_claim_contradicted(site: Site) -> None:
-    """Claim and measurement side by side, with exit code 3 under --strict."""
+    """Claim and measurement side by side, with exit code 3."""
     assert site.exit_code == 3
-    swag, *formal = site.audited["branches"]
+    (swag,) = site.audited["branches"]
     assert swag["mechanism"] == "swag-ppm"
     assert swag["epsilon"] < 0.1
     assert swag["epsilon_lower_bound"] > 1.0
@@ -83,11 +81,6 @@ def test_the_leak_is_found_and_the_claim_contradicted(site: Site) -> None:
     assert swag["confidence"] == 0.95
     assert {bound["name"] for bound in swag["figures"]["bounds"]} == {"in-distribution", "mislabelled"}
     assert swag["epsilon_add_remove"] == swag["epsilon"] / 2
-    for one in formal:
-        assert one["guarantee_kind"] == "formal"
-        assert one["epsilon"] == pytest.approx(3.0, rel=0.01)
-        assert one["verdict"] == "not contradicted", one["branch"]
-        assert one["reach"] > 3.0, "perfect guesses would have refuted it"
 
 
 def test_what_the_gate_would_stop_is_said_before_anybody_is_asked_to_sign(site: Site) -> None:
@@ -109,10 +102,10 @@ def test_what_the_gate_would_stop_is_said_before_anybody_is_asked_to_sign(site: 
 
 def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) -> None:
     """No draw before an officer has signed, with a reason; then the line is in row, statement, certificate and card."""
-    blocked = site.job.command("release", site.plan, "--quiet")
+    blocked = site.job.command("release", site.plan)
     assert blocked.returncode == 2
     assert "contradicts the claim: claimed ε 0.0" in blocked.stderr
-    assert "autocoder override" in blocked.stderr
+    assert "autocoder approve --despite-audit" in blocked.stderr
     assert "Traceback" not in blocked.stderr
     labels = [row.label for row in site.ledger.rows()]
     assert "release blocked: contradicted by an audit" in labels
@@ -122,14 +115,15 @@ def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) ->
     told = command("approve", site.plan, "--key", key)
     assert "`autocoder release` would refuse it now: the audit of row" in told
     with pytest.raises(InputError, match="--reason: it is empty"):
-        command("override", site.plan, "--key", key, "--reason", " ")
+        command("approve", site.plan, "--despite-audit", "--key", key, "--reason", " ")
     command("keys", "new", "--out", str(tmp_path / "stranger"))
     stranger = str(tmp_path / "stranger" / "signing-key.pem")
     with pytest.raises(InputError, match="the policy does not list key"):
-        command("override", site.plan, "--key", stranger, "--reason", "memo 12")
-    assert "next: autocoder release" in command("override", site.plan, "--key", key, "--reason", "memo 12")
+        command("approve", site.plan, "--despite-audit", "--key", stranger, "--reason", "memo 12")
+    told = command("approve", site.plan, "--despite-audit", "--key", key, "--reason", "memo 12")
+    assert "next: autocoder release" in told
 
-    done = site.job.command("release", site.plan, "--quiet", "--json")
+    done = site.job.command("release", site.plan, "--json")
     assert done.returncode == 0, done.stderr
     release = json.loads(done.stdout)["release_id"]
     bundle = site.job.home / "bundles" / release
@@ -143,7 +137,8 @@ def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) ->
     )
     (row,) = [one for one in site.ledger.rows() if one.kind == "release" and one.state == "committed"]
     assert row.details["audit"]["line"] == said["line"]
-    command("ledger", "certificate", release, "--home", str(site.job.home), "--out", str(tmp_path / "certificate"))
+    here = ("--home", str(site.job.home), "--out", str(tmp_path / "certificate"))
+    command("ledger", "export", "certificate", "--release", release, *here)
     planned = PlannedRelease.load(Path(site.plan))
     checked = check(planned, site.ledger)
     stands = approval.approval_status(Context(home=str(site.job.home)), checked)
@@ -156,25 +151,12 @@ def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) ->
     command("ledger", "verify", "--home", str(site.job.home))
 
 
-def test_what_cannot_be_audited_is_named(new: Job, tmp_path: Path) -> None:
-    """Too few reruns, a branch that does not exist."""
-    given = ("audit", *new.options(), "--home", str(tmp_path / "home"))
-    for extra, problem in (
-        (("--trials", "5"), "Give at least 16"),
-        (("--branches", "nothing"), "branch nothing does not exist. Choose from"),
-        (("--confidence", "0.2"), "audit: confidence"),
-    ):
-        with pytest.raises(InputError, match=problem):
-            command(*given, *extra)
-    assert not (tmp_path / "home").exists()
-
-
 def test_a_plan_is_audited_with_what_it_was_made_with(site: Site, tmp_path: Path) -> None:
-    """The plan alone says which fit, records and branch; its row counts for the gate, and other options are refused."""
-    with pytest.raises(InputError, match="--label: a plan has its own settings"):
-        command("audit", site.plan, "--label", "Event")
+    """The plan alone says which fit, records and branch; its row counts for the gate."""
+    with pytest.raises(InputError, match="Give at least 16"):
+        command("audit", site.plan, "--trials", "5")
     before = len(site.ledger.rows())
-    done = site.job.command("audit", site.plan, "--trials", "0", "--quiet")
+    done = site.job.command("audit", site.plan, "--trials", "0")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("swag-ppm, seed "), done.stdout
     released = any(row.kind == "release" for row in site.ledger.rows())

@@ -91,7 +91,7 @@ def test_killed_in_the_middle_it_goes_on(
     texts = narratives(16_000)
     source = write_csv(tmp_path / "new.csv", [{"Text": text} for text in texts])
     whole, out = tmp_path / "whole.csv", tmp_path / "coded.csv"
-    arguments = ("--bundle", str(tiny_bundle), "--data", str(source), "--text", "Text", "--quiet", "--json", "--out")
+    arguments = ("--bundle", str(tiny_bundle), "--data", str(source), "--text", "Text", "--json", "--out")
     process = subprocess.Popen(command(*arguments, str(out)), env=environment(), stdout=subprocess.DEVNULL)
     pieces = tmp_path / ".coded.csv.coding"
     while len(list(pieces.glob("*.parquet"))) < 3:

@@ -27,12 +27,12 @@ CHOSEN = (
 
 
 GIVEN = 6.0
-SIZES = ("--epochs", "2", "--batch-size", "64")
+SIZES = ("--set", "rivals.epochs=2", "--set", "rivals.batch_size=64")
 
 
 def run(job: Job, *extra: str) -> subprocess.CompletedProcess[str]:
     """Compare, to the end."""
-    return job.command("compare", *job.options(), *SIZES, "--quiet", "--json", *extra)
+    return job.command("compare", *job.options(), *SIZES, "--json", *extra)
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +189,7 @@ def test_a_branch_with_a_formal_claim_is_released_by_the_same_path(
     assert "--home: the plan belongs to" in error
     assert not (tmp_path / "other").exists()
     job = new.at(compared[0])
-    done = job.command("release", plan, "--json", "--quiet")
+    done = job.command("release", plan, "--json")
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)
     assert made["guarantee_kind"] == "formal"
@@ -201,7 +201,7 @@ def test_a_branch_with_a_formal_claim_is_released_by_the_same_path(
     assert COUPLED in statement["unprotected_inputs"]
     assert any("after a comparison" in line for line in statement["unprotected_inputs"])
     assert "one fit with noise" in (folder / "README.md").read_text()
-    assert json.loads(job.command("release", plan, "--json", "--quiet").stdout) == made
+    assert json.loads(job.command("release", plan, "--json").stdout) == made
 
 
 def test_a_plan_edited_by_hand_is_refused(new: Job, compared: tuple[Path, dict], given: dict, tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_running_again_computes_nothing(new: Job, compared: tuple[Path, dict]) -
     """The same figures, from the same stages; two slots change nothing."""
     home, result = compared
     before = {p: p.stat().st_mtime_ns for p in (home / "private" / "stages").rglob("manifest.json")}
-    again = run(new.at(home), "--branches", ",".join(CHOSEN), "--seeds", "1", "--slots", "2")
+    again = run(new.at(home), "--branches", ",".join(CHOSEN), "--seeds", "1", "--set", "rivals.slots=2")
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["branches"] == result["branches"]
     assert {p: p.stat().st_mtime_ns for p in (home / "private" / "stages").rglob("manifest.json")} == before
@@ -288,14 +288,14 @@ def test_bad_settings_are_refused_by_name(new: Job, told: CommandRunner, tmp_pat
         (("--delta", "1"), "delta"),
         (("--branches", "dp-sdg"), "branch dp-sdg does not exist"),
         (("--epsilon", "-1"), "--epsilon"),
-        (("--slots", "2", "--set", "model.trainable=full"), "--slots"),
+        (("--set", "rivals.slots=2", "--set", "model.trainable=full"), "--slots"),
         (("--branches", "prior-descent", "--set", "model.trainable=full"), "prior-descent"),
     ):
         code, error = told(*given, *extra)
         assert (code, error.count("\n")) == (2, 1), error
         assert named in error
     # seen once the records are counted
-    larger = ("--branches", "dp-sgd", "--epsilon", "4", "--batch-size", "5000")
+    larger = ("--branches", "dp-sgd", "--epsilon", "4", "--set", "rivals.batch_size=5000")
     done = run(new.at(tmp_path / "home"), *larger)
     last = done.stderr.splitlines()[-1]
     assert (done.returncode, last.startswith("error: "), "--batch-size" in last) == (2, True, True), done.stderr

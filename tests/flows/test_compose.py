@@ -112,7 +112,7 @@ def test_the_coding_service_is_behind_a_proxy_with_deadlines(composed: dict[str,
     assert ended.returncode == 2
     assert "signing_public is missing" in ended.stderr
     said = enter(tmp_path, "serve", secrets={"signing_public": "P"}, AUTOCODER_SITE="coder.example").stdout
-    assert said.startswith("serve --host 0.0.0.0 --proxy * --allowed-host coder.example --verify-key")
+    assert said.startswith("serve --host 0.0.0.0 --proxy * --allowed-host coder.example --key")
     assert "--no-key" not in said
 
 

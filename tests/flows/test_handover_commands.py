@@ -84,7 +84,7 @@ def test_mistakes_end_in_one_line(sealed: Sealed, tmp_path: Path) -> None:
         (("verify", sealed.folder), "--key"),
         (("verify", tmp_path / "none", "--key", sealed.trust.pinned), "does not exist"),
         (("handover", "--home", sealed.home), "--to"),
-        (("handover", "--list", "--home", tmp_path), "no ledger at"),
+        (("handover", "x", "--to", "y", "--out", tmp_path, "--home", tmp_path), "no ledger at"),
         ((*handed, "--to", "x" * 201), "--to: give a name"),
         ((*handed, "--to", "Statistics\tOffice"), "--to: give a name"),
         ((*handed, "--to", " "), "--to: give a name"),
@@ -111,45 +111,41 @@ def test_the_house_does_not_code_with_what_it_revoked(sealed: Sealed, tmp_path: 
     status, _, answered_by = run("code", text, *bundle, *home)
     assert (status, answered_by.startswith(f"model {release} (demo, ")) == (0, True)
     run("revoke", release, "--reason", "an error in the list", "--out", tmp_path / "r.json", *home)
-    assert "revoked" in run("ledger", "list", *home)[1]
+    assert "revoked" in run("ledger", "show", *home)[1]
     shown = run("ledger", "show", release, *home)[1]
     assert shown.startswith(f"Release {release}: REVOKED")
     assert "an error in the list. Handed over to: Statistics Office." in " ".join(shown.split())
     assert json.loads(run("ledger", "show", release, "--json", *home)[1])["revoked_on"]
     for given in (home, (*bundle, *home)):
-        with pytest.raises(StorageError, match=r"was revoked on .*: an error in the list .*--allow-revoked"):
+        with pytest.raises(StorageError, match=r"was revoked on .*: an error in the list.* Name a newer one"):
             run("code", text, *given)
-    assert run("code", text, "--allow-revoked", *home)[0] == 0
     assert run("code", text, *bundle, "--home", tmp_path / "elsewhere")[0] == 0
 
 
 def test_a_worker_without_the_ledger_is_told_what_was_revoked(
     sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has the ledger's address and no password, as in a container: the roots beside the bundles say it. The
-    deployment has the same way out as the command.
-    """
+    """It has the ledger's address and no password, as in a container: the roots beside the bundles say it."""
     release = str(sealed.row.release_id)
     house = shutil.copytree(sealed.home, tmp_path / "house", ignore=shutil.ignore_patterns("source", "again"))
     coder = open_bundle(house / "bundles" / release)
     monkeypatch.setenv("AUTOCODER_LEDGER_URL", "postgresql+psycopg://autocoder@127.0.0.1:1/ledger")
     with pytest.raises(StorageError, match=r"--bundle: .*ledger"):
-        require_not_revoked(coder, house, otherwise="x")
+        require_not_revoked(coder, house)
     monkeypatch.setenv("AUTOCODER_LEDGER_CLOSED", "yes")
-    require_not_revoked(coder, house, otherwise="x")
+    require_not_revoked(coder, house)
     with monkeypatch.context() as patch:
         patch.delenv("AUTOCODER_LEDGER_URL")
         run("revoke", release, "--reason", "an error", "--out", tmp_path / "r.json", "--home", house)
     source = tmp_path / "in.csv"
     source.write_text("Final Narrative\nEmployee fell.\n")
     job: dict[str, Any] = {"data": str(source), "out": str(tmp_path / "out.csv"), "home": str(house)}
-    with pytest.raises(StorageError, match=r"was revoked on .*: an error; .*set allow_revoked"):
+    with pytest.raises(StorageError, match=r"was revoked on .*: an error"):
         code_batch.fn(**job)
     assert not list(tmp_path.glob("*out.csv*"))
-    assert code_batch.fn(**job, allow_revoked=True).rows == 1
     (house / "bundles" / ".roots.json").write_text("{}")
     with pytest.raises(StorageError, match="not a file of roots"):
-        require_not_revoked(coder, house, otherwise="x")
+        require_not_revoked(coder, house)
 
 
 def test_hand_over_list_and_revoke(sealed: Sealed, tmp_path: Path) -> None:
@@ -163,14 +159,11 @@ def test_hand_over_list_and_revoke(sealed: Sealed, tmp_path: Path) -> None:
     archive = Path(told["archive"])
     assert told["release_row"] == sealed.row.sequence
     assert run("verify", archive, "--key", key, "--no-golden")[0] == 0
-    (entry,) = json.loads(run("handover", "--list", "--json", *home)[1])
-    assert (entry["partner"], entry["revoked_on"]) == ("Statistics Office", None)
+    assert "Handed over to: Statistics Office." in run("ledger", "show", release, *home)[1]
     roots = tmp_path / "roots.json"
     _, out, _ = run("revoke", release, "--reason", "a test", "--out", roots, *home)
     assert "handed to: Statistics Office" in out
-    code, out, _ = run(
-        "verify", archive, "--key", key, "--no-golden", "--roots", roots, "--state", tmp_path / "s", "--json"
-    )
+    code, out, _ = run("verify", archive, "--key", key, "--no-golden", "--roots", roots, "--json")
     assert code == 1
     assert json.loads(out)["file"] == "privacy_statement.json"
     with pytest.raises(StorageError, match="was revoked"):

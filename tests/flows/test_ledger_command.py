@@ -106,7 +106,7 @@ def test_list_gives_each_release_once_with_what_it_cost(home):
 def test_a_list_keeps_ids_and_amounts_whole_at_every_width(home, width):
     """From a terminal: an id can be copied, no ε is cut or rounded down, and columns that are left out are named."""
     released = [row for row in listed(home) if row["kind"] == "release"]
-    lines = seen(width, "ledger", "list", "--home", home)
+    lines = seen(width, "ledger", "show", "--home", home)
     assert max(map(len, lines[1:])) <= width, "the first line names the ledger's file"
     head = next(line for line in lines if line.startswith("release"))
     header = head.split()
@@ -129,7 +129,7 @@ def test_a_list_keeps_ids_and_amounts_whole_at_every_width(home, width):
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_budget_in_four_lines_a_cohort(home, width):
     """A heading a population; spent rounded up, left rounded down, how many more fit, and how they add up."""
-    lines = seen(width, "ledger", "budget", "--home", home)
+    lines = seen(width, "ledger", "show", "--home", home)
     assert max(map(len, lines)) <= width
     assert "Budget of injuries (policy two populations), one record replaced" in lines
     at = lines.index("2024 (estimated): spent ε 4.5 of 5")

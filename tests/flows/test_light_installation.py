@@ -102,7 +102,7 @@ def test_a_partner_needs_no_extra(
 ) -> None:
     """Verify, adopt, calibrate, code, qa, drift: each ends well on a bundle, where nothing else can be imported."""
     monkeypatch.delenv("AUTOCODER_HOME", raising=False)
-    bundle, texts = ("--bundle", sealed.folder), narratives(200)
+    texts = narratives(200)
     codes = [line.split(",")[0] for line in (sealed.folder / "codelist.csv").read_text().splitlines()[1:]]
     rows = [{"Text": text, "Code": codes[number % 3]} for number, text in enumerate(texts)]
     hand = write_csv(tmp_path / "hand.csv", rows)
@@ -113,17 +113,16 @@ def test_a_partner_needs_no_extra(
         hidden,
         tmp_path,
         ("verify", sealed.folder, "--key", sealed.trust.pinned),
-        ("calibrate", *bundle, *given, *labelled, "--out", "t.json", "--sets"),
-        ("adopt", sealed.folder, "--key", sealed.trust.pinned, "--out", "coder", *given, *labelled),
-        ("code", *bundle, *given, "--out", "coded.csv", "--thresholds", "t.json", "--coverage", "0.9", "--quiet"),
-        ("qa", "draw", "coded.csv", "--out", "s.csv", "--text", "Text", "--json"),
+        ("adopt", sealed.folder, "--key", sealed.trust.pinned, "--out", "coder", *given, *labelled, "--sets"),
+        ("code", "--bundle", "coder", *given, "--out", "coded.csv", "--coverage", "0.9"),
+        ("sample", "coded.csv", "--out", "s.csv", "--text", "Text", "--json"),
         ("drift", "coded.csv", "--reference", "coded.csv"),
         ("release", "--help"),
-        ("doctor", "--json"),
+        ("status", "--check", "--json"),
         ("estimate", "coded.csv", "--sample", "filled.csv", "--plot", "x.png"),
     )
     assert done.stderr.splitlines(keepends=True)[-1] == f"error: not installed: matplotlib. {LAST}", done.stderr
-    verified, _, adopted, _, drawn, _, helped, found, nothing = done.stdout.split(f"{END}\n")
+    verified, adopted, _, drawn, _, helped, found, nothing = done.stdout.split(f"{END}\n")
     assert "golden answers" in verified
     assert "read: coder/report.html\nnext: autocoder code --bundle coder" in adopted
     assert json.loads(drawn)["rows"] == 200
@@ -136,7 +135,7 @@ def test_a_partner_needs_no_extra(
 def test_a_partner_serves_without_the_extra(hidden: set[str], sealed: Sealed, tmp_path: Path) -> None:
     """The service codes a narrative and has its review page."""
     port = free_port()
-    given = ("--bundle", sealed.folder, "--verify-key", sealed.trust.pinned, "--port", port, "--no-key")
+    given = ("--bundle", sealed.folder, "--key", sealed.trust.pinned, "--port", port, "--no-key")
     process = subprocess.Popen(_command(hidden, ("serve", *given)), cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT)))
     try:
         url = f"http://127.0.0.1:{port}"

@@ -27,14 +27,13 @@ def test_what_the_options_name_is_looked_at_first(told: CommandRunner, tmp_path:
         (("status", "--home", file), f"--home {file}: it is a file"),
         ((*change, "--home", file), f"--home {file}: it is a file"),
         ((*change, "--home", tmp_path / "home", "--approval", file), f"--approval {file}: it cannot be read as text"),
-        (("audit",), "PLAN: missing. Name the plan of a retrain"),
         (("retrain", "--data", file), "--profile: missing. Choose formal (a proven epsilon; start here)"),
         (
-            ("audit", "--profile", "demo", "--set", "data.source=away.csv", "--set", "data.sorce=x"),
+            ("train", "--profile", "demo", "--set", "data.source=away.csv", "--set", "data.sorce=x"),
             "parameters: data.sorce: unknown",
         ),
         (
-            ("ledger", "list", "--home", tmp_path),
+            ("ledger", "show", "--home", tmp_path),
             f"no ledger at {tmp_path / 'ledger.db'}. The first retrain creates it",
         ),
         (("code", "x", "--home", tmp_path), f"no committed bundle in {tmp_path / 'bundles'}. Make a plan"),
@@ -43,7 +42,6 @@ def test_what_the_options_name_is_looked_at_first(told: CommandRunner, tmp_path:
             ("estimate", "now.csv", "--sample", "s.csv", "--plot", away),
             f"--plot: the folder {away.parent} does not exist",
         ),
-        (("calibrate", "--data", file, "--out", away), f"--out: the folder {away.parent} does not exist"),
         ((*records, "--results", away), f"--results: the folder {away.parent} does not exist"),
         ((*records, "--results", tmp_path), f"--results: {tmp_path} is a folder"),
         ((*serve, "--host", "0.0.0.0"), "--host 0.0.0.0 can be reached from elsewhere. Put a proxy before it"),
@@ -118,7 +116,7 @@ def test_what_nobody_foresaw(told: CommandRunner, tmp_path: Path, monkeypatch: p
         (no_access, 2, "Permission denied (/data/ledger.db)"),
     ):
         monkeypatch.setattr(Ledger, "require_existing", fails)
-        status, error = told("ledger", "list", "--home", tmp_path)
+        status, error = told("ledger", "show", "--home", tmp_path)
         assert (status, error.count("\n")) == (code, 1)
         assert error.startswith(f"error: autocoder: {said}")
         assert "Jane" not in error

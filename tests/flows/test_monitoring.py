@@ -1,4 +1,4 @@
-"""deployments/monitoring against what `autocoder metrics` tells, and in a Prometheus of Debian's."""
+"""deployments/monitoring against what `autocoder status --serve` tells, and in a Prometheus of Debian's."""
 
 from __future__ import annotations
 

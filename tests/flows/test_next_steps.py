@@ -34,7 +34,7 @@ def test_each_printed_command_runs(tiny_bert: Path, tmp_path: Path, monkeypatch:
     assert invoke("demo-data", "--out", "demo", "--records", "600")[0] == 0
     data = ("--data", "demo/injuries.csv", "--codelist", "demo/codelist.csv", "--home", "a place")
     tiny = ("--set", f"model.encoder={tiny_bert}", "--set", "model.max_length=32", "--epsilon", "8")
-    code, out, err = invoke("train", "--profile", "demo-formal", *data, *tiny, "--quiet")
+    code, out, err = invoke("train", "--profile", "demo-formal", *data, *tiny)
     assert code == 0, out + err
     commands = printed(out)
     assert [words[0] for words in commands] == ["plan", "audit", "release"]

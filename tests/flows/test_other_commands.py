@@ -9,7 +9,7 @@ from jobs import Job
 
 def test_doctor_tells_what_is_here(finished: Job) -> None:
     """Every check by name, as JSON; nothing is missing where a job has just run."""
-    done = finished.command("doctor", "--json")
+    done = finished.command("status", "--check", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     found = {entry["check"]: entry for entry in json.loads(done.stdout)}
     assert {"python", "torch", "encoder packaged-minilm", "ledger", "prefect", "disk"} <= set(found)
@@ -19,7 +19,7 @@ def test_doctor_tells_what_is_here(finished: Job) -> None:
 def test_doctor_names_a_server_that_does_not_answer(finished: Job) -> None:
     """With what to do, and exit code 1."""
     job = finished.at(finished.home, env=finished.env | {"PREFECT_API_URL": "http://127.0.0.1:1/api"})
-    done = job.command("doctor")
+    done = job.command("status", "--check")
     assert done.returncode == 1
     assert "does not answer" in done.stdout
     assert "prefect server start" in done.stdout

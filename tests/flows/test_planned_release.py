@@ -17,9 +17,8 @@ from mechanisms.model import checkpoint
 from storage.errors import InputError, StorageError
 from storage.ledger import heads
 from storage.paths import Workspace
-from tasks.parameters import BundleParameters, LedgerParameters
+from tasks.parameters import BundleParameters
 from tasks.releasing import publish
-from tasks.releasing.ledger_access import ledger_url
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context
 
@@ -71,27 +70,13 @@ def test_a_plan_of_other_artifacts_is_refused(context: Context, planned: Planned
         planned.model_copy(update={"candidate": other}).check(context)
 
 
-def test_no_setting_leads_to_another_ledger_than_the_machines(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An empty ledger asks for no approval and has all its budget; passwords make no other ledger."""
-    monkeypatch.setenv("AUTOCODER_LEDGER_URL", "postgresql://autocoder:secret@db/ledger")
-    own = LedgerParameters(ledger_url="postgresql+psycopg://autocoder@db/ledger")
-    assert ledger_url(context, own) == "postgresql://autocoder:secret@db/ledger"
-    for other in (f"sqlite:///{tmp_path / 'empty.db'}", "postgresql+psycopg://autocoder@db/other"):
-        with pytest.raises(InputError, match="AUTOCODER_LEDGER_URL"):
-            ledger_url(context, LedgerParameters(ledger_url=other))
-    monkeypatch.delenv("AUTOCODER_LEDGER_URL")
-    assert ledger_url(context, LedgerParameters(ledger_url="sqlite:///x.db")) == "sqlite:///x.db"
-
-
 def test_what_was_drawn_here_is_not_drawn_again_for_an_empty_ledger(
-    context: Context, planned: PlannedRelease, tmp_path: Path
+    context: Context, planned: PlannedRelease, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The workspace knows which ledger it used: refused before another is made."""
-    url = f"sqlite:///{tmp_path / 'empty.db'}"
+    monkeypatch.setenv("AUTOCODER_LEDGER_URL", f"sqlite:///{tmp_path / 'empty.db'}")
     with pytest.raises(StorageError, match="has used ledger"):
-        publish.release(context, planned, BundleParameters(ledger_url=url))
+        publish.release(context, planned, BundleParameters())
     assert not (tmp_path / "empty.db").exists()
 
 

@@ -31,7 +31,7 @@ def test_from_the_first_key_to_a_revocation_under_another(sealed: Sealed, tmp_pa
     archive = outbox / f"{release}.tar.zst"
 
     def verify(bundle: Path = archive, *more: str) -> tuple[int, str, str]:
-        trusted = ("--key", first, "--roots", roots, "--state", tmp_path / "state")
+        trusted = ("--key", first, "--roots", roots)
         return invoke("verify", bundle, *trusted, "--no-golden", *more)
 
     code, out, _ = verify()
@@ -65,9 +65,7 @@ def test_without_roots_it_says_what_was_not_checked(sealed: Sealed) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--roots", "HERE/roots.json"), "require --key"),
-        (("--state", "HERE", "--allow-unsigned"), "--state"),
-        (("--key", "KEY", "--state", "HERE"), "requires --roots"),
+        (("--roots", "HERE/roots.json"), "requires --key"),
         (("--key", "KEY", "--roots", "HERE/none"), "--roots"),
         (("--key", "HERE/none"), "--key"),
     ],

@@ -52,7 +52,7 @@ def test_from_records_to_a_table_of_two_fields(
 
     bundles = []
     for plan in plans:
-        shown = invoke("plan", "show", plan)[1]
+        shown = invoke("plan", plan)[1]
         read = re.search(r"digest ([0-9a-f]{16})", shown)
         code, out, err = invoke("release", plan, *(["--accept-texts", read[1]] if read else []))
         assert code == 0, out + err
@@ -79,8 +79,6 @@ def test_from_records_to_a_table_of_two_fields(
                 *given,
                 "--bundle",
                 one,
-                "--precision",
-                "float32",
                 "--threshold",
                 "0.5",
                 "--out",
@@ -102,9 +100,7 @@ def test_from_records_to_a_table_of_two_fields(
     summary = (tmp_path / "both.csv.summary.html").read_text()
     assert "<h2>nature</h2>" in summary
     assert "<h2>event</h2>" in summary
-    drawn = invoke(
-        "qa", "draw", tmp_path / "both.csv", "--prefix", "event_", "--share", "1", "--out", tmp_path / "s.csv"
-    )
+    drawn = invoke("sample", tmp_path / "both.csv", "--prefix", "event_", "--share", "1", "--out", tmp_path / "s.csv")
     assert drawn[0] == 0, drawn
     assert "event_human_code" in (tmp_path / "s.csv").read_text().splitlines()[0]
 

@@ -19,7 +19,7 @@ def _coded(bundle: Sealed, texts: list[str], folder: Path) -> list[str]:
     """What a bundle answers."""
     source, out = write_csv(folder / "texts.csv", [{"Text": text} for text in texts]), folder / "answers.csv"
     given = ("--bundle", bundle.folder, "--data", source, "--text", "Text", "--out", out)
-    command("code", *given, "--overwrite", "--quiet", "--home", folder)
+    command("code", *given, "--overwrite", "--home", folder)
     return [row["code"] for row in read_csv(out)]
 
 

@@ -39,7 +39,7 @@ def test_the_officers_page_names_the_comparison(planned: tuple[Job, dict[str, An
     assert "held-out records of this plan" in text
     assert text.count("<tr>") > 5, "it has figures by code"
     assert "Employee" not in text
-    shown = job.command("plan", "show", answer["plan"], "--html", str(tmp_path / "plan.html"))
+    shown = job.command("plan", answer["plan"], "--html", str(tmp_path / "plan.html"))
     assert shown.returncode == 0, shown.stderr
     assert f'href="file://{page}"' in (tmp_path / "plan.html").read_text()
     assert not answer["warnings"]

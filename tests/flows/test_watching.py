@@ -1,4 +1,4 @@
-"""`autocoder status` and `autocoder metrics` on a workspace without a server."""
+"""`autocoder status` and `autocoder status --serve` on a workspace without a server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from in_process import write_policy
+from in_process import invoke, write_policy
 from jobs import Job, answers, environment
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
@@ -20,7 +20,6 @@ from prefect.states import Crashed, Failed, Late, Suspended
 from prometheus_client.parser import text_string_to_metric_families
 from stack import free_port
 
-from flows.commands.metrics import metrics
 from flows.deployed import formal as retrain
 from flows.deployed import release
 from storage.errors import InputError
@@ -76,7 +75,7 @@ def test_a_plan_without_its_approval_wants_a_person(finished: Job, tmp_path: Pat
 
     # the same for Prometheus, where a server is named that does not answer
     away = job.at(job.home, env=environment(PREFECT_API_URL="http://127.0.0.1:1/api"))
-    told = away.command("metrics").stdout
+    told = away.command("status", "--prometheus").stdout
     assert samples(told, "")[("autocoder_plans_waiting", "")] == 1
     assert samples(told, "part")[("autocoder_up", "server")] == 0
     refused = away.command("status")
@@ -125,13 +124,13 @@ def test_every_stopped_run_has_its_next_command(server: str, served: Job, tmp_pa
 def test_an_address_that_is_none_is_refused(tmp_path: Path, address: str) -> None:
     """With the option's name."""
     with pytest.raises(InputError, match="--serve"):
-        metrics(home=tmp_path, serve=address)
+        invoke("status", "--home", tmp_path, "--serve", address)
 
 
 def test_a_run_is_seen_by_prometheus(finished: Job) -> None:
     """Over HTTP: every stage with its time, those of the model with a rate, the budget; no count of records."""
     address = f"127.0.0.1:{free_port()}"
-    command = [sys.executable, "-m", "flows.cli", "metrics", "--home", str(finished.home), "--serve", address]
+    command = [sys.executable, "-m", "flows.cli", "status", "--home", str(finished.home), "--serve", address]
     with subprocess.Popen(command, env=environment(), stderr=subprocess.DEVNULL) as serving:
         try:
             while not answers(f"http://{address}/metrics"):

@@ -18,6 +18,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from storage.demo_data import write_demo_data
+
 HERE = Path(__file__).parent
 GOLDEN = HERE / "golden.json"
 
@@ -78,7 +80,7 @@ def measure(folder: Path) -> dict[str, Any]:
     # all fits of a head on the same features: each branch at two seeds, then a release of each that has a plan
     home = folder / "head"
     profile = _write(folder / "head.yaml", PROFILE | {"model": PROFILE["model"] | TITLES | {"lexical": "titles"}})
-    chosen = ("--branches", ",".join(COMPARED), "--seeds", "2", "--epochs", "10", "--epsilon", "5")
+    chosen = ("--branches", ",".join(COMPARED), "--seeds", "2", "--set", "rivals.epochs=10", "--epsilon", "5")
     compared = _command("compare", "--profile", profile, *records, *chosen, "--home", home)
     for branch, name in COMPARED.items():
         released = None
@@ -123,7 +125,7 @@ def processor() -> str:
 
 def _plan(home: Path, branch: str, released: dict[str, Any] | None) -> dict[str, Any]:
     """Returns what is fixed of one branch in a workspace."""
-    rows = _command("ledger", "list", "--all", "--history", "--home", home)
+    rows = _command("ledger", "show", "--all", "--home", home)["rows"]
     scored = [
         row
         for row in rows
@@ -177,7 +179,7 @@ def _splits(home: Path) -> dict[str, Any]:
 
 def _write_data(folder: Path) -> tuple[Path, Path]:
     """Writes invented narratives whose establishments have three records on average, and the code list."""
-    _command("demo-data", "--out", folder / "demo", "--records", 240, "--seed", 3, as_json=False)
+    write_demo_data(folder / "demo", records=240, seed=3)
     data = folder / "demo" / "injuries.csv"
     with data.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -196,7 +198,7 @@ def _command(*arguments: object, as_json: bool = True) -> Any:
 
     words = [str(part) for part in arguments]
     if as_json:
-        words += ["--json"] if words[0] == "ledger" else ["--json", "--quiet"]
+        words.append("--json")
     result = CliRunner().invoke(cli.app, words)
     if result.exit_code != 0:
         raise SystemExit(f"autocoder {' '.join(words)}: {result.stderr}\n{result.exception!r}")

@@ -57,7 +57,7 @@ def test_one_language_of_a_published_list(tmp_path: Path, suffix: str, form: str
 def test_the_command_writes_what_every_command_reads(tmp_path: Path) -> None:
     """The parents of the CSV are levels above, also where the code does not begin with them."""
     out = tmp_path / "codes.csv"
-    options = ["codelist", "import", str(written(tmp_path, TURTLE)), "--language", "fr", "--out", str(out)]
+    options = ["codelist", str(written(tmp_path, TURTLE)), "--language", "fr", "--out", str(out)]
     result = CliRunner().invoke(app, options)
     assert result.exit_code == 0, result.output
     assert "3 codes in fr" in result.output

@@ -287,7 +287,7 @@ def test_a_record_for_regulators_travels_in_the_bundle(sealed: Sealed, tmp_path:
         text = (folder / page).read_text()
         assert f"]({bundle.RECORD})" in text
         assert f"]({bundle.ANSWERS})" in text
-        assert f"autocoder ledger record {sealed.row.release_id}" in (sealed.folder / page).read_text()
+        assert f"autocoder ledger export record {sealed.row.release_id}" in (sealed.folder / page).read_text()
     gate.inspect(folder, expected)
     (folder / bundle.ANSWERS).write_text(expected.documents[bundle.ANSWERS] + sealed.narratives[0])
     with pytest.raises(UnsoundBundle, match="differs from what this release's plan") as refused:

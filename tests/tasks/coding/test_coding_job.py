@@ -19,7 +19,7 @@ from storage.tables.reader import survey
 from tasks.coding import job as coding_job
 from tasks.coding.bundles import Bundles
 from tasks.coding.coder import Coder
-from tasks.coding.columns import AnswerColumns, check_version
+from tasks.coding.columns import AnswerColumns
 from tasks.coding.job import CodingJob, run
 
 HEADER = ["id", "Text", "version"]
@@ -158,15 +158,6 @@ def test_an_output_is_replaced_or_added_to_only_when_told(coder: Coder, table: P
     with pytest.raises(InputError, match=r"another version \(row 1\)"):
         run(Bundles.of(coder), job(table, out, append=True))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in.csv", "out.csv"]
-
-
-def test_versions_are_not_mixed(coder: Coder, table: Path, tmp_path: Path) -> None:
-    """A column that names another version is refused, with the first row; the bundle's own and blanks pass."""
-    check_version(survey(table, text_columns=["Text"]), "version", coder)
-    rows = [["1", "a", "2.01"], ["2", "b", ""], ["3", "c", "3.01"], ["4", "d", "3.01"]]
-    mixed = write_csv(tmp_path / "mixed.csv", HEADER, rows)
-    with pytest.raises(InputError, match=r"2 rows of .*, row 3 first, have another version"):
-        check_version(survey(mixed, text_columns=["Text"]), "version", coder)
 
 
 def test_two_processes_do_not_write_one_file(coder: Coder, table: Path, tmp_path: Path) -> None:

@@ -312,7 +312,7 @@ def test_the_gate_offers_the_formal_branch_before_an_override(ledger: Ledger) ->
     with pytest.raises(BudgetRefused, match="contradicts") as refused:
         gate.check(check(plan, ledger))
     text = str(refused.value)
-    assert text.index("`autocoder train --profile formal`") < text.index("`autocoder override`")
+    assert text.index("`autocoder train --profile formal`") < text.index("`autocoder approve --despite-audit`")
     formal = planned(FORMAL)
     audit(ledger, formal, 6.0)
     with pytest.raises(BudgetRefused, match="a fault of the program") as refused:

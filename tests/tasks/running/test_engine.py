@@ -118,10 +118,10 @@ class Cluster:
             self.processes[name] = subprocess.Popen(command, env=env, stdout=log, stderr=log, cwd=self.folder)
 
     def start_scheduler(self) -> None:
-        self.start("scheduler", "engine", "scheduler", "--port", str(self.port))
+        self.start("scheduler", "engine", "--port", str(self.port))
 
     def start_worker(self) -> None:
-        self.start("worker", "worker", "--engine", self.address, "--home", str(self.folder / "home"))
+        self.start("worker", "engine", "--join", self.address, "--home", str(self.folder / "home"))
 
     def end(self, name: str) -> None:
         process = self.processes.pop(name)

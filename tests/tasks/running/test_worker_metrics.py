@@ -100,7 +100,7 @@ def test_processes_at_once_lose_no_count(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Read(Collector):
-    """Serves a workspace's stages as `autocoder metrics` does."""
+    """Serves a workspace's stages as `autocoder status --serve` does."""
 
     private: Path
 

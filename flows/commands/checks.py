@@ -1,4 +1,4 @@
-"""Defines `autocoder doctor`: checks the installation."""
+"""Checks the installation, for `autocoder status --check`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.text import Text
 
-from flows.commands import options
 from flows.commands.terminal import Console, escape_text, say
-from flows.server.settings import configure_prefect, home_of
+from flows.server.settings import configure_prefect
 from mechanisms.model import encoder_files
 from storage.errors import StorageError
 from storage.paths import Workspace
@@ -33,16 +30,11 @@ class Finding:
     remedy: str = ""
 
 
-def doctor(
-    home: options.Home = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Findings as a JSON array.")] = False,
-) -> None:
-    """Check torch, device, encoders, ledger, Prefect, shared storage and disk; name what is missing and the remedy.
+def show_checks(workspace: Path, *, as_json: bool) -> bool:
+    """Prints what is missing and the remedy; returns whether everything is there.
 
-    Says first whether this is the light installation, which has fewer checks. Exits with 1 when something that its
-    commands need is missing.
+    The light installation has fewer checks.
     """
-    workspace = home_of(home)
     configure_prefect()
     findings = [check(workspace) for check in (_LIGHT if installation.is_light() else _CHECKS)]
     if as_json:
@@ -54,8 +46,7 @@ def doctor(
             console.print(Text.assemble(mark, (finding.check, "bold"), f": {escape_text(finding.result)}"))
             if finding.remedy:
                 console.print(f"         {finding.remedy}")
-    if not all(finding.ok for finding in findings):
-        raise typer.Exit(1)
+    return all(finding.ok for finding in findings)
 
 
 def _python(_: Path) -> Finding:

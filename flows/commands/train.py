@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from tasks.running.stage import Context
 
 
-def retrain(
+def train(
     run: options.RunOptions,
     output: options.OutputOptions,
     target_epsilon: Annotated[
         float | None,
-        typer.Option(
+        options.privacy(
             "--epsilon",
             help="Target ε for one record (or unit). Smaller values protect more and cost accuracy. SWAG-PPM searches "
             "c for it.",
@@ -45,25 +45,9 @@ def retrain(
     ] = None,
     delta: Annotated[
         float | None,
-        typer.Option(
+        options.privacy(
             help="Delta of a formal claim, far below one over the number of records.",
             show_default="the profile's, or the least of 1e-5, a tenth over their number and the policy's cap",
-        ),
-    ] = None,
-    engine: options.Engine = "",
-    storage: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder or s3://bucket/prefix for finished stages that machines share.",
-            show_default="$AUTOCODER_STORAGE",
-        ),
-    ] = None,
-    release: Annotated[
-        bool | None,
-        typer.Option(
-            "--release/--plan-only",
-            help="Release the plan at once, unaudited; or stop at the plan.",
-            show_default="--plan-only; for profile demo --release",
         ),
     ] = None,
     dry_run: Annotated[
@@ -73,22 +57,26 @@ def retrain(
             help="Read records and code list, and show stages, population, charge, budget, expected time and disk.",
         ),
     ] = False,
+    release: Annotated[
+        bool | None,
+        options.more(
+            "--release/--plan-only",
+            help="Release the plan at once, unaudited; or stop at the plan.",
+            show_default="--plan-only; for profile demo --release",
+        ),
+    ] = None,
     deploy: Annotated[
         str | None,
-        typer.Option(
+        options.more(
             help="Do not run now: check these parameters, and register them under this name as a deployment of the "
-            "Prefect server (PREFECT_API_URL).",
-            show_default="run now",
+            "Prefect server (PREFECT_API_URL)."
         ),
     ] = None,
     cron: Annotated[
         str | None,
-        typer.Option(
-            help="With --deploy: when it runs by itself, as a cron line of five fields.",
-            show_default="by hand, on the page",
-        ),
+        options.more(help="With --deploy: when it runs by itself, as a cron line of five fields, in UTC."),
     ] = None,
-    timezone: Annotated[str, typer.Option(help="Time zone of --cron, such as Europe/Paris.")] = "UTC",
+    engine: options.Engine = "",
 ) -> None:
     r"""Train on a file of records, and plan the release: one formally private fit, or one draw.
 
@@ -120,10 +108,10 @@ def retrain(
     if deploy is not None or cron is not None:
         if len(runs) > 1:
             raise InputError("--deploy: a deployment plans one release. Give --label once.")
-        _require_server(deploy, storage)
+        _require_server(deploy)
         from flows.server import schedules
 
-        schedules.schedule_of(cron, timezone)  # before the file is read
+        schedules.schedule_of(cron)  # before the file is read
     section = "formal" if run.formal else "pseudo_posterior"
     target = () if target_epsilon is None else (f"{section}.target_epsilon={target_epsilon}",)
     if delta is not None:
@@ -132,8 +120,6 @@ def retrain(
         target = (*target, f"formal.delta={delta}")
     enabled = () if release is None else (f"release.enabled={str(release).lower()}",)
     planned = [(one, one.parameters(*target, *enabled)) for one in runs]  # all are checked before the first begins
-    if storage is not None:
-        os.environ["AUTOCODER_STORAGE"] = storage
 
     context = run.context(engine=engine)
     if len(planned) > 1 and not dry_run:
@@ -143,7 +129,7 @@ def retrain(
                 _fit(parameters, context, output)
     for one, parameters in planned:
         if deploy is not None:
-            _deploy(one, output, parameters, context, name=deploy, cron=cron, timezone=timezone)
+            _deploy(one, output, parameters, context, name=deploy, cron=cron)
         elif dry_run:
             from tasks.retraining import run as retraining
 
@@ -191,7 +177,7 @@ def _show(
     output.answer(result, "" if output.as_json else _next(parameters, result.plan, context.home))
 
 
-def _require_server(deploy: str | None, storage: str | None) -> None:
+def _require_server(deploy: str | None) -> None:
     """Refuse what cannot be registered, before anything large is imported."""
     if deploy is None:
         raise InputError("--cron: nothing is registered. Name the deployment, such as --deploy own.")
@@ -200,8 +186,6 @@ def _require_server(deploy: str | None, storage: str | None) -> None:
             "--deploy: no server is named. Set PREFECT_API_URL, such as http://127.0.0.1:4200/api; `make stack` and "
             "`prefect server start` start one."
         )
-    if storage is not None:
-        raise InputError("--storage: a deployment has none. Set AUTOCODER_STORAGE where the worker starts.")
 
 
 def _deploy(
@@ -212,7 +196,6 @@ def _deploy(
     *,
     name: str,
     cron: str | None,
-    timezone: str,
 ) -> None:
     """Check the parameters as a run does, and register them."""
     from flows.server import schedules
@@ -221,7 +204,7 @@ def _deploy(
 
     with private_errors("retrain"):
         schedules.check_name(name)
-        schedule = schedules.schedule_of(cron, timezone)
+        schedule = schedules.schedule_of(cron)
         parameters = schedules.with_absolute_paths(parameters)
         retraining.refuse_early(context, parameters)
         home = {} if run.home is None else {"home": context.home}
@@ -230,19 +213,19 @@ def _deploy(
         registered = schedules.register_retrain(name, parameters, worker, schedule=schedule, pool=pool)
     output.note_estimate("formal" if parameters.formal is not None else "asymptotic-local")
     if output.as_json:
-        say(json.dumps({"deployment": registered, "cron": cron, "timezone": timezone, "pool": pool}))
+        say(json.dumps({"deployment": registered, "cron": cron, "pool": pool}))
         return
-    when = "by hand" if cron is None else f"at {cron} ({timezone})"
+    when = "by hand" if cron is None else f"at {cron} (UTC)"
     say(f"deployment {registered}: runs {when} on pool {pool}")
     if schedule is not None:
         runs = ", ".join(f"{run:%Y-%m-%d %H:%M}" for run in schedules.next_runs(schedule))
-        say(f"next runs: {runs} ({timezone})")
+        say(f"next runs: {runs} (UTC)")
     say(f"next: prefect deployment run {registered}")
 
 
 def _next(parameters: RetrainParameters, plan: str, home: str) -> str:
     """Returns the plan, what it would release and charge, and the commands from it to a release."""
-    following = (("read", "plan", "show"), ("next", "audit"), ("then", "release"))
+    following = (("read", "plan"), ("next", "audit"), ("then", "release"))
     commands = [f"{name}: {command_line(*words, plan)}" for name, *words in following]
     return "\n".join((*summary_of(plan, home, parameters.release), f"plan: {plan}", *commands))
 

@@ -1,0 +1,66 @@
+"""Defines `autocoder sample`: rows of a coded table for people to code again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.commands import options
+from flows.commands.next_steps import command_line
+from flows.commands.terminal import say
+from tasks.running.failures import private_errors
+
+
+def sample(
+    coded: Annotated[Path, typer.Argument(help="Table that `autocoder code` wrote.")],
+    out: Annotated[Path, typer.Option(help="Sample to write: .csv, .parquet or .jsonl.")],
+    text: Annotated[
+        list[str] | None,
+        typer.Option(help="Text column for the coder; repeatable.", show_default="the one with the longest texts"),
+    ] = None,
+    share: Annotated[float, typer.Option(min=0.0001, max=1, help="Share of all rows.")] = 0.05,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Rows in all, in place of --share: more of those with low scores.")
+    ] = None,
+    sensitive: Annotated[list[str] | None, typer.Option(help="Code whose rows are all drawn; repeatable.")] = None,
+    prefix: options.Prefix = "",
+    as_json: options.AsJson = False,
+) -> None:
+    r"""Draw a random sample of a coded table for people to code, without the model's codes.
+
+    Each row has a weight, one over its chance to be drawn, for `autocoder estimate`. With --rows, rows of low scores
+    have more chance, since they say most about the counts (strata by code and score, Neyman's allocation).
+
+    Examples
+
+      autocoder sample coded.csv --out sample.csv --rows 400
+
+      autocoder sample coded.csv --out sample.csv --share 0.05 --sensitive 1311
+    """
+    from tasks.coding.quality import draw, text_column
+
+    with private_errors("sample"):
+        columns = text or [text_column(coded, prefix)]
+        drawn = draw(
+            coded,
+            out,
+            columns=columns,
+            seed=None,
+            share=share,
+            sensitive=sensitive or (),
+            size=rows,
+            prefix=prefix,
+        )
+    if as_json:
+        say(json.dumps(vars(drawn) | {"out": str(out), "columns": columns}))
+        return
+    say(
+        f"{drawn.sampled:,} of {drawn.rows:,} rows in {out} ({drawn.sensitive:,} of sensitive codes), with the column "
+        f"{' and '.join(columns)}"
+    )
+    say(f"to do: fill in the column {prefix}human_code")
+    named = ("--prefix", prefix) if prefix else ()
+    say(f"next: {command_line('estimate', coded, '--sample', out, *named)}")
