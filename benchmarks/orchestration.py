@@ -116,8 +116,8 @@ def orchestrated(home: Path, profile: str, data: str, codelist: str, *, env: Map
     command += ["--profile", profile, "--data", data, "--codelist", codelist]
     with processor() as used:
         wall, _ = timed(command, env)
-    samples = worker_metrics.read(home / "private").items()
-    seconds = {dict(labels)["stage"]: s for (name, labels), s in samples if name == "autocoder_stage_last_seconds"}
+    samples = [sample for family in worker_metrics.families(home / "private") for sample in family.samples]
+    seconds = {one.labels["stage"]: one.value for one in samples if one.name == "autocoder_stage_last_seconds"}
     return {"wall": wall, "processor": used[0], "stages": seconds}
 
 

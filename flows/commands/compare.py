@@ -49,7 +49,7 @@ class SharedOptions:
             show_default="the profile's",
         ),
     ] = ""
-    seeds: Annotated[int, typer.Option(help="Runs per branch, from fit.seed on.")] = 5
+    seeds: Annotated[int, options.more(help="Runs per branch, from fit.seed on.")] = 5
 
 
 def compare(

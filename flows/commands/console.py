@@ -126,6 +126,7 @@ class ConsoleListener(Listener):
             transient=True,
         )
         self._bar: TaskID | None = None
+        self._names: dict[str, str] = {}
 
     def __enter__(self) -> ConsoleListener:
         self._stack.enter_context(self._progress)
@@ -140,6 +141,9 @@ class ConsoleListener(Listener):
         """Print the expected time beforehand."""
         by = "by what stages took in this workspace" if measured else "rough: no stage was timed in this workspace yet"
         self._console.print(f"{what}: about {duration(seconds)} ({by})", soft_wrap=True)
+
+    def named(self, label: str, name: str) -> None:
+        self._names[label] = name
 
     def started(self, label: str) -> None:
         """Show the bar of a stage."""
@@ -165,7 +169,8 @@ class ConsoleListener(Listener):
     def finished(self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
         """Print what a stage did on one line."""
         mark = Text("reused", "cyan") if reused else Text(f"{seconds:5.1f}s", "green")
-        name, words = (label, line_of(figures)) if self._verbose else words_of(label, figures)
+        name = self._names.pop(label, label)
+        name, words = (label, line_of(figures)) if self._verbose else words_of(name, label, figures)
         line = Text.assemble(mark, "  ", (f"{escape_text(name):<8}", "bold"), "  ", escape_text(words))
         with self._lock:
             self._clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,8 @@ from storage.errors import InputError, StorageError
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
-    from prometheus_client.registry import Collector
+
+_ACCOUNT = ("population", "cohort", "guarantee_kind")
 
 
 def show(workspace: Path, serve: str | None) -> None:
@@ -25,12 +26,20 @@ def show(workspace: Path, serve: str | None) -> None:
     that does not answer has `autocoder_up` 0.
     """
     from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+    from prometheus_client.registry import Collector
+
+    class Everything(Collector):
+        def collect(self) -> Iterator[Metric]:
+            return families(workspace)
+
+        def describe(self) -> Iterator[Metric]:
+            return iter(())  # registration must not read the ledger
 
     address, _, port = (serve or "").rpartition(":")
     if serve is not None and not (address and re.fullmatch(r"\d{1,5}", port) and int(port) < 65_536):
         raise InputError(f"--serve: {serve} is not ADDRESS:PORT. Give one such as 127.0.0.1:9464.")
     registry = CollectorRegistry()
-    registry.register(_collector(workspace))
+    registry.register(Everything())
     if serve is None:
         say(generate_latest(registry).decode(), end="")
         return
@@ -42,74 +51,57 @@ def show(workspace: Path, serve: str | None) -> None:
     threading.Event().wait()
 
 
-def _collector(workspace: Path) -> Collector:
-    from prometheus_client.core import GaugeMetricFamily
-    from prometheus_client.registry import Collector
-
+def families(workspace: Path) -> Iterator[Metric]:
+    """Yields the stages of the workspace, and what ledger and server answer."""
     context, settings = options.select_ledger(workspace)
     from tasks.releasing.budgets import ledger_overview
     from tasks.running import worker_metrics
 
-    class Everything(Collector):
-        """Collects stages from the workspace, and the rest from ledger and server, at each scrape."""
+    yield from worker_metrics.families(context.workspace.private)
+    up: dict[str, float] = {}
+    try:
+        yield from of_ledger(ledger_overview(context, settings))
+        up["ledger"] = 1
+    except StorageError:
+        up["ledger"] = 0
+    if "PREFECT_API_URL" in os.environ:
+        from flows.server.waiting_runs import overview
 
-        def collect(self) -> Iterator[Metric]:
-            yield from worker_metrics.families(worker_metrics.read(context.workspace.private))
-            up = GaugeMetricFamily("autocoder_up", "1 where it answers", labels=["part"])
-            try:
-                yield from _ledger(ledger_overview(context, settings))
-                up.add_metric(["ledger"], 1)
-            except StorageError:
-                up.add_metric(["ledger"], 0)
-            if "PREFECT_API_URL" in os.environ:
-                from flows.server.waiting_runs import overview
-
-                try:
-                    yield from _server(overview())
-                    up.add_metric(["server"], 1)
-                except StorageError:
-                    up.add_metric(["server"], 0)
-            yield up
-
-        def describe(self) -> Iterator[Metric]:
-            """Describe nothing: registration must not read the ledger."""
-            return iter(())
-
-    return Everything()
+        try:
+            yield from of_server(overview())
+            up["server"] = 1
+        except StorageError:
+            up["server"] = 0
+    yield _gauge("up", "1 where it answers", ["part"], (([part], value) for part, value in up.items()))
 
 
-def _ledger(overview: dict[str, Any]) -> Iterator[Metric]:
+def of_ledger(overview: dict[str, Any]) -> Iterator[Metric]:
+    capped = [([line[name] for name in _ACCOUNT], line) for line in overview["budget"] if line["epsilon_cap"]]
+    left = ((account, line["epsilon_left"]) for account, line in capped)
+    yield _gauge("budget_epsilon_left", "epsilon left of an account", _ACCOUNT, left)
+    caps = ((account, line["epsilon_cap"]) for account, line in capped)
+    yield _gauge("budget_epsilon_cap", "its cap", _ACCOUNT, caps)
+    yield _gauge("open_releases", "releases neither committed nor burned", (), [([], len(overview["open_releases"]))])
+    waiting = sum(bool(plan["missing"]) and not plan["refused"] for plan in overview["plans"])
+    yield _gauge("plans_waiting", "plans whose approvals are missing", (), [([], waiting)])
+
+
+def of_server(overview: dict[str, Any]) -> Iterator[Metric]:
+    runs = (([state.lower()], count) for state, count in overview["runs"].items())
+    yield _gauge("runs", "runs of the last seven days by state", ["state"], runs)
+    online = (([pool], count) for pool, count in overview["workers"].items())
+    yield _gauge("workers_online", "workers that answer, by pool", ["pool"], online)
+    waits = overview["waits"].items()
+    mean = (([pool], waited["seconds"] / waited["begun"]) for pool, waited in waits)
+    yield _gauge("run_wait_seconds", "mean wait of runs of seven days, by pool", ["pool"], mean)
+    longest = (([pool], waited["longest"]) for pool, waited in waits)
+    yield _gauge("run_longest_wait_seconds", "the longest of them", ["pool"], longest)
+
+
+def _gauge(name: str, text: str, labels: Iterable[str], samples: Iterable[tuple[list[str], Any]]) -> Metric:
     from prometheus_client.core import GaugeMetricFamily
 
-    labels = ["population", "cohort", "guarantee_kind"]
-    left = GaugeMetricFamily("autocoder_budget_epsilon_left", "epsilon left of an account", labels=labels)
-    cap = GaugeMetricFamily("autocoder_budget_epsilon_cap", "its cap", labels=labels)
-    for line in overview["budget"]:
-        account = [line["population"], line["cohort"], line["guarantee_kind"]]
-        if line["epsilon_cap"] is not None:
-            left.add_metric(account, float(line["epsilon_left"]))
-            cap.add_metric(account, float(line["epsilon_cap"]))
-    yield left
-    yield cap
-    yield GaugeMetricFamily(
-        "autocoder_open_releases", "releases neither committed nor burned", value=len(overview["open_releases"])
-    )
-    wait = sum(bool(plan["missing"]) and not plan["refused"] for plan in overview["plans"])
-    yield GaugeMetricFamily("autocoder_plans_waiting", "plans whose approvals are missing", value=wait)
-
-
-def _server(overview: dict[str, Any]) -> Iterator[Metric]:
-    from prometheus_client.core import GaugeMetricFamily
-
-    runs = GaugeMetricFamily("autocoder_runs", "runs of the last seven days by state", labels=["state"])
-    for state, count in overview["runs"].items():
-        runs.add_metric([state.lower()], count)
-    workers = GaugeMetricFamily("autocoder_workers_online", "workers that answer, by pool", labels=["pool"])
-    for pool, online in overview["workers"].items():
-        workers.add_metric([pool], online)
-    mean = GaugeMetricFamily("autocoder_run_wait_seconds", "mean wait of runs of seven days, by pool", labels=["pool"])
-    longest = GaugeMetricFamily("autocoder_run_longest_wait_seconds", "the longest of them", labels=["pool"])
-    for pool, waited in overview["waits"].items():
-        mean.add_metric([pool], waited["seconds"] / waited["begun"])
-        longest.add_metric([pool], waited["longest"])
-    yield from (runs, workers, mean, longest)
+    family = GaugeMetricFamily(f"autocoder_{name}", text, labels=list(labels))
+    for values, value in samples:
+        family.add_metric(values, float(value))
+    return family

@@ -113,7 +113,7 @@ class RunOptions:
     classification: Annotated[str | None, data(help='Classification of the code list, such as SOC; "" for none.')] = (
         None
     )
-    classification_version: Annotated[str | None, data(help="Version of it, such as 2010.")] = None
+    classification_version: Annotated[str | None, more(help="Version of it, such as 2010.")] = None
     settings: Annotated[
         list[str] | None,
         more("--set", help="Any parameter (docs/parameters.md): key=value, such as fit.adamw.epochs=3. Repeatable."),

@@ -5,7 +5,6 @@ Stages call `report` and `finished`; the flow sets the listeners (a terminal, Pr
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -106,76 +105,48 @@ def report_failures(label: str) -> Iterator[None]:
         raise
 
 
-def _seed(match: re.Match[str], figures: Mapping[str, Any]) -> str:
-    loss = f", loss {figures['loss']:.3f}" if isinstance(figures.get("loss"), int | float) else ""
-    return f"{match[1]}, seed {match[2]}{loss}"
-
-
-def _planned(_: re.Match[str], figures: Mapping[str, Any]) -> str:
-    noise = f"; noise {figures['noise_multiplier']:.3g}" if "noise_multiplier" in figures else ""
-    steps = f", {figures['steps']:,} steps" if "steps" in figures else ""
-    return f"ε {epsilon_text(float(figures['epsilon']))}, δ {delta_text(float(figures['delta']))}{noise}{steps}"
-
-
-def _scores(_: re.Match[str], figures: Mapping[str, Any]) -> str:
-    rounds = [name.removesuffix("_weighted_f1") for name in figures if re.fullmatch("[a-z]+_weighted_f1", name)]
-    named = ", ".join(f"{figures[f'{name}_weighted_f1']:.3f} ({name})" for name in rounds if "quartile" not in name)
-    return f"weighted F1 {named} on held-out records (internal)"
-
-
-_WORDS: tuple[tuple[str, tuple[str, ...], str, str | Callable[[re.Match[str], Mapping[str, Any]], str]], ...] = (
-    (
-        "ingest",
-        ("records", "train", "test", "codes_observed", "label_space"),
+_HELD_OUT = "on held-out records (internal)"
+_WORDS: dict[str, tuple[str, str]] = {
+    "ingest": (
         "read",
         "{records:,} records: {train:,} to train on, {test:,} held out; {codes_observed:,} of {label_space:,} codes",
     ),
-    ("features|tokens", ("records", "encoder"), "encode", "{records:,} records with {encoder}"),
-    ("features|tokens", ("records",), "encode", "{records:,} records"),
-    ("titles.*", ("codes",), "encode", "titles of {codes:,} codes"),
-    (r"plan \(.*\)", ("epsilon", "delta"), "plan", _planned),
-    (r"plan \((.*)\)", (), "plan", "{0}: nothing to calibrate"),
-    (r"predictions of (.*), seed (\d+)", (), "predict", "held-out records"),
-    (
-        r"scores of .*, seed \d+",
-        ("weighted_f1", "macro_f1"),
-        "score",
-        "weighted F1 {weighted_f1:.3f}, macro F1 {macro_f1:.3f} on held-out records (internal)",
-    ),
-    (r"(.*), seed (\d+)", ("releasable",), "train", _seed),
-    (r"fine-tune \((.*)\)", ("loss",), "train", "{0} fit, loss {loss:.3f}"),
-    (r"SWAG \((.*)\)", ("snapshots",), "collect", "{0} posterior from {snapshots:,} snapshots"),
-    ("risks", ("draws",), "measure", "risks of the records over {draws:,} draws"),
-    ("risk weights", ("mean_weight",), "weigh", "records by their risk, mean weight {mean_weight:.3f}"),
-    ("reweight", ("mean_weight",), "weigh", "records again, mean weight {mean_weight:.3f}"),
-    (r"sensitivity \((.*)\)", ("sensitivity",), "measure", "Δ {sensitivity:.4f} of the {0} posterior"),
-    ("evaluate", ("weighted_weighted_f1",), "score", _scores),
-    ("audit pool", ("records", "canaries"), "prepare", "{records:,} records and {canaries:,} canaries for the attacks"),
-    (r"audit trials \((.*)\)", ("trials",), "rerun", "{0}, {trials:,} times on records chosen by coins"),
-    (
-        r"gradient canaries \((.*)\)",
-        ("coins", "right"),
-        "attack",
-        "gradients of {0}: {right:,} of {coins:,} coins guessed",
-    ),
-    (
-        r"audit (.*), seed (\d+)",
-        ("attack_auc", "epsilon_lower_bound"),
-        "audit",
-        "{0}, seed {1}: at least ε {epsilon_lower_bound:.3g}, membership AUC {attack_auc:.3f}",
-    ),
-    ("release", ("release", "state"), "release", "{release}, {state}"),
-)
-"""Label, the figures that it needs, the verb, and the words of a stage. Others are shown by all their figures."""
+    "features": ("encode", "{records:,} records"),
+    "tokens": ("encode", "{records:,} records"),
+    "titles": ("encode", "titles of {codes:,} codes"),
+    "plan": ("plan", "{label}: ε {epsilon_text}, δ {delta_text}"),
+    "predictions": ("predict", "held-out records"),
+    "scores": ("score", "weighted F1 {weighted_f1:.3f}, macro F1 {macro_f1:.3f} " + _HELD_OUT),
+    "branch-fit": ("train", "{label}, loss {loss:.3f}"),
+    "fine-tune": ("train", "{label}, loss {loss:.3f}"),
+    "swag": ("collect", "{label} from {snapshots:,} snapshots"),
+    "risks": ("measure", "risks of the records over {draws:,} draws"),
+    "risk-weights": ("weigh", "records by their risk, mean weight {mean_weight:.3f}"),
+    "reweight": ("weigh", "records again, mean weight {mean_weight:.3f}"),
+    "sensitivity": ("measure", "{label}: Δ {sensitivity:.4f}"),
+    "evaluate": ("score", "weighted F1 {weighted_weighted_f1:.3f} of the weighted posterior " + _HELD_OUT),
+    "audit-pool": ("prepare", "{records:,} records and {canaries:,} canaries for the attacks"),
+    "audit-trials": ("rerun", "{label}, {trials:,} times on records chosen by coins"),
+    "audit-gradients": ("attack", "{label}: {right:,} of {coins:,} coins guessed"),
+    "audit": ("audit", "{label}: at least ε {epsilon_lower_bound:.3g}, membership AUC {attack_auc:.3f}"),
+    "release": ("release", "{release}, {state}"),
+}
+"""Verb and words of a finished stage by its name. A stage without these figures is shown by all that it has."""
 
 
-def words_of(label: str, figures: Mapping[str, Any]) -> tuple[str, str]:
+def words_of(name: str, label: str, figures: Mapping[str, Any]) -> tuple[str, str]:
     """Returns a verb and a line in words for a finished stage; for an unknown one its label and its figures."""
-    for pattern, needed, verb, words in _WORDS:
-        match = re.fullmatch(pattern, label)
-        if match and all(_is_scalar(figures.get(name)) for name in needed):
-            return verb, words.format(*match.groups(), **figures) if isinstance(words, str) else words(match, figures)
-    return label, line_of(figures)
+    known = {key: value for key, value in figures.items() if _is_scalar(value)}
+    if known.get("epsilon") is not None and known.get("delta") is not None:
+        known |= {
+            "epsilon_text": epsilon_text(float(known["epsilon"])),
+            "delta_text": delta_text(float(known["delta"])),
+        }
+    verb, words = _WORDS.get(name, ("", "{}"))
+    try:
+        return verb, words.format_map(known | {"label": label})
+    except (KeyError, IndexError, ValueError):
+        return label, line_of(figures)
 
 
 _MAX_FIGURES = 12

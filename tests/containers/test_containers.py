@@ -297,7 +297,7 @@ def stages_by_result(house: House) -> dict[str, float]:
     out, are no stage of the store.
     """
     found: dict[str, float] = {}
-    for file in (house.private() / "metrics").glob("*.json"):
+    for file in (house.private() / "metrics").glob("*.prom"):
         for name, pairs, count in json.loads(file.read_text()):
             labels = dict(pairs)
             if name == "autocoder_stage_runs" and not labels["stage"].startswith("claim"):

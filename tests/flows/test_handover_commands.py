@@ -83,14 +83,10 @@ def test_mistakes_end_in_one_line(sealed: Sealed, tmp_path: Path) -> None:
     for arguments, problem in (
         (("verify", sealed.folder), "--key"),
         (("verify", tmp_path / "none", "--key", sealed.trust.pinned), "does not exist"),
-        (("handover", "--home", sealed.home), "--to"),
         (("handover", "x", "--to", "y", "--out", tmp_path, "--home", tmp_path), "no ledger at"),
         ((*handed, "--to", "x" * 201), "--to: give a name"),
         ((*handed, "--to", "Statistics\tOffice"), "--to: give a name"),
         ((*handed, "--to", " "), "--to: give a name"),
-        ((*handed, "--to", "x", "--requester", ""), "--requester: give a name"),
-        ((*handed, "--to", "x", "--requester", "y" * 301), "--requester: give a name"),
-        (("revoke", release, "--reason", "z", "--requester", "", "--home", sealed.home), "--requester: give a name"),
         (("handover", "0" * 16, "--to", "x", "--out", tmp_path, "--home", sealed.home), "not in this ledger"),
     ):
         with pytest.raises(StorageError, match=problem):
@@ -148,8 +144,9 @@ def test_a_worker_without_the_ledger_is_told_what_was_revoked(
         require_not_revoked(coder, house)
 
 
-def test_hand_over_list_and_revoke(sealed: Sealed, tmp_path: Path) -> None:
+def test_hand_over_and_revoke(sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the workspace to a partner and back: the archive verifies until the roots say otherwise."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     release, key = str(sealed.row.release_id), sealed.trust.pinned
     assert key
     house = shutil.copytree(sealed.home, tmp_path / "house", ignore=shutil.ignore_patterns("source", "again"))

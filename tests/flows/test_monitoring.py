@@ -6,10 +6,12 @@ import json
 import re
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import pytest
@@ -19,7 +21,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from stack import free_port
 
-from flows.commands.metrics import _ledger, _server
+from flows.commands.metrics import of_ledger, of_server
 from tasks.running import worker_metrics
 
 MONITORING = Path(__file__).resolve().parents[2] / "deployments" / "monitoring"
@@ -31,14 +33,18 @@ class Everything(Collector):
     """Every family that there is, made by the command's own functions, with one sample or more each."""
 
     def collect(self) -> Iterator[Metric]:
-        labels = (("flow", "retrain"), ("host", "a"), ("stage", "fit"))
-        known = (*worker_metrics.COUNTERS, *worker_metrics.GAUGES)
-        samples: dict[worker_metrics.Key, float] = {(name, labels): 0.5 for name in known}
-        samples["autocoder_stage_runs", (*labels[:2], ("result", "failed"), labels[2])] = 1.0
-        yield from worker_metrics.families(samples)
+        with tempfile.TemporaryDirectory() as private:
+            listener = worker_metrics.MetricsListener(Path(private), "retrain", host="a")
+            listener.started("fit")
+            listener.sized("fit", 100)
+            for done in range(3):
+                listener.report("fit", done, 2)
+            with patch("torch.cuda.is_available", return_value=True), patch("torch.cuda.max_memory_allocated", int):
+                listener.finished("fit", {}, reused=False, seconds=1)
+            yield from worker_metrics.families(Path(private))
         account = {"population": "p", "cohort": "2015", "guarantee_kind": "k", "epsilon_cap": "4", "epsilon_left": "1"}
-        yield from _ledger({"budget": [account], "open_releases": [], "plans": []})
-        yield from _server(
+        yield from of_ledger({"budget": [account], "open_releases": [], "plans": []})
+        yield from of_server(
             {
                 "runs": {"FAILED": 1, "CRASHED": 0},
                 "workers": {"cpu": 1},

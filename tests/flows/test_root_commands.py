@@ -14,8 +14,11 @@ from storage.errors import InputError
 from storage.ledger.heads import new_keys
 
 
-def test_from_the_first_key_to_a_revocation_under_another(sealed: Sealed, tmp_path: Path) -> None:
+def test_from_the_first_key_to_a_revocation_under_another(
+    sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Sound by the first key before and after it was replaced; once revoked it is not, and that is exit code 1."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     keys = {name: new_keys(tmp_path / name) for name in ("anna", "ben", "release")}
     home, outbox, roots = tmp_path / "house", tmp_path / "outbox", tmp_path / "roots.json"
     shutil.copytree(sealed.home, home, ignore=shutil.ignore_patterns("source", "again"))

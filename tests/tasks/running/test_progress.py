@@ -70,29 +70,20 @@ def test_a_long_line_leaves_out_single_bins_and_says_how_many() -> None:
 
 
 def test_a_stage_is_told_in_words() -> None:
-    """A verb and a line for each known stage; the figure that matters is there, an ε is rounded up, no name is raw."""
-    assert progress.words_of("plan (prior-descent)", {"epsilon": 4.99999845, "delta": 1e-5, "steps": 70}) == (
-        "plan",
-        "ε 5, δ 1e-5, 70 steps",
-    )
+    """A verb and a line for each known stage, by its name; the figure that matters is there, an ε is rounded up."""
+    of_plan = progress.words_of("plan", "plan (prior-descent)", {"epsilon": 4.99999845, "delta": 1e-5})
+    assert of_plan == ("plan", "plan (prior-descent): ε 5, δ 1e-5")
     scores = {"accuracy": 0.7, "macro_f1": 0.249, "weighted_f1": 0.748} | {f"alone_at_{n}": 0.1 for n in range(40)}
-    assert progress.words_of("scores of prior-descent, seed 1", scores) == (
+    assert progress.words_of("scores", "scores of prior-descent, seed 1", scores) == (
         "score",
         "weighted F1 0.748, macro F1 0.249 on held-out records (internal)",
     )
     counts = {"records": 1800, "train": 1200, "test": 600, "codes_observed": 46, "label_space": 615}
-    assert progress.words_of("ingest", counts | {"fingerprint": "d" * 64})[1] == (
+    assert progress.words_of("ingest", "ingest", counts | {"fingerprint": "d" * 64})[1] == (
         "1,800 records: 1,200 to train on, 600 held out; 46 of 615 codes"
     )
-    assert progress.words_of("predictions of prior-descent, seed 1", {}) == ("predict", "held-out records")
     fitted = {"releasable": True, "loss": 1.02877}
-    assert progress.words_of("prior-descent, seed 1", fitted) == ("train", "prior-descent, seed 1, loss 1.029")
-    assert progress.words_of("sensitivity (weighted)", {"sensitivity": 2.25, "draws": 500}) == (
-        "measure",
-        "Δ 2.2500 of the weighted posterior",
-    )
-    rounds = {"base_weighted_f1": 0.58, "weighted_weighted_f1": 0.587, "base_top_quartile_weighted_f1": 0.9}
-    assert progress.words_of("evaluate", rounds)[1].startswith("weighted F1 0.580 (base), 0.587 (weighted) on")
-    assert progress.words_of("audit pool", {"records": 3}) == ("audit pool", "records 3"), (
-        "as it is, where nothing fits"
-    )
+    assert progress.words_of("branch-fit", "prior-descent, seed 1", fitted)[1] == "prior-descent, seed 1, loss 1.029"
+    pool = progress.words_of("audit-pool", "audit pool", {"records": 3})
+    assert pool == ("audit pool", "records 3"), "as it is, where figures are missing"
+    assert progress.words_of("new", "a new one", {"n": 3}) == ("a new one", "n 3")
