@@ -77,5 +77,5 @@ def test_a_file_that_names_its_bundle_in_no_words(tiny_bundle: Path, tmp_path: P
 )
 def test_a_number_that_lets_everything_through(tiny_bundle: Path, tmp_path: Path, said: dict[str, Any]) -> None:
     """Or nothing: refused as the file is read."""
-    with pytest.raises(InputError, match="odd.json"):
+    with pytest.raises(InputError, match="odd"):
         open_bundle(tiny_bundle, thresholds=_written(tmp_path / "odd.json", **said))
