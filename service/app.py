@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-import math
 import re
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
@@ -19,9 +17,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from fastapi.security import APIKeyHeader
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from limits import RateLimitItemPerMinute
-from limits.storage import MemoryStorage
-from limits.strategies import SlidingWindowCounterRateLimiter
 from markupsafe import Markup
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
@@ -52,18 +47,14 @@ _KEY_HEADER = APIKeyHeader(name="X-API-Key", auto_error=False, description="The 
 
 @dataclass(frozen=True)
 class Settings:
-    """Holds the limits of the service."""
+    """Holds what the service is told."""
 
     state: State = field(default_factory=State)
     """Clients and withdrawal at the start."""
     renew: Callable[[], State] | None = None
     """Returns the state again while the service runs; raises nothing."""
     renew_seconds: float = 10.0
-    narratives_per_minute: int = 6000
-    """Per client or, without keys, per address; a wrong key counts as one."""
-    most_bytes: int = 1 << 20
-    body_seconds: float = 30.0
-    """Time that a request's body has to arrive."""
+    most_bytes: int = files.MOST_BYTES
     hosts: tuple[str, ...] = ("*",)
     """Names by which the service may be asked, against pages that make a name mean this machine."""
     signed_by: str | None = None
@@ -74,37 +65,24 @@ class Settings:
 
 
 class _AccessControl:
-    """Admits clients and counts their narratives."""
+    """Admits clients, to a bundle that is not withdrawn."""
 
     def __init__(self, settings: Settings) -> None:
         self.state = settings.state
-        self._rate = RateLimitItemPerMinute(settings.narratives_per_minute)
-        self._limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
 
     def admit(self, request: Request, key: str | None) -> str:
-        """Returns the name under which a client's narratives are counted."""
-        address = request.client.host if request.client else "unknown"
+        """Returns the client's name, or, where no keys are asked for, its address."""
         clients = self.state.clients
         if clients is None:
-            return address
+            return request.client.host if request.client else "unknown"
         if key is not None and (name := clients.name_of(key)) is not None:
             return f"client {name}"
-        self.count(f"refused {address}", 1)
         raise HTTPException(401, "the header X-API-Key is missing or wrong", headers={"WWW-Authenticate": "ApiKey"})
 
     def require_not_revoked(self) -> None:
         """Refuse to code with a withdrawn bundle."""
         if self.state.withdrawn is not None:
             raise HTTPException(503, self.state.withdrawn)
-
-    def count(self, name: str, narratives: int) -> None:
-        """Subtract narratives from what a client may still send."""
-        if not self._limiter.hit(self._rate, name, cost=narratives):
-            reset = self._limiter.get_window_stats(self._rate, name).reset_time
-            wait = max(1, math.ceil(reset - time.time()))
-            raise HTTPException(
-                429, f"over {self._rate.amount:,} narratives per minute. Wait.", headers={"Retry-After": str(wait)}
-            )
 
 
 def create_app(coder: Coder, settings: Settings) -> FastAPI:
@@ -136,7 +114,7 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
         coder=coder,
         preset=_preset(coder, settings.accuracy),
         tables=Markup((_STATIC / "table.js").read_text(encoding="utf-8")),
-        most_rows=min(files.MOST_ROWS, settings.narratives_per_minute),
+        most_rows=files.MOST_ROWS,
         most_bytes=files.MOST_BYTES,
     )
     review = _review_page(coder)
@@ -144,10 +122,8 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
     app.add_middleware(
         Guard,
         most_bytes=settings.most_bytes,
-        seconds=settings.body_seconds,
         headers={"content-security-policy": _content_policy(page + review)},
         admit=lambda request: access.admit(request, request.headers.get(_KEY_HEADER.model.name)),
-        at={"/file": files.MOST_BYTES},
     )
     _add_refusals(app)
 
@@ -159,19 +135,17 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
     def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
         return {status: {"model": Problem} for status in statuses}
 
-    @app.post("/code", responses=problems(400, 401, 413, 422, 429, 500, 503))
-    async def code(body: CodeRequest, name: str = keyed) -> CodeResponse:
+    @app.post("/code", responses=problems(400, 401, 413, 422, 500, 503))
+    async def code(body: CodeRequest, _: str = keyed) -> CodeResponse:
         """Code one narrative or several."""
         access.require_not_revoked()
         texts = body.texts
-        access.count(name, len(texts))
         scores = await batcher.scores([text for text in texts if text.strip()])
         blank = coder.blank(body.threshold)
         coded = iter(coder.from_scores(scores, top_k=body.top_k, threshold=body.threshold))
         codings = [next(coded) if text.strip() else blank for text in texts]
         return CodeResponse.model_validate(coder.origin | {"results": [_result(coding) for coding in codings]})
 
-    most_rows = min(files.MOST_ROWS, settings.narratives_per_minute)
     coding: set[str] = set()
     answering: set[str] = set()
 
@@ -201,11 +175,10 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
             if not read.cancelled():
                 read.exception()  # taken, or the loop would log a message that names a column of the file
 
-        how: Any = {"column": column, "top_k": top_k, "threshold": threshold, "most_rows": most_rows}
+        how: Any = {"column": column, "top_k": top_k, "threshold": threshold}
         reading = asyncio.ensure_future(asyncio.to_thread(files.read, body, coder, **how))
         try:
             upload = await asyncio.shield(reading)
-            access.count(name, len(upload.texts))
         except asyncio.CancelledError:
             # a thread cannot be stopped: it holds its place to its end, also where nobody waits for it
             reading.add_done_callback(end)
@@ -222,23 +195,22 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
     listed = [{"code": code, "title": coder.titles.get(code, "")} for code in coder.model.codes]
     codes_answer = CodeList.model_validate(coder.origin | {"codes": listed, "sensitive": list(settings.sensitive)})
 
-    @app.get("/codes", responses=problems(401, 413, 429, 500), dependencies=[keyed])
+    @app.get("/codes", responses=problems(401, 413, 500), dependencies=[keyed])
     async def codes() -> CodeList:
         """Returns the bundle's public code list."""
         return codes_answer
 
-    @app.post("/explain", responses=problems(400, 401, 413, 422, 429, 500, 503))
-    async def explain_codes(body: ExplainRequest, name: str = keyed) -> ExplainResponse:
-        """Show which words of one narrative spoke for some codes. Counts as a narrative per code and one."""
+    @app.post("/explain", responses=problems(400, 401, 413, 422, 500, 503))
+    async def explain_codes(body: ExplainRequest, _: str = keyed) -> ExplainResponse:
+        """Show which words of one narrative spoke for some codes."""
         access.require_not_revoked()
-        access.count(name, 1 + len(body.codes))
         try:
             answer = await batcher.single(lambda: explain(coder, body.narrative, body.codes))
         except InputError as error:
             raise HTTPException(422, str(error)) from None
         return ExplainResponse.model_validate(coder.origin | asdict(answer))
 
-    @app.get("/version", responses=problems(401, 413, 429, 500), dependencies=[keyed])
+    @app.get("/version", responses=problems(401, 413, 500), dependencies=[keyed])
     async def version() -> Version:
         """Returns the model, the classification and the bundle."""
         return Version(

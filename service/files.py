@@ -46,7 +46,7 @@ class Upload:
     answers: AnswerColumns
 
 
-def read(content: bytes, coder: Coder, *, column: str, top_k: int, threshold: float | None, most_rows: int) -> Upload:
+def read(content: bytes, coder: Coder, *, column: str, top_k: int, threshold: float | None) -> Upload:
     """Read a CSV to its end, as `autocoder code --data` does.
 
     Raises:
@@ -60,9 +60,9 @@ def read(content: bytes, coder: Coder, *, column: str, top_k: int, threshold: fl
             table = survey(path, text_columns=records.columns, option="file")
             if table.kind != "csv":
                 raise InputError("This takes a CSV. Code JSON with `autocoder code`.")
-            if table.rows > most_rows:
+            if table.rows > MOST_ROWS:
                 raise InputError(
-                    f"The file has {table.rows:,} rows, more than {most_rows:,}. Split it, or use "
+                    f"The file has {table.rows:,} rows, more than {MOST_ROWS:,}. Split it, or use "
                     "`autocoder code`, which takes any size."
                 )
             answers = answer_columns(coder, top_k=top_k, threshold=threshold)

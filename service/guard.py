@@ -1,6 +1,6 @@
-"""Limits a request's body, asks for its key before that is read, and hides the text of failures.
+"""Asks for a request's key before its body is read, bounds the body, and hides the text of failures.
 
-Deadlines of a connection's other states are the proxy's (deployments/serve.Caddyfile).
+Deadlines of connections, headers and bodies, and limits of rates are the proxy's (deployments/serve.Caddyfile).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import asyncio
 import json
 import sys
 import traceback
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -34,10 +33,7 @@ class Guard:
 
     Args:
         most_bytes: bytes of a body at most.
-        at: other limits, by path.
-        seconds: time that a body has to arrive.
-        most: bodies of one client that are read at a time.
-        admit: returns the name of a request's client before its body is read; raises `HTTPException`.
+        admit: raises `HTTPException` for a request without a key, before its body is read.
     """
 
     def __init__(
@@ -47,14 +43,8 @@ class Guard:
         most_bytes: int,
         headers: Mapping[str, str],
         admit: Callable[[Request], str],
-        at: Mapping[str, int] | None = None,
-        seconds: float = 30.0,
-        most: int = 16,
     ) -> None:
-        self._app, self._admit = app, admit
-        self._usual, self._at = most_bytes, dict(at or {})
-        self._seconds, self._most = seconds, most
-        self._reading: Counter[str] = Counter()
+        self._app, self._admit, self._most_bytes = app, admit, most_bytes
         self._headers = [(k.encode(), v.encode()) for k, v in (_HEADERS | dict(headers)).items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,37 +97,24 @@ class Guard:
             served.cancel()
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
-        """Returns the whole request, or None if the client left; refuses one too long, too slow or too many."""
-        headers, most_bytes = dict(scope["headers"]), self._at.get(scope["path"], self._usual)
+        """Returns the whole request, or None if the client left; refuses one without a key or too long."""
+        headers = dict(scope["headers"])
         length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > most_bytes:
-            raise HTTPException(413, f"a request may have {most_bytes:,} bytes")
+        too_long = HTTPException(413, f"a request may have {self._most_bytes:,} bytes")
+        if not length.isdigit() or int(length) > self._most_bytes:
+            raise too_long
         if length == b"0" and b"transfer-encoding" not in headers:
             return b""
         # guard: the key before the body
-        name = self._admit(Request(scope))
-        # guard: so many bodies at a time
-        if self._reading[name] >= self._most:
-            raise HTTPException(503, "too many requests are being sent. Try again.", headers={"Retry-After": "1"})
-        self._reading[name] += 1
-        try:
-            async with asyncio.timeout(self._seconds):
-                return await self._read(receive, most_bytes)
-        except TimeoutError:
-            raise HTTPException(408, f"a request has {self._seconds:g} s to arrive") from None
-        finally:
-            self._reading[name] -= 1
-            self._reading += Counter()  # drops names without any
-
-    async def _read(self, receive: Receive, most_bytes: int) -> bytes | None:
+        self._admit(Request(scope))
         whole, more = bytearray(), True
         while more:
             message = await receive()
             if message["type"] != "http.request":
                 return None
             whole += message.get("body", b"")
-            if len(whole) > most_bytes:
-                raise HTTPException(413, f"a request may have {most_bytes:,} bytes")
+            if len(whole) > self._most_bytes:
+                raise too_long
             more = message.get("more_body", False)
         return bytes(whole)
 

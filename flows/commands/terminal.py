@@ -7,15 +7,18 @@ count as markup.
 
 from __future__ import annotations
 
+import io
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import rich.console
 import typer
 from rich.cells import cell_len
+from rich.measure import Measurement
+from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
@@ -73,8 +76,8 @@ class Column:
     """Aligned on its end, as numbers are."""
 
 
-_GAP, _LEAST = 2, 12
-"""Blanks between columns, and the least width of a column that wraps."""
+_LEAST, _WIDE = 12, 100_000
+"""Least width of a column that wraps, and the width of a pipe."""
 
 
 def print_table(columns: Sequence[Column]) -> None:
@@ -95,61 +98,41 @@ def table_lines(columns: Sequence[Column], width: int | None) -> list[str]:
     Args:
         width: of the terminal in columns; None: without limit.
     """
-    shown = [replace(one, cells=[escape_text(cell).replace("\n", " ") for cell in one.cells]) for one in columns]
-    dropped = []
-    while width is not None and _least(shown) > width and any(one.rank for one in shown):
+    console, wide = (Console(width=n, file=io.StringIO(), color_system=None) for n in (width or _WIDE, _WIDE))
+    shown, dropped = list(columns), []
+    while Measurement.get(wide, wide.options, _table(shown)).minimum > console.width:
         last = max(shown, key=lambda one: one.rank)
+        if not last.rank:
+            return _stacked(columns)
         shown.remove(last)
         dropped.append(last.name)
-    if width is not None and _least(shown) > width:
-        return _stacked(columns)
-    room = None if width is None else width - _least(shown)
-    widths = []
-    for one in shown:
-        more = _longest(one) - _floor(one)
-        widths.append(_floor(one) + (more if room is None else min(more, room)))
-        room = None if room is None else room - min(more, room)
-    lines = [_line([one.name for one in shown], shown, widths)]
-    for row in zip(*(one.cells for one in shown), strict=True):
-        cells = [
-            _broken(cell, size) if one.wraps else [cell] for cell, one, size in zip(row, shown, widths, strict=True)
-        ]
-        for number in range(max(map(len, cells))):
-            parts = [cell[number] if number < len(cell) else "" for cell in cells]
-            lines.append(_line(parts, shown, widths))
-    if dropped:
-        lines.append(f"(not shown at this width: {', '.join(reversed(dropped))})")
-    return lines
+    with console.capture() as captured:
+        console.print(_table(shown))
+    lines = [line.rstrip() for line in captured.get().splitlines()]
+    return lines + ([f"(not shown at this width: {', '.join(reversed(dropped))})"] if dropped else [])
 
 
-def _longest(column: Column) -> int:
-    return max(map(cell_len, (column.name, *column.cells)))
-
-
-def _floor(column: Column) -> int:
-    return min(_longest(column), max(_LEAST, cell_len(column.name))) if column.wraps else _longest(column)
-
-
-def _least(columns: Sequence[Column]) -> int:
-    return sum(map(_floor, columns)) + _GAP * (len(columns) - 1)
-
-
-def _broken(cell: str, width: int) -> list[str]:
-    return textwrap.wrap(cell, width, break_on_hyphens=False) or [""]
-
-
-def _line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
-    parts = []
-    for cell, one, size in zip(cells, columns, widths, strict=True):
-        blanks = " " * (size - cell_len(cell))
-        parts.append(blanks + cell if one.right else cell + blanks)
-    return (" " * _GAP).join(parts).rstrip()
+def _table(columns: Sequence[Column]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    for one in columns:
+        longest = max(map(cell_len, (one.name, *one.cells)))
+        least = min(longest, max(_LEAST, cell_len(one.name))) if one.wraps else longest
+        table.add_column(
+            one.name,
+            justify="right" if one.right else "left",
+            no_wrap=not one.wraps,
+            overflow="fold",
+            min_width=least,
+        )
+    for row in zip(*(one.cells for one in columns), strict=True):
+        table.add_row(*(escape_text(cell).replace("\n", " ") for cell in row))
+    return table
 
 
 def _stacked(columns: Sequence[Column]) -> list[str]:
     lines = []
-    for number in range(len(columns[0].cells)):
-        lines += [f"{one.name.strip()}: {escape_text(one.cells[number])}" for one in columns] + [""]
+    for row in zip(*(one.cells for one in columns), strict=True):
+        lines += [f"{one.name.strip()}: {escape_text(cell)}" for one, cell in zip(columns, row, strict=True)] + [""]
     return lines[:-1]
 
 

@@ -1,4 +1,4 @@
-"""Would win: codes from a service by a key that was taken out, at another client's cost, or from a revoked release."""
+"""Would win: codes from a service by a key that was taken out, or from a revoked release."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tasks.coding.coder import open_bundle
 DECLARES = (
     (
         "who is shut out is out; what is revoked codes no more",
-        "a key taken out, new, broken for a moment; one client's rate at another's cost; a revocation, an"
+        "a key taken out, new, broken for a moment; a revocation, an"
         " older, foreign, broken or missing list while it runs; a list that is not renewed",
         "up to ten seconds; what was coded before",
     ),
@@ -36,9 +36,9 @@ CODE = {"narratives": "Employee fell."}
 
 
 @contextmanager
-def serving(folder: Path, watch: Callable[[], State], state: State, rate: int = 10**6) -> Iterator[TestClient]:
+def serving(folder: Path, watch: Callable[[], State], state: State) -> Iterator[TestClient]:
     """A service that looks again all the time."""
-    settings = Settings(state=state, renew=watch, renew_seconds=0.01, narratives_per_minute=rate)
+    settings = Settings(state=state, renew=watch, renew_seconds=0.01)
     with TestClient(create_app(open_bundle(folder), settings)) as client:
         yield client
 
@@ -99,15 +99,6 @@ def test_a_file_of_keys_that_is_broken_for_a_moment(
     told = capsys.readouterr().err
     assert told.count("note:") == 1
     assert A not in told
-
-
-def test_each_client_has_a_rate_of_its_own(sealed: Sealed, keys: Path) -> None:
-    """Who uses theirs up leaves the other's alone."""
-    watch = watching(sealed, keys)
-    with serving(sealed.folder, watch, watch.state, rate=3) as client:
-        statuses = [client.post("/code", json=CODE, headers={"X-API-Key": A}).status_code for _ in range(4)]
-        assert statuses == [200, 200, 200, 429]
-        assert client.post("/code", json=CODE, headers={"X-API-Key": B}).status_code == 200
 
 
 def write(file: Path, sealed: Sealed, version: int, *, revoked: bool, key: Any = None, days: int = 9) -> None:

@@ -286,7 +286,7 @@ def test_other_lines_of_a_witness_accept_no_other_ledger(tmp_path: Path, example
 def client(tiny_bundle: Path) -> Iterator[TestClient]:
     """The service."""
     state = State(Clients.of({"tests": KEY}))
-    app = create_app(open_bundle(tiny_bundle), Settings(state=state, narratives_per_minute=10**9))
+    app = create_app(open_bundle(tiny_bundle), Settings(state=state))
     with TestClient(app) as opened_client:
         yield opened_client
 

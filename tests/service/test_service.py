@@ -26,7 +26,7 @@ HEADER = {"X-API-Key": KEY}
 @pytest.fixture(scope="module")
 def client(coder: Coder) -> Iterator[TestClient]:
     """The service with a key and without a rate that tests would meet."""
-    with TestClient(create_app(coder, Settings(state=STATE, narratives_per_minute=10**6))) as client:
+    with TestClient(create_app(coder, Settings(state=STATE))) as client:
         yield client
 
 
@@ -96,19 +96,6 @@ def test_a_body_is_cut_off_at_the_limit_even_if_it_does_not_say_its_length(clien
 
     headers = HEADER | {"content-type": "application/json"}
     assert client.post("/code", content=endless(), headers=headers).status_code == 413
-
-
-def test_a_rate_is_held_in_narratives(coder: Coder) -> None:
-    """Thirty a minute: a batch counts all of its narratives; wrong keys have a count of their own."""
-    with TestClient(create_app(coder, Settings(state=STATE, narratives_per_minute=30))) as client:
-        for _ in range(3):
-            assert client.post("/code", json={"narratives": ["x"] * 10}, headers=HEADER).status_code == 200
-        # the second, since where a minute begins in between the counter rounds thirty of the last minute down
-        _, over = [client.post("/code", json={"narratives": "x"}, headers=HEADER) for _ in range(2)]
-        assert over.status_code == 429
-        assert 1 <= int(over.headers["retry-after"]) <= 120
-        statuses = [client.get("/version").status_code for _ in range(32)]
-        assert (statuses[:30], statuses[-1]) == ([401] * 30, 429)
 
 
 def test_a_failure_of_the_model_says_no_text(

@@ -32,7 +32,7 @@ HEADER = {"X-API-Key": KEY}
 @pytest.fixture(scope="module")
 def client(coder: Coder) -> Iterator[TestClient]:
     """The service with a key and without a rate that tests would meet."""
-    with TestClient(create_app(coder, Settings(state=STATE, narratives_per_minute=10**6))) as client:
+    with TestClient(create_app(coder, Settings(state=STATE))) as client:
         yield client
 
 
@@ -94,19 +94,8 @@ def test_what_the_command_refuses_is_refused(
     assert "/proc" not in answer.text
 
 
-def test_without_a_key_or_over_the_rate_no_file_is_coded(coder: Coder, client: TestClient) -> None:
-    """Each row counts as a narrative; a file that no minute could hold is told so."""
+def test_without_a_key_no_file_is_coded(client: TestClient) -> None:
     assert client.post("/file", params={"column": "Text"}, content=b"Text\nx\n").status_code == 401
-    with TestClient(create_app(coder, Settings(state=STATE, narratives_per_minute=30))) as slow:
-        over = slow.post("/file", params={"column": "Text"}, content=b"Text\n" + b"x\n" * 31, headers=HEADER)
-        assert (over.status_code, "more than 30." in over.text) == (422, True)
-        statuses = [
-            slow.post("/file", params={"column": "Text"}, content=b"Text\n" + b"x\n" * 20, headers=HEADER).status_code
-            for _ in range(2)
-        ]
-        assert statuses == [200, 429]
-        # what was refused holds no place: others are coded still
-        assert slow.post("/file", params={"column": "no"}, content=b"Text\nx\n", headers=HEADER).status_code == 422
 
 
 def test_nothing_of_a_file_stays(client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +119,7 @@ def test_nothing_of_a_file_stays(client: TestClient, tmp_path: Path, monkeypatch
 
 def test_a_bundle_that_is_withdrawn_codes_no_further_row(coder: Coder) -> None:
     """Asked before each piece: what was coded until then has gone, the rest is not coded."""
-    upload = files.read(b"Text\n" + b"fell\n" * 40, coder, column="Text", top_k=1, threshold=None, most_rows=100)
+    upload = files.read(b"Text\n" + b"fell\n" * 40, coder, column="Text", top_k=1, threshold=None)
     standing = iter([True, True, False])
 
     def require() -> None:

@@ -43,9 +43,7 @@ def coded(n: int, *, texts: Sequence[str] = ()) -> str:
 @contextmanager
 def serving(coder: Any, **settings: Any) -> Iterator[str]:
     """The service on a free port of loopback, without a key."""
-    config = uvicorn.Config(
-        create_app(coder, Settings(narratives_per_minute=10**6, **settings)), port=0, log_level="error"
-    )
+    config = uvicorn.Config(create_app(coder, Settings(**settings)), port=0, log_level="error")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
