@@ -2,11 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from flows.commands.parameters_page import parameters_page
+from flows.commands.profiles import OPTIONS
+from tasks.parameters import RetrainParameters
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "parameters.md"
+_HEAD = """# Parameters
+
+<!-- Written by `python scripts/write_parameters.py`; not to be edited. -->
+
+For whoever changes a setting: all parameters of `autocoder train`, `compare` and `audit`. The name is the
+one of `--set name=value` and of a profile. Some have an option, too. Prefect's forms take them as YAML under
+*Advanced*. The default applies where the profile sets nothing; `deployments/profiles/` has the profiles.
+"""
+_LIMITS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
+_TYPES = {"string": "text", "boolean": "true, false", "array": "list", "object": "mapping"}
+
+
+def parameters_page() -> str:
+    """Returns Markdown: a table per section, a row per parameter."""
+    schema = RetrainParameters.model_json_schema()
+    return _HEAD + "".join(_section(schema["$defs"], schema, ""))
+
+
+def _section(defined: dict[str, Any], section: dict[str, Any], path: str) -> Iterator[str]:
+    rows, inner = [], []
+    for name, entry in section.get("properties", {}).items():
+        where, kinds = f"{path}{name}", entry.get("anyOf", entry.get("allOf", [entry]))
+        if target := next((kind["$ref"] for kind in (entry, *kinds) if "$ref" in kind), None):
+            inner.append((f"{where}.", defined[target.rpartition("/")[2]]))
+            continue
+        default = "required" if name in section.get("required", ()) else _value(entry.get("default"))
+        option = f"<br>`{OPTIONS[where]}`" if where in OPTIONS else ""
+        values = ", or ".join(_kind(kind) for kind in kinds)
+        cells = (f"`{where}`{option}", entry.get("title", ""), values, default, entry.get("description", ""))
+        rows.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |\n")
+    if rows:
+        yield f"\n## {section.get('title', 'Retrain')}{f' (`{path[:-1]}`)' if path else ''}\n\n"
+        yield "| parameter | title | values | default | meaning |\n|---|---|---|---|---|\n"
+        yield from rows
+    for below, target in inner:
+        yield from _section(defined, target, below)
+
+
+def _kind(entry: dict[str, Any]) -> str:
+    if values := entry.get("enum", [entry["const"]] if "const" in entry else None):
+        return ", ".join(f"`{value}`" for value in values)
+    limits = " and ".join(f"{sign} {_number(entry[key])}" for key, sign in _LIMITS if key in entry)
+    kind = entry.get("type", "any")
+    return f"{_TYPES.get(kind, kind)} {limits}".strip()
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:g}"
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "–"
+    text = str(value).lower() if isinstance(value, bool) else str(value).replace("'", "").replace('"', "")
+    return f"`{text}`" if text not in ("", "[]", "{}", "()") else "empty"
+
 
 if __name__ == "__main__":
     PAGE.write_text(parameters_page(), encoding="utf-8")

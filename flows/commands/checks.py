@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -43,17 +42,12 @@ def show_checks(workspace: Path, *, as_json: bool) -> bool:
         console = Console()
         for finding in findings:
             mark = Text("ok      ", "green") if finding.ok else Text("missing ", "red")
-            console.print(Text.assemble(mark, (finding.check, "bold"), f": {escape_text(finding.result)}"))
+            console.print(
+                Text.assemble(mark, (finding.check, "bold"), f": {escape_text(finding.result)}"), soft_wrap=True
+            )
             if finding.remedy:
-                console.print(f"         {finding.remedy}")
+                console.print(f"         {finding.remedy}", soft_wrap=True)
     return all(finding.ok for finding in findings)
-
-
-def _python(_: Path) -> Finding:
-    version = sys.version_info
-    return Finding(
-        "python", version >= (3, 11), ".".join(map(str, version[:3])), "" if version >= (3, 11) else "3.11 or newer"
-    )
 
 
 def _installation(_: Path) -> Finding:
@@ -80,18 +74,6 @@ def _encoder(_: Path) -> Finding:
         return Finding("encoder packaged-minilm", bool(encoder_files.resolve(encoder_files.PACKAGED)), "installed")
     except MechanismError as error:
         return Finding("encoder packaged-minilm", False, "not installed", str(error))
-
-
-def _hub(_: Path) -> Finding:
-    from huggingface_hub import try_to_load_from_cache
-
-    cached = try_to_load_from_cache("distilroberta-base", "config.json")
-    if isinstance(cached, str):
-        return Finding("encoder distilroberta-base", True, "in the hub's cache")
-    note = (
-        "fetched at first use where a hub answers; otherwise download it elsewhere and set model.encoder to its folder"
-    )
-    return Finding("encoder distilroberta-base", True, "not in the cache", note)
 
 
 def _ledger(home: Path) -> Finding:
@@ -144,5 +126,5 @@ def _disk(home: Path) -> Finding:
     return Finding("disk", free > 1 << 30, f"{free / 1e9:.1f} GB free at {existing}", remedy)
 
 
-_LIGHT: tuple[Callable[[Path], Finding], ...] = (_python, _installation, _torch, _disk)
-_CHECKS = (*_LIGHT, _encoder, _hub, _ledger, _prefect, _storage)
+_LIGHT: tuple[Callable[[Path], Finding], ...] = (_installation, _torch, _disk)
+_CHECKS = (*_LIGHT, _encoder, _ledger, _prefect, _storage)

@@ -12,55 +12,16 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    ProgressColumn,
-    Task,
     TaskID,
     TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
 )
 from rich.table import Column
 from rich.text import Text
 
 from flows.commands.terminal import Console, escape_text
 from tasks.running.progress import Listener, line_of, listening, words_of
-
-
-class CountColumn(MofNCompleteColumn):
-    """Shows the steps of a stage that has counted them."""
-
-    def render(self, task: Task) -> Text:
-        """Returns steps done and in all; nothing while their number is unknown."""
-        return Text() if task.total is None else super().render(task)
-
-
-class RateColumn(ProgressColumn):
-    """Shows steps per second (for a sampler: draws)."""
-
-    def render(self, task: Task) -> Text:
-        """Returns three digits of the rate, once it is known."""
-        return Text("" if not task.speed else f"{task.speed:.3g}/s")
-
-
-_WIDE = 110
-"""Characters of a terminal that shows long bars."""
-
-
-class TimeColumn(ProgressColumn):
-    """Shows elapsed time, and the time left once it can be estimated."""
-
-    def render(self, task: Task) -> Text:
-        """Returns both, with the word `left` after the second."""
-        elapsed = _clock(task.elapsed or 0)
-        if task.total is None:
-            return Text(f"working, {elapsed}")
-        left = task.time_remaining
-        return Text(elapsed if left is None else f"{elapsed} · {_clock(left)} left", no_wrap=True)
-
-
-def _clock(seconds: float) -> str:
-    """Formats a time as `0:07` or `1:02:03`."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def duration(seconds: float) -> str:
@@ -120,8 +81,10 @@ class ConsoleListener(Listener):
         self._heartbeat = None if self._console.is_terminal else StageHeartbeat()
         self._progress = Progress(
             TextColumn("  {task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
-            BarColumn(bar_width=30 if self._console.width >= _WIDE else 8),
-            *(kind(table_column=Column(no_wrap=True)) for kind in (CountColumn, RateColumn, TimeColumn)),
+            BarColumn(bar_width=8),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(compact=True),
             console=self._console,
             transient=True,
         )

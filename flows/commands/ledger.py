@@ -187,7 +187,9 @@ def export(
         Literal["rows", "table", "head", "certificate", "record", "answers"],
         typer.Argument(help="What to write.", metavar="WHAT"),
     ],
-    out: Annotated[Path, typer.Option(help="The file to write; of certificate the folder.")] = Path("/dev/stdout"),
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write, or standard output; of certificate the folder.")
+    ] = None,
     release: Annotated[str | None, typer.Option(help="The release, of certificate, record and answers.")] = None,
     key: Annotated[Path | None, typer.Option(help="Private key that signs the head (`autocoder keys new`).")] = None,
 ) -> None:
@@ -206,38 +208,39 @@ def export(
       autocoder ledger export record --release 3f9c2a7e --out record.json
     """
     ledger = place.open()
-    written = out
-    if what in ("certificate", "record", "answers"):
-        if release is None:
-            raise InputError("--release: missing. Name the release.")
-        written = _export_release(ledger, what, release, out)
-    elif what == "head":
-        from storage.ledger.heads import load_private_key, state_head
-
-        head = state_head(*ledger.head(), key=None if key is None else load_private_key(key))
-        _write(out, json.dumps(head.model_dump(), indent=1) + "\n")
-    else:
-        from storage.ledger.report import to_csv, to_json
-
-        _write(out, (to_json if what == "rows" else to_csv)(ledger.rows()))
-    say(f"{what} of the ledger up to row {ledger.head()[0]}: {written}", err=True)
-
-
-def _export_release(ledger: Ledger, what: str, release: str, out: Path) -> Path:
+    if what in ("certificate", "record", "answers") and release is None:
+        raise InputError("--release: missing. Name the release.")
     if what == "certificate":
         from storage.ledger.certificate import write_certificate
 
-        return write_certificate(ledger, release, out)
-    from storage.ledger import record as records
+        if out is None:
+            raise InputError("--out: missing. Name the folder of the certificate.")
+        say(str(write_certificate(ledger, str(release), out)))
+        return
+    if what == "head":
+        from storage.ledger.heads import load_private_key, state_head
 
-    deployment = records.stated_deployment(ledger, release)
-    if what == "answers":
-        _write(out, records.answers(deployment))
-    else:
-        _write(
-            out, json.dumps(records.registry_record(deployment), ensure_ascii=False, indent=2, sort_keys=True) + "\n"
+        head = state_head(*ledger.head(), key=None if key is None else load_private_key(key))
+        text = json.dumps(head.model_dump(), indent=1) + "\n"
+    elif what in ("record", "answers"):
+        from storage.ledger import record
+
+        deployment = record.stated_deployment(ledger, str(release))
+        stated = record.registry_record(deployment) if what == "record" else None
+        text = (
+            record.answers(deployment)
+            if stated is None
+            else json.dumps(stated, ensure_ascii=False, indent=2, sort_keys=True) + "\n"
         )
-    return out
+    else:
+        from storage.ledger.report import to_csv, to_json
+
+        text = (to_json if what == "rows" else to_csv)(ledger.rows())
+    if out is None:
+        say(text, end="")
+    else:
+        _write(out, text)
+        say(f"{what}: {out}", err=True)
 
 
 @app.command(cls=Command)
@@ -265,7 +268,7 @@ def _write(path: Path, text: str) -> None:
     from storage.durable import write_atomically
 
     try:
-        if path.exists() and not path.is_file():  # a pipe or a terminal is not replaced
+        if path.is_symlink() or (path.exists() and not path.is_file()):  # a pipe, a terminal, /dev/stdout
             path.write_text(text, encoding="utf-8", newline="")
         else:
             write_atomically(path, text.encode())

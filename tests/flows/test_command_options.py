@@ -11,14 +11,13 @@ from typing import Annotated, Any
 
 import pytest
 import typer
-from rich.progress import Progress
 from typer._click.core import Context
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from flows import cli
 from flows.commands import options
-from flows.commands.console import ConsoleListener, RateColumn
+from flows.commands.console import ConsoleListener
 from storage.errors import InputError
 from tasks.running import progress
 
@@ -122,18 +121,6 @@ def test_stages_side_by_side_have_a_line_each_and_no_bar(capsys: pytest.CaptureF
             thread.join()
     lines = capsys.readouterr().err.splitlines()
     assert sorted(line.split("  ")[1] for line in lines if "reused" in line) == sorted(labels)
-
-
-def test_a_bar_says_how_fast_it_moves() -> None:
-    """Nothing before it moved; then steps a second, by a clock that the test turns."""
-    now = [0.0]
-    bars, column = Progress(get_time=lambda: now[0]), RateColumn()
-    bars.add_task("draws", total=100)
-    (task,) = bars.tasks
-    assert str(column.render(task)) == ""
-    for now[0], done in ((2.0, 30), (4.0, 60), (6.0, 90)):
-        bars.update(task.id, completed=done)
-    assert str(column.render(task)) == "15/s"
 
 
 def test_help_leaves_examples_whole() -> None:

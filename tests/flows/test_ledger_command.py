@@ -235,10 +235,9 @@ def test_keys_head_and_verify(home, tmp_path):
     assert any("triggers and functions are missing" in note for note in report["notes"])
 
 
-def test_head_without_a_key(home, tmp_path):
+def test_head_without_a_key_goes_to_standard_output(home):
     """Keys are optional; an unsigned head still shows a cut tail to whoever kept it."""
-    run("export", "head", "--home", home, "--out", tmp_path / "head.json")
-    head = json.loads((tmp_path / "head.json").read_text())
+    head = json.loads(run("export", "head", "--home", home))
     assert (head["sequence"], head["signature"]) == (6, None)
 
 

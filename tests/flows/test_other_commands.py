@@ -1,4 +1,4 @@
-"""`doctor` as its users call it."""
+"""`status --check` as its users call it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def test_doctor_tells_what_is_here(finished: Job) -> None:
     done = finished.command("status", "--check", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     found = {entry["check"]: entry for entry in json.loads(done.stdout)}
-    assert {"python", "torch", "encoder packaged-minilm", "ledger", "prefect", "disk"} <= set(found)
+    assert {"torch", "encoder packaged-minilm", "ledger", "prefect", "disk"} <= set(found)
     assert all(entry["ok"] for entry in found.values())
 
 

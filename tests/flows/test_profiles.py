@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from write_parameters import parameters_page
 
-from flows.commands.parameters_page import parameters_page
 from flows.commands.profiles import apply_settings, load_profile, parameters, profile_names
 from mechanisms.dp_sgd import DpSgd
 from storage.errors import InputError
