@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from mechanisms import PrivateClassifier as PrivateClassifier
     from mechanisms import SwagPpm as SwagPpm
     from mechanisms import compare as compare
-    from mechanisms import curve as curve
     from mechanisms.own_models import swag_ppm as swag_ppm
     from mechanisms.privacy.events import Claim as Claim
 
@@ -32,7 +31,6 @@ _MODULES = {
     "PrivateClassifier": "mechanisms",
     "SwagPpm": "mechanisms",
     "compare": "mechanisms",
-    "curve": "mechanisms",
     "open_bundle": "autocoder.bundles",
     "swag_ppm": "mechanisms.own_models",
 }

@@ -1,4 +1,4 @@
-"""Files that ship with the program: profiles, branches, published figures, images, settings of servers.
+"""Files that ship with the program: profiles, branches, images, settings of servers.
 
 They are data: the little code here gives the program's version and licence.
 """

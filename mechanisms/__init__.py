@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mechanisms.comparison import compare as compare
-    from mechanisms.comparison import curve as curve
     from mechanisms.dp_sgd import DpSgd as DpSgd
     from mechanisms.errors import MechanismError as MechanismError
     from mechanisms.estimator import PrivateClassifier as PrivateClassifier
@@ -26,7 +25,6 @@ _FILES = {
     "PrivateClassifier": "estimator",
     "SwagPpm": "swag_ppm",
     "compare": "comparison",
-    "curve": "comparison",
 }
 __all__ = [*_FILES]
 

@@ -13,7 +13,6 @@ import yaml
 CATALOGUE = Path(str(files("deployments")))  # the wheel is unpacked when installed, so that these are files
 PROFILES = CATALOGUE / "profiles"
 BRANCHES = CATALOGUE / "branches.yaml"
-PUBLISHED = CATALOGUE / "published"
 
 
 @cache

@@ -245,19 +245,6 @@ def profile_branches(profile: str) -> dict[str, Any]:
     return content
 
 
-def parse_target(text: str) -> float | str:
-    """Returns a target epsilon: a number, or `match`; refuses all else."""
-    if text == "match":
-        return text
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not 0 < value <= 1000:
-        raise InputError(f"--epsilon: {text} is neither `match` nor a number above 0 and up to 1000")
-    return value
-
-
 def _explain(entry: Mapping[str, Any], model: type[BaseModel]) -> str:
     """Puts an error of pydantic into one phrase: place, fault, and value."""
     where = ".".join(str(part) for part in entry["loc"])

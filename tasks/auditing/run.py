@@ -53,9 +53,9 @@ def run(
     check(parameters, settings)
     _refuse_draws(parameters, terms, settings, chosen)
     parameters, terms = settle_parameters(context, parameters, terms, do=do, prefect_run_id=prefect_run_id)
-    compared = comparison.run(context, parameters, terms, chosen, seeds=seeds, do=do)
-    study = compared.study
-    if candidate is not None and {outcome.fitted.sha256 for outcome in compared.outcomes} != {candidate.sha256}:
+    groups = comparison.run(context, parameters, terms, chosen, seeds=seeds, do=do)
+    study, outcomes = groups[0].study, [outcome for group in groups for outcome in group.outcomes]
+    if candidate is not None and {outcome.fitted.sha256 for outcome in outcomes} != {candidate.sha256}:
         raise InputError(
             "plan: a new fit differs from the candidate, because code or a library changed or stages are gone. "
             "Retrain with the same options, and audit the new plan."
@@ -65,9 +65,9 @@ def run(
     if settings.trials:
         pool = study.do(audit_pool.pool(canaries=settings.canaries, seed=parameters.fit.seed, prepared=study.prepared))
     audits = tuple(
-        _audit(study, outcome, settings, pool, before, prefect_run_id=prefect_run_id) for outcome in compared.outcomes
+        _audit(study, outcome, settings, pool, before, prefect_run_id=prefect_run_id) for outcome in outcomes
     )
-    return AuditResult(branches=audits, trials=settings.trials, target_epsilon=study.target)
+    return AuditResult(branches=audits, trials=settings.trials, target_epsilon=study.terms.target_epsilon)
 
 
 def _refuse_draws(
@@ -104,7 +104,7 @@ def settle_parameters(
     """Settles the parameters as a retrain with a target epsilon does: c searched, or the noise set."""
     if parameters.formal is not None:
         released = formal.formal_branch(parameters)[1]
-        target = terms.target_epsilon if terms.target_epsilon != "match" else released.target_epsilon
+        target = terms.target_epsilon or released.target_epsilon
         return parameters, terms.model_copy(update={"target_epsilon": target, "delta": released.delta})
     if parameters.needs_search:
         parameters = search.meet_target(context, parameters, do, prefect_run_id=prefect_run_id)

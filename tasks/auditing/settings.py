@@ -58,7 +58,7 @@ def choose_branches(names: str, parameters: RetrainParameters, branches: Mapping
         last = SwagPpm(round=parameters.rounds[-1])
         released = next(branch.name for branch in branches.values() if branch.mechanism == last)
     chosen = [released if name.strip() == RELEASE_BRANCH else name for name in names.split(",")]
-    return choose(",".join(chosen), model=parameters.model, data=parameters.data, branches=branches)
+    return choose(",".join(chosen), parameters, branches)
 
 
 def check(parameters: RetrainParameters, settings: AuditParameters) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -12,7 +12,7 @@ from mechanisms.mechanism import AnyMechanism, Mechanism, form_of
 from mechanisms.model.config import ModelConfig, Prior
 from storage.errors import InputError
 from tasks.catalogue import BRANCHES, branch_bodies
-from tasks.parameters import RELEASE_BRANCH, DataParameters, Delta, Epsilon, RetrainParameters
+from tasks.parameters import RELEASE_BRANCH, Delta, Epsilon, RetrainParameters
 
 
 class Branch(BaseModel, frozen=True, extra="forbid", title="Branch"):
@@ -33,19 +33,16 @@ class Branch(BaseModel, frozen=True, extra="forbid", title="Branch"):
         description="Where its head starts, in place of the run's own; `titles` only where the run has a code list and "
         "a linear head on pooled features.",
     )
-    settings_tried: int | None = Field(
-        default=None, ge=1, description="Settings that its own were chosen among; pages of results say it."
-    )
+    settings_tried: int | None = Field(default=None, ge=1, description="Settings that its own were chosen among.")
     needs_titles: bool = Field(
         default=False, description="Without a code list there is no such branch: `all` leaves it out."
     )
-    in_all: bool = True
-    releasable: bool = True
 
-    def takes_target_from_records(self, terms: Terms) -> bool:
-        """Checks whether its target is computed from the records, so that it must not be released."""
+    @property
+    def aims(self) -> bool:
+        """Whether its noise is solved for the run's target epsilon and delta."""
         fixed = getattr(self.mechanism, "target_epsilon", None)
-        return terms.target_epsilon == "match" and self.mechanism.has_target and fixed is None
+        return self.mechanism.has_target and fixed is None and self.delta is None
 
     def model(self, parameters: RetrainParameters) -> ModelConfig:
         """Returns the run's model, with the branch's prior where the data allow it."""
@@ -76,15 +73,10 @@ class Branch(BaseModel, frozen=True, extra="forbid", title="Branch"):
 
 
 class Terms(BaseModel, frozen=True, extra="forbid"):
-    """Holds what all experiments of one run share: their target, the settings that branches leave open, and the user's
-    branches.
-    """
+    """Holds what all experiments of one run share."""
 
-    target_epsilon: Epsilon | Literal["match"] = Field(
-        default="match",
-        title="Target epsilon",
-        description="Of the formal branches. `match`: the largest that SWAG-PPM claims over the seeds, "
-        "rounded up; that is computed from the records, and such branches are for study: no plan releases them.",
+    target_epsilon: Epsilon | None = Field(
+        default=None, title="Target epsilon", description="Of the branches whose noise is solved for one."
     )
     delta: Delta = None
     epochs: int = Field(default=30, ge=1, le=10_000, title="Epochs", description="Of the non-private and DP-SGD fits.")
@@ -101,13 +93,8 @@ class Terms(BaseModel, frozen=True, extra="forbid"):
     )
 
     @property
-    def given_epsilon(self) -> float | None:
-        """Returns the target epsilon where it is a number; None where it is matched."""
-        return None if self.target_epsilon == "match" else self.target_epsilon
-
-    @property
     def all_branches(self) -> Mapping[str, Branch]:
-        """Returns the standard branches and the user's, which replace those of the same name."""
+        """The standard branches and the user's, which replace those of the same name."""
         return standard_branches() | parse_branches(self.branches, "branches")
 
 
@@ -117,65 +104,51 @@ class CompareParameters(Terms, frozen=True, title="Compare"):
     epsilons: tuple[Epsilon, ...] = Field(
         default=(),
         title="Further target epsilons",
-        description="The formal branches are fitted at each of these too: what which epsilon costs.",
-    )
-    protocols: tuple[Literal["paper", "all-records"], ...] = Field(
-        default=(),
-        title="Protocols",
-        description="Which records are taken: as in the paper, or all of them; both give two tables. Empty: as the "
-        "profile says.",
+        description="Branches with a target are fitted at each of these too: what which epsilon costs.",
     )
     seeds: int = Field(default=5, ge=1, le=100, title="Seeds", description="How often every branch is fitted.")
-    slots: int = Field(
-        default=1, ge=1, le=64, title="Branches at once", description="Processes; heads on mean-pooled features only."
-    )
 
 
 def parse_branches(content: Mapping[str, Any], source: str) -> dict[str, Branch]:
-    """Reads the branches of a file's content; keys that begin with `x-` hold what others refer to."""
+    """Reads the branches of a file's content."""
     branches = {}
     for name, body in content.items():
-        if str(name).startswith("x-"):
-            continue
         if name == RELEASE_BRANCH or not isinstance(body, Mapping):
             raise InputError(f"{source}.{name} is not a branch. Write a mapping; the name `{RELEASE_BRANCH}` is taken")
         try:
             branches[name] = Branch.model_validate({"name": name, **body})
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(str(part) for part in (name, *first["loc"]))
-            raise InputError(f"{source}.{where}: {first['msg']}") from None
+            raise InputError(first_fault(error, f"{source}.{name}")) from None
     return branches
+
+
+def first_fault(error: ValidationError, at: str) -> str:
+    """Words the first fault that pydantic found in the settings at this place."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join([at, *map(str, first['loc'])])}: {first['msg']}"
 
 
 @cache
 def standard_branches() -> dict[str, Branch]:
-    """Returns the branches that ship."""
+    """Reads the branches that ship."""
     return parse_branches(branch_bodies(), BRANCHES.name)
 
 
-def choose(
-    names: str, *, model: ModelConfig, data: DataParameters | None = None, branches: Mapping[str, Branch] | None = None
-) -> tuple[Branch, ...]:
-    """Selects branches by comma-separated names; `all` selects every one that the model allows.
+def choose(names: str, parameters: RetrainParameters, branches: Mapping[str, Branch]) -> tuple[Branch, ...]:
+    """Selects branches by comma-separated names; `all` selects every one that model and code list allow.
 
-    Args:
-        data: whether it has a code list; None: it has one.
+    Raises:
+        InputError: a branch does not exist, or cannot be fitted on this model or without a code list.
     """
-    branches, form = standard_branches() if branches is None else branches, form_of(model)
-    listed = data is None or data.has_titles
     chosen: dict[str, Branch] = {}
-    for name in (part.strip() for part in names.split(",")):
+    for name in filter(None, (part.strip() for part in names.split(","))):
         if name == "all":
-            fits = {n: b for n, b in branches.items() if b.in_all and form in b.mechanism.reads}
-            chosen |= {n: b for n, b in fits.items() if listed or not b.needs_titles}
-        elif name and name not in branches:
+            chosen |= {n: b for n, b in branches.items() if not _obstacle(b, parameters)}
+        elif name not in branches:
             raise InputError(f"--branches: branch {name} does not exist. Choose from {', '.join(branches)}")
-        elif name:
-            if form not in branches[name].mechanism.reads:
-                raise InputError(f"--branches: {name} needs {_needs(branches[name].mechanism)}")
-            if branches[name].needs_titles and not listed:
-                raise InputError(f"--branches: {name} starts at the titles of codes. Give --codelist, or leave it out")
+        elif obstacle := _obstacle(branches[name], parameters):
+            raise InputError(f"--branches: {name} {obstacle}")
+        else:
             chosen[name] = branches[name]
     if not chosen:
         raise InputError(f"--branches is empty. Name at least one of {', '.join(branches)}")
@@ -189,5 +162,9 @@ _FORMS = {
 }
 
 
-def _needs(mechanism: Mechanism) -> str:
-    return ", or ".join(_FORMS.get(form, form) for form in sorted(mechanism.reads))
+def _obstacle(branch: Branch, parameters: RetrainParameters) -> str:
+    if form_of(parameters.model) not in branch.mechanism.reads:
+        return "needs " + ", or ".join(_FORMS.get(form, form) for form in sorted(branch.mechanism.reads))
+    if branch.needs_titles and not parameters.data.has_titles:
+        return "starts at the titles of codes. Give --codelist, or leave it out"
+    return ""

@@ -23,7 +23,7 @@ from tasks.branches.swag_chain import Chain, prepare, run_chain
 from tasks.fitting import fits, scores
 from tasks.parameters import FitParameters, RetrainParameters
 from tasks.releasing import ledger_access
-from tasks.releasing.claims import MATCHED, claim_on, privacy_unit
+from tasks.releasing.claims import claim_on, privacy_unit
 from tasks.running.stage import Context, Step
 
 Do = Callable[[Step], ArtifactRef]
@@ -44,36 +44,32 @@ class Study:
     facts: Mapping[str, Any]
     """Figures of the ingest."""
     do: Do
-    target: float | None = None
-    """Epsilon of one unit, for branches that aim at one."""
 
     @staticmethod
     def of(context: Context, parameters: RetrainParameters, terms: Terms, chosen: Sequence[Branch], do: Do) -> Study:
         """Prepares the records for these branches; refuses a branch that cannot be fitted on them."""
         dataset, prepared = prepare(parameters, (branch.model(parameters) for branch in chosen), do)
         facts = context.store.figures(dataset)
-        study = Study(context, parameters, terms, dataset, prepared, facts, do, terms.given_epsilon)
+        study = Study(context, parameters, terms, dataset, prepared, facts, do)
         for branch in chosen:
             experiment = study.at(branch)
             experiment.mechanism.check(experiment.task)
         return study
 
     def at(self, branch: Branch, seed: int | None = None) -> Experiment:
-        """Returns the experiment of a branch at a seed; the run's, if none is given."""
+        """The experiment of a branch at a seed; the run's, if none is given."""
         return Experiment(self, branch, self.parameters.fit.seed if seed is None else seed)
 
     def retargeted(self, epsilon: float) -> Study:
-        """Returns the study at another given target."""
-        return replace(self, terms=self.terms.model_copy(update={"target_epsilon": epsilon}), target=epsilon)
+        return replace(self, terms=self.terms.model_copy(update={"target_epsilon": epsilon}))
 
     @property
     def records(self) -> Any:
-        """Returns the references that every stage of a branch reads, by name."""
         return {"dataset": self.dataset, "prepared": self.prepared}
 
     @cached_property
     def default_delta(self) -> float:
-        """Returns the delta of branches that set none: the run's, or what number of records and policy allow."""
+        """Delta of branches that set none: the run's, or what number of records and policy allow."""
         formal, records = self.parameters.formal, self.facts["train"]
         stated = self.terms.delta or (None if formal is None else formal.delta)
         return stated or ledger_access.default_delta(self.context, self.parameters, records=records)
@@ -89,43 +85,36 @@ class Experiment:
 
     @property
     def model(self) -> ModelConfig:
-        """Returns the run's model, with the branch's prior."""
         return self.branch.model(self.study.parameters)
 
     @property
     def mechanism(self) -> Mechanism:
-        """Returns the branch's mechanism; the run fills in the settings that it leaves open."""
         return self.branch.mechanism_for(self.study.parameters, self.study.terms)
 
     @property
     def delta(self) -> float:
-        """Returns the delta of its formal claim."""
         return self.branch.delta or self.study.default_delta
 
     @property
     def task(self) -> Task:
-        """Returns what its plan may depend on."""
         facts = self.study.facts
         return Task(
             records=facts["train"],
             classes=facts["label_space"],
             records_per_unit=privacy_unit(self.study.parameters.data.ingest)[1],
-            target_epsilon=self.study.target,
+            target_epsilon=self.study.terms.target_epsilon,
             delta=self.delta,
         )
 
     @cached_property
     def swag_ppm(self) -> SwagPpm | None:
-        """Returns SWAG-PPM as planned; None where the mechanism is another."""
+        """SWAG-PPM as planned; None where the mechanism is another."""
         planned = self.mechanism.plan(self.task).mechanism if isinstance(self.mechanism, SwagPpm) else None
         return planned if isinstance(planned, SwagPpm) else None
 
     @cached_property
     def parameters(self) -> RetrainParameters:
-        """Returns the parameters of the retrain that this experiment is.
-
-        They have its seed, and where it is SWAG-PPM its model and the mechanism's settings.
-        """
+        """Those of the retrain that this experiment is: its seed, and where it is SWAG-PPM the mechanism's settings."""
         run = self.study.parameters
         if self.swag_ppm is None:
             return run.model_copy(update={"fit": run.fit.model_copy(update={"seed": self.seed})})
@@ -134,16 +123,14 @@ class Experiment:
         return run.model_copy(update={"model": self.model, "fit": fit, "pseudo_posterior": config})
 
     def claim(self, event: Event) -> Claim:
-        """Returns the claim that an event of this experiment supports."""
         study = self.study
-        matched = (MATCHED,) if self.branch.takes_target_from_records(study.terms) else ()
         claim = claim_on(
             study.facts,
             study.parameters.data.ingest,
             self.model,
             event,
             delta=self.delta if claims.formal(event) else None,
-            also_unprotected=(*matched, *self.branch.unprotected),
+            also_unprotected=self.branch.unprotected,
         )
         if claim.epsilon is not None and claim.epsilon < SMALLEST_EPSILON:
             raised = {"epsilon": SMALLEST_EPSILON, "epsilon_add_remove": SMALLEST_EPSILON}
@@ -151,11 +138,9 @@ class Experiment:
         return claim
 
     def plan(self) -> Step:
-        """Declares the stage that solves its noise."""
         return fits.plan(self.branch.name, self.mechanism, self.task)
 
     def fit(self, *, planned: ArtifactRef) -> Step:
-        """Declares the stage that fits its plan."""
         name, mechanism = self.branch.name, self.branch.mechanism
         return fits.fit(name, mechanism, self.model, seed=self.seed, planned=planned, **self.study.records)
 
@@ -174,7 +159,7 @@ class Experiment:
         planned = study.do(self.plan())
         fitted = study.do(self.fit(planned=planned))
         mechanism, event = fits.plan_of(store.open(planned)).mechanism, fits.event_of(store.open(fitted))
-        return self._outcome(mechanism, event, fitted, cost=store.figures(planned))
+        return self._outcome(mechanism, event, fitted)
 
     def fit_rounds(self) -> tuple[Chain[ArtifactRef], Event]:
         """Runs SWAG-PPM's chain as far as the branch's round, and returns that round's event.
@@ -192,7 +177,6 @@ class Experiment:
         event: Event,
         fitted: ArtifactRef,
         *,
-        cost: Mapping[str, Any] | None = None,
         sensitivity: ArtifactRef | None = None,
     ) -> Outcome:
         """Scores a fit, or one repeatable draw of a posterior, on the test half, and states its claim."""
@@ -208,8 +192,6 @@ class Experiment:
             fitted=fitted,
             measured=measured,
             figures=store.figures(measured),
-            losses=store.figures(fitted).get("losses", []),
-            cost=cost or {},
             sensitivity=sensitivity,
         )
 
@@ -228,13 +210,5 @@ class Outcome:
     measured: ArtifactRef
     """The stage of its scores."""
     figures: Mapping[str, Any]
-    losses: list[float]
-    cost: Mapping[str, Any]
-    """Figures of the accountants; empty where there is no formal cost."""
     sensitivity: ArtifactRef | None = None
     """The stage that measured risks or Delta over draws of a posterior; None where the fit itself is the candidate."""
-
-
-def has_one_fit(mechanism: Mechanism) -> bool:
-    """Checks whether a branch of this mechanism is one fit."""
-    return not isinstance(mechanism, SwagPpm)

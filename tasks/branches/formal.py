@@ -10,20 +10,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from mechanisms.swag_ppm import SwagPpm
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
-from tasks.branches import plan
-from tasks.branches.branch import Branch, Terms, choose, standard_branches
-from tasks.branches.experiment import Outcome, Study, has_one_fit
+from tasks.branches.branch import Branch, Terms, choose, first_fault, standard_branches
+from tasks.branches.experiment import Outcome, Study
 from tasks.branches.swag_chain import prepare
 from tasks.fitting import fits, scores
 from tasks.parameters import FormalParameters, RetrainParameters
-from tasks.releasing.claims import release_method
-from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context, Step
-
-_GIVEN_BY_BRANCH_AND_TARGET = frozenset({"kind", "target_epsilon"})
-"""Settings that `formal.branch` and `formal.target_epsilon` fix."""
 
 
 def formal_branch(parameters: RetrainParameters) -> tuple[Branch, Terms]:
@@ -36,36 +31,22 @@ def formal_branch(parameters: RetrainParameters) -> tuple[Branch, Terms]:
     assert release is not None
     if release.target_epsilon is None:
         raise InputError("formal.target_epsilon is missing. Give what the release may cost: --epsilon NUMBER")
-    branches = standard_branches()
-    if release.branch not in branches:
-        raise InputError(f"formal.branch: branch {release.branch} does not exist. Choose one of {', '.join(branches)}")
-    (branch,) = choose(release.branch, model=parameters.model, data=parameters.data)
-    if not branch.releasable or not branch.mechanism.has_target or not has_one_fit(branch.mechanism):
+    (branch,) = choose(release.branch, parameters, standard_branches())
+    if not branch.mechanism.has_target or isinstance(branch.mechanism, SwagPpm):
         raise InputError(f"formal.branch: {release.branch} cannot be released formally. Choose another branch")
     return _with_release_settings(branch, release), Terms(target_epsilon=release.target_epsilon, delta=release.delta)
 
 
 def _with_release_settings(branch: Branch, release: FormalParameters) -> Branch:
-    """Returns the branch with the release's settings of its mechanism."""
-    mechanism = branch.mechanism
-    if not release.mechanism:
-        return branch
-    names = sorted(set(type(mechanism).model_fields) - _GIVEN_BY_BRANCH_AND_TARGET)
-    for name in release.mechanism:
-        if name in _GIVEN_BY_BRANCH_AND_TARGET:
-            raise InputError(f"formal.mechanism.{name} cannot be set here. Use formal.branch and formal.target_epsilon")
-        if name not in names:
-            raise InputError(
-                f"formal.mechanism.{name}: {branch.name} has no setting of this name. It has {', '.join(names)}"
-            )
+    mechanism, own = branch.mechanism, release.mechanism
+    if own.keys() & {"kind", "target_epsilon"}:
+        raise InputError("formal.mechanism cannot set kind or target_epsilon. Use formal.branch and --epsilon")
     try:
-        settled = type(mechanism).model_validate(mechanism.model_dump() | release.mechanism)
+        settled = type(mechanism).model_validate(mechanism.model_dump() | own)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(("formal.mechanism", *(str(part) for part in first["loc"])))
-        raise InputError(f"{where}: {first['msg']}") from None
+        raise InputError(first_fault(error, "formal.mechanism")) from None
     # the release's settings replace the branch's settings on tokens too
-    on_tokens = branch.on_tokens | release.mechanism if branch.on_tokens else branch.on_tokens
+    on_tokens = branch.on_tokens | own if branch.on_tokens else branch.on_tokens
     return branch.model_copy(update={"mechanism": settled, "on_tokens": on_tokens})
 
 
@@ -74,12 +55,6 @@ def run(context: Context, parameters: RetrainParameters, do: Callable[[Step], Ar
     branch, terms = formal_branch(parameters)
     study = Study.of(context, parameters, terms, [branch], do)
     return study, study.at(branch).run()
-
-
-def plan_release(study: Study, outcome: Outcome, *, prefect_run_id: str | None) -> PlannedRelease:
-    """Plans the release of that fit. The same records, method and label always have the same one."""
-    method = release_method(study.parameters)
-    return plan.plan_fit(study, outcome, outcome.claim, method=method, prefect_run_id=prefect_run_id)
 
 
 def find_stages(
@@ -94,7 +69,7 @@ def find_stages(
         find(Step("plan", f"plan ({branch.name})", {}, {"dataset": None}, _never))
     else:
         facts = context.store.figures(dataset)
-        study = Study(context, parameters, terms, dataset, prepared, facts, _never, terms.given_epsilon)
+        study = Study(context, parameters, terms, dataset, prepared, facts, _never)
         noise = find(study.at(branch).plan())
     if noise is not None:
         mechanism = fits.plan_of(context.store.open(noise)).mechanism

@@ -1,7 +1,6 @@
-"""Plans the release of a comparison's branch, by the same path as a retrain's, and saves the settings beside the plan.
+"""Plans the release of a branch, and saves the settings that made it beside the plan.
 
-An audit of the plan uses these settings. Nobody signs their file: an audit compares its fit with the
-plan's, and so refuses others.
+An audit of the plan uses these settings. Nobody signs their file: an audit compares its fit with the plan's.
 """
 
 from __future__ import annotations
@@ -15,25 +14,16 @@ from pydantic import BaseModel, ValidationError
 from mechanisms.privacy.events import Claim
 from storage.durable import write_atomically
 from storage.errors import InputError
-from tasks.branches.branch import Terms
+from tasks.branches.branch import Terms, first_fault
 from tasks.branches.experiment import Outcome, Study
 from tasks.fitting.candidate import Candidate
 from tasks.parameters import RELEASE_BRANCH, RetrainParameters
-from tasks.releasing.claims import NOT_METHOD, method_of
+from tasks.releasing.claims import NOT_METHOD, method_of, release_method
 from tasks.releasing.plan import CHOSEN_AFTER_COMPARISON, PlannedRelease
 
 
-def plan_release(study: Study, outcome: Outcome, *, prefect_run_id: str | None) -> PlannedRelease:
-    """Plans the release of one outcome of a comparison.
-
-    Raises:
-        InputError: its target epsilon was computed from the records.
-    """
-    if outcome.branch.takes_target_from_records(study.terms):
-        raise InputError(
-            f"target_epsilon=match: the noise of {outcome.branch.name} comes from SWAG-PPM's epsilon on these "
-            "records, outside the accounting. To release it, compare with a number (--epsilon 4)"
-        )
+def plan_compared(study: Study, outcome: Outcome, *, prefect_run_id: str | None) -> PlannedRelease:
+    """Plans the release of one outcome of a comparison, which its claim says."""
     unprotected = (*outcome.claim.unprotected_inputs, CHOSEN_AFTER_COMPARISON)
     claim = outcome.claim.model_copy(update={"unprotected_inputs": unprotected})
     parameters = study.at(outcome.branch, outcome.seed).parameters
@@ -56,13 +46,18 @@ def plan_release(study: Study, outcome: Outcome, *, prefect_run_id: str | None) 
         "epsilon": study.terms.target_epsilon,
         "event": outcome.event.model_dump(mode="json"),
     }
-    return plan_fit(study, outcome, claim, method=method, prefect_run_id=prefect_run_id)
+    return _plan_fit(study, outcome, claim, method=method, prefect_run_id=prefect_run_id)
 
 
-def plan_fit(
+def plan_formal(study: Study, outcome: Outcome, *, prefect_run_id: str | None) -> PlannedRelease:
+    """Plans the release of a formal retrain's fit. The same records, method and label always have the same plan."""
+    method = release_method(study.parameters)
+    return _plan_fit(study, outcome, outcome.claim, method=method, prefect_run_id=prefect_run_id)
+
+
+def _plan_fit(
     study: Study, outcome: Outcome, claim: Claim, *, method: dict[str, Any], prefect_run_id: str | None
 ) -> PlannedRelease:
-    """Plans the release of a fit as it is, by these settings."""
     parameters = study.at(outcome.branch, outcome.seed).parameters
     candidate = Candidate(
         dataset=study.dataset,
@@ -112,8 +107,7 @@ class Origin(BaseModel, frozen=True, extra="forbid"):
                 "Give the options of the retrain in place of the plan"
             ) from None
         except ValidationError as error:
-            where = ".".join(str(part) for part in error.errors(include_input=False)[0]["loc"])
-            raise InputError(f"plan {plan}: {file.name} cannot be read ({where}). Plan again") from None
+            raise InputError(f"{first_fault(error, file.name)}. Plan again") from None
         release = origin.parameters.release.model_copy(update={"policy": None})
         parameters = origin.parameters.model_copy(update={"release": release})
         return planned, origin.model_copy(update={"parameters": parameters})

@@ -19,8 +19,6 @@ def meet_target(
 ) -> RetrainParameters:
     """Returns parameters whose c meets their target epsilon; parameters without a target as they are.
 
-    Fit by fit it runs the chain, and a retrain with these parameters reuses the fits.
-
     Raises:
         MechanismError: the target was not met.
     """

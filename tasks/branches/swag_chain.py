@@ -49,7 +49,7 @@ def _prepare(parameters: RetrainParameters, dataset: Ref, do: Callable[[Step], R
 
 @dataclass(frozen=True)
 class Chain(Generic[Ref]):
-    """Holds the references of a chain's outputs."""
+    """References of a chain's outputs."""
 
     dataset: Ref
     prepared: Ref
@@ -58,13 +58,11 @@ class Chain(Generic[Ref]):
     evaluated: ArtifactRef | None
 
     def event(self: Chain[ArtifactRef], store: Store, parameters: RetrainParameters, name: RoundName) -> SwagPpmEvent:
-        """Returns the event of a round that was fitted with these parameters."""
         return swag_event(parameters, name, store.figures(self.posteriors[name]), store.figures(self.measured[name]))
 
     def claim(
         self: Chain[ArtifactRef], store: Store, parameters: RetrainParameters, name: RoundName
     ) -> tuple[Event, Claim]:
-        """Returns the event of a round, and its claim for a unit of these records."""
         event = self.event(store, parameters, name)
         return event, claim(parameters, event, store.figures(self.dataset))
 

@@ -1,1 +1,1 @@
-"""Compares branches: run, summary, report, recommendation and published figures."""
+"""Compares branches on the same records: the fits, their summary, and one table and plot."""

@@ -1,91 +1,92 @@
-"""Writes the aggregates of a comparison as Markdown with figures, outside the workspace, for public records."""
+"""Writes a comparison: `results.json`, and one table and one plot of it, in the private workspace. Aggregates alone."""
 
 from __future__ import annotations
 
-import os
-import platform
+import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from storage.artifacts import digest
 from storage.durable import write_atomically
-from tasks.branches.branch import CompareParameters
-from tasks.comparing import published, tables
-from tasks.comparing.report import KINDS
-from tasks.comparing.summary import BranchSummary
-from tasks.pages.render import Table, notes_beside, render
-from tasks.parameters import RetrainParameters
+from tasks.comparing.run import Group
+from tasks.comparing.summary import SCORES, BranchSummary, Difference
+from tasks.pages.render import Table, render
+from tasks.pages.svg import BLACK, BLUE, ORANGE, figure_of, svg
 from tasks.running.provenance import provenance
 
-FIGURES = ("frontier", "f1-by-size", "weights", "delta-running-maximum", "class-distribution")
+_STYLES = {"none": (BLACK, "s"), "asymptotic-local": (ORANGE, "o"), "formal": (BLUE, "^")}
 
 
-def write(file: Path, report: str, summaries: Sequence[BranchSummary], **facts: Any) -> None:
-    """Writes `file`, and the figures of the report to a folder of the same name next to it.
-
-    What a person adds is in a file next to it (`results.notes.md` for `results.md`), which the page ends with.
-    """
-    folder = file.with_suffix("")
+def write(groups: Sequence[Group], summaries: Sequence[BranchSummary]) -> Path:
+    """Writes the files, publishes the table on the run's page, and returns the folder."""
+    study = groups[0].study
+    context, parameters, seeds = study.context, study.parameters, [outcome.seed for outcome in groups[0].outcomes]
+    measured = [outcome.measured.sha256 for group in groups for outcome in group.outcomes]
+    folder = context.workspace.private / "comparisons" / digest(measured)[:16]
     folder.mkdir(parents=True, exist_ok=True)
-    pictures: dict[str, str] = {}
-    for name in FIGURES:
-        svg = Path(report).with_name(f"{name}.svg")
-        if svg.is_file():
-            write_atomically(folder / f"{name}.svg", svg.read_bytes())
-            pictures[name.replace("-", " ")] = f"{folder.name}/{name}.svg"
-    text = page(summaries, pictures=pictures, notes=notes_beside(file), **facts)
-    write_atomically(file, text.encode())
+    source = provenance()
+    content = {
+        "population": parameters.data.population,
+        "encoder": Path(parameters.model.encoder).name,
+        "trainable": parameters.model.trainable,
+        "records": {name: study.facts[name] for name in ("train", "test", "codes_observed", "label_space")},
+        "seeds": seeds,
+        "terms": study.terms.model_dump(mode="json"),
+        "code": {"commit": source.code_commit, "changed": source.code_dirty},
+        "branches": [one.model_dump(mode="json") for one in summaries],
+    }
+    write_atomically(folder / "results.json", json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
+    write_atomically(folder / "results.svg", plot(summaries).encode())
+    shown = table(summaries)
+    unprotected = sorted({line for one in summaries for line in one.unprotected})
+    text = render("comparison.md", content=content, table=shown, unprotected=unprotected)
+    write_atomically(folder / "results.md", text.encode())
+    context.run.publish_markdown(key="comparison", markdown=text, description="Branches on the same records. Internal.")
+    return folder
 
 
-def page(
-    summaries: Sequence[BranchSummary],
-    *,
-    parameters: RetrainParameters,
-    settings: CompareParameters,
-    target: float | None,
-    delta: float,
-    pictures: dict[str, str],
-    notes: str,
-    others: Sequence[tuple[str, Sequence[BranchSummary]]] = (),
-) -> str:
-    """Renders the page.
-
-    Args:
-        pictures: addresses of figures by their names.
-        others: title and branches of every further protocol, whose tables have no published figures.
-    """
-    publications = published.publications_for(parameters.data)
-    return render(
-        "results.md",
-        kinds=KINDS,
-        parameters=parameters,
-        settings=settings,
-        target=target,
-        delta=delta,
-        source=provenance(),
-        file=parameters.data.file_names,
-        encoder=Path(parameters.model.encoder).name,
-        machine=f"{os.cpu_count()} CPU cores, {platform.machine()}",
-        orderings=tables.orderings_table(summaries, publications),
-        tables={
-            "Table 1: privacy and utility": tables.claims_table(summaries, publications),
-            "Differences, and their errors": tables.differences_table(summaries),
-            "Utility in full": tables.utility_table(summaries),
-            "Table 2: by quartile of class sizes": tables.quartile_table(summaries, publications),
-            "Table 4: over δ": tables.delta_table(summaries, publications, delta=delta),
-            "Accountants": tables.accounting_table(summaries),
-            "Terms": tables.terms_table(summaries),
-        }
-        | {f"{title}: {name}": table for title, rows in others for name, table in _tables(rows)},
-        unprotected=tables.unprotected(summaries),
-        pictures=pictures,
-        notes=notes,
-    )
-
-
-def _tables(summaries: Sequence[BranchSummary]) -> list[tuple[str, Table]]:
-    return [
-        ("privacy and utility", tables.claims_table(summaries, [])),
-        ("differences", tables.differences_table(summaries)),
-        ("by quartile of class sizes", tables.quartile_table(summaries, [])),
+def table(summaries: Sequence[BranchSummary]) -> Table:
+    """Tabulates claims and scores; each score with its error over seeds, then over test records."""
+    head = ["branch", "claim", "ε", "ε, one replaced", "δ", "weighted F1", "macro F1", "minus the first", "seconds"]
+    rows = [
+        [
+            one.title,
+            one.guarantee_kind,
+            *(_figure(value, ".3g") for value in (one.epsilon, one.epsilon_replaced, one.delta)),
+            *(f"{one.mean[s]:.3f} ± {one.spread[s]:.3f} ± {one.record_errors[s]:.3f}" for s in SCORES),
+            _difference(one.difference["weighted_f1"]) if one.difference else "–",
+            _figure(one.seconds, ".1f"),
+        ]
+        for one in sorted(summaries, key=lambda one: (bool(one.difference), -one.mean["weighted_f1"]))
     ]
+    return head, rows
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def _difference(one: Difference) -> str:
+    return f"{one.gap:+.3f}" + ("" if one.conclusive else " (within the error)")
+
+
+def plot(summaries: Sequence[BranchSummary]) -> str:
+    """Draws weighted F1 against epsilon, a line per branch; branches without a guarantee are horizontal lines."""
+    figure, axes = figure_of("Weighted F1 against ε; bars: the larger of both errors", height=4.6)
+    lines: dict[str, list[BranchSummary]] = {}
+    for one in sorted(summaries, key=lambda one: one.epsilon or 0.0):
+        lines.setdefault(one.branch, []).append(one)
+    for number, points in enumerate(lines.values()):
+        (colour, marker), first = _STYLES[points[0].guarantee_kind], points[0]
+        label, scores = f"{first.title} ({first.guarantee_kind})", [one.mean["weighted_f1"] for one in points]
+        if first.epsilon is None:
+            axes.axhline(scores[0], color=colour, linestyle="--", label=label)
+            continue
+        errors = [max(one.spread["weighted_f1"], one.record_errors["weighted_f1"]) for one in points]
+        style = {"color": colour, "marker": marker, "linestyle": ("-", ":", "-.", "--")[number % 4], "capsize": 3}
+        axes.errorbar([one.epsilon for one in points], scores, yerr=errors, label=label, **style)
+    axes.set_xlabel("ε (kinds of claim are not comparable)")
+    axes.set_ylabel("weighted F1, test records")
+    axes.set_xlim(left=0)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", fontsize=8, frameon=False, ncols=2)
+    return svg(figure)

@@ -1,60 +1,73 @@
-"""Runs all branches on the same records: one ingest, one preparation, then branches times seeds."""
+"""Runs all branches on the same records: one ingest, one preparation, then branches times seeds, at each target."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from mechanisms.swag_ppm import SwagPpm
 from storage.artifacts import ArtifactRef
+from storage.durable import write_atomically
 from storage.errors import InputError
-from tasks.branches import plan as branch_plan
-from tasks.branches.branch import Branch, CompareParameters, Terms, standard_branches
-from tasks.branches.experiment import Do, Experiment, Outcome, Study, has_one_fit
-from tasks.branches.plan import Origin
-from tasks.comparing.summary import round_up_target
+from tasks.branches.branch import Branch, Terms
+from tasks.branches.experiment import Do, Experiment, Outcome, Study
+from tasks.branches.plan import Origin, plan_compared
 from tasks.parameters import RetrainParameters
 from tasks.releasing import preflight, publish
 from tasks.releasing.preflight import Estimate
 from tasks.running.stage import Context, Step
 
-RunInParallel = Callable[[Sequence[Step]], object]
-"""Runs independent steps, several at once."""
+T = TypeVar("T")
 RunOnWorkers = Callable[[Sequence[Experiment]], object]
 """Runs experiments on workers; their stages are finished when it returns."""
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Holds the outcomes of every branch at every seed, with the study that they share."""
+class Group:
+    """One branch at one target, fitted at every seed. seconds: of its stages, where each was timed here."""
 
     study: Study
-    seeds: tuple[int, ...]
-    outcomes: list[Outcome]
-    further: Mapping[float, list[Outcome]] = field(default_factory=dict)
-    """Outcomes of branches with a target epsilon, at each further target."""
+    outcomes: tuple[Outcome, ...]
+    seconds: float | None
+
+    @property
+    def name(self) -> str:
+        """The branch, and its target epsilon where it has one."""
+        branch = self.outcomes[0].branch
+        return f"{branch.name} at epsilon {self.study.terms.target_epsilon:g}" if branch.aims else branch.name
 
 
-def refuse_early(
-    context: Context, parameters: RetrainParameters, terms: Terms, chosen: Sequence[Branch], *, slots: int = 1
-) -> Estimate:
-    """Refuses what needs no work to be refused, before Prefect's server starts; returns the estimate."""
-    if slots > 1 and not parameters.model.linear_head:
-        raise InputError("--slots above 1 needs model.trainable=head and pooling=mean. Set them, or --slots 1")
-    reweighted = [b for b in chosen if isinstance(b.mechanism, SwagPpm) and b.mechanism.round == "reweighted"]
+def refuse_early(context: Context, parameters: RetrainParameters, terms: Terms, chosen: Sequence[Branch]) -> Estimate:
+    """Refuses what needs no work to be refused, before Prefect's server starts; returns the estimate.
+
+    Raises:
+        InputError: names the option that is missing.
+    """
+    if terms.target_epsilon is None and (aiming := [branch.name for branch in chosen if branch.aims]):
+        raise InputError(f"--epsilon is missing: {', '.join(aiming)} need a target. Give --epsilon NUMBER")
+    mechanisms = [branch.mechanism for branch in chosen]
+    reweighted = any(isinstance(one, SwagPpm) and one.round == "reweighted" for one in mechanisms)
     if reweighted and not parameters.pseudo_posterior.reweight:
         raise InputError("--branches: swag-ppm-reweighted needs pseudo_posterior.reweight=true. Set it")
-    single = [branch for branch in chosen if has_one_fit(branch.mechanism)]
-    passes = {branch.name: branch.epochs_for(parameters, terms) for branch in single}
+    passes = {branch.name: branch.epochs_for(parameters, terms) for branch in _single(chosen)}
     return preflight.check(context, parameters).with_fits(passes)
 
 
-def estimate_seconds(estimate: Estimate, settings: CompareParameters, chosen: Sequence[Branch]) -> float:
+def estimate_seconds(estimate: Estimate, chosen: Sequence[Branch], *, seeds: int) -> float:
     """Estimates the seconds of a comparison with no finished stage."""
-    single = [branch.name for branch in chosen if has_one_fit(branch.mechanism)]
-    chains = int(len(single) < len(chosen) or any(branch.takes_target_from_records(settings) for branch in chosen))
-    encoding = 0.0 if chains else estimate.of_kind("features")
-    return encoding + settings.seeds * (chains * estimate.seconds + sum(map(estimate.of_kind, single)))
+    single = _single(chosen)
+    chains = len(single) < len(chosen)
+    fits = seeds * (chains * estimate.seconds + sum(estimate.of_kind(branch.name) for branch in single))
+    return fits if chains else fits + estimate.of_kind("features")
+
+
+def _single(chosen: Sequence[Branch]) -> list[Branch]:
+    """Those that are one fit, and no chain of them."""
+    return [branch for branch in chosen if not isinstance(branch.mechanism, SwagPpm)]
 
 
 def run(
@@ -66,112 +79,77 @@ def run(
     do: Do,
     seeds: int = 1,
     epsilons: Sequence[float] = (),
-    run_in_parallel: RunInParallel | None = None,
     run_on_workers: RunOnWorkers | None = None,
-) -> Comparison:
+) -> list[Group]:
     """Fits and scores what is not fitted and scored already.
 
     Args:
         seeds: how many, from the run's on.
-        run_in_parallel: runs the fits of branches that are one fit first, if given.
+        epsilons: further targets, for the branches that aim at one.
         run_on_workers: runs all branches at all seeds first, if given; this run does what it leaves out.
-
-    Raises:
-        InputError: settings that contradict each other or the data.
     """
     refuse_early(context, parameters, terms, chosen)
-    study, first = Study.of(context, parameters, terms, chosen, _once(context, do)), parameters.fit.seed
-    numbers = tuple(range(first, first + seeds))
-    study = replace(study, target=_target(study, chosen, numbers, run_on_workers))
-    experiments = [study.at(branch, seed) for branch in chosen for seed in numbers]
-    if run_on_workers is not None:
-        run_on_workers(experiments)
-    if run_in_parallel is not None:
-        single = [one for one in experiments if has_one_fit(one.branch.mechanism)]
-        noise_plans = {one.branch.name: study.do(one.plan()) for one in single}
-        run_in_parallel([one.fit(planned=noise_plans[one.branch.name]) for one in single])
-    outcomes = [one.run() for one in experiments]
-    return Comparison(study, numbers, outcomes, _further(study, chosen, numbers, epsilons, run_on_workers))
+    stages = _Stages(context, do)
+    study = Study.of(context, parameters, terms, chosen, stages.run)
+    studies = [(study, chosen)]
+    aiming = [branch for branch in chosen if branch.aims]
+    studies += [(study.retargeted(e), aiming) for e in dict.fromkeys(epsilons) if e != terms.target_epsilon and aiming]
+    numbers = range(parameters.fit.seed, parameters.fit.seed + seeds)
+    groups = []
+    for each, branches in studies:
+        if run_on_workers is not None:
+            run_on_workers([each.at(branch, seed) for branch in branches for seed in numbers])
+        for branch in branches:
+            experiments = [each.at(branch, seed) for seed in numbers]
+            outcomes, seconds = stages.timed(partial(_run_all, experiments))
+            groups.append(Group(each, outcomes, seconds))
+    return groups
 
 
-def _further(
-    study: Study,
-    chosen: Sequence[Branch],
-    seeds: Sequence[int],
-    epsilons: Sequence[float],
-    run_on_workers: RunOnWorkers | None,
-) -> dict[float, list[Outcome]]:
-    """Runs branches that aim at an epsilon and set no delta, at each further target."""
-    aiming = [
-        branch
-        for branch in chosen
-        if study.at(branch).mechanism.has_target
-        and branch.delta is None
-        and getattr(branch.mechanism, "target_epsilon", None) is None
-    ]
-    further: dict[float, list[Outcome]] = {}
-    for epsilon in dict.fromkeys(epsilons):
-        if epsilon != study.target and aiming:
-            retargeted = study.retargeted(epsilon)
-            experiments = [retargeted.at(branch, seed) for branch in aiming for seed in seeds]
-            if run_on_workers is not None:
-                run_on_workers(experiments)
-            further[epsilon] = [one.run() for one in experiments]
-    return further
+def _run_all(experiments: Sequence[Experiment]) -> tuple[Outcome, ...]:
+    return tuple(one.run() for one in experiments)
 
 
-def write_plans(comparison: Comparison, *, prefect_run_id: str | None) -> dict[str, str]:
-    """Writes release plans of the first seed's outcomes: always that one, so that no seed is chosen by its score.
-
-    Branches whose target was taken from the records (`match`) get none, nor do models without a bundle.
-    """
-    study = comparison.study
+def write_plans(groups: Sequence[Group], *, prefect_run_id: str | None) -> dict[str, str]:
+    """Writes release plans of the first seed's outcomes: always that one, so that no seed is chosen by its score."""
     files: dict[str, str] = {}
-    for outcome in comparison.outcomes:
-        branch, claimed = outcome.branch, outcome.claim.guarantee_kind != "none"
-        possible = claimed and branch.releasable and not branch.takes_target_from_records(study.terms)
-        if not possible or outcome.seed != comparison.seeds[0]:
+    for group in groups:
+        study, outcome = group.study, group.outcomes[0]
+        if outcome.claim.guarantee_kind == "none":
             continue
-        plan = branch_plan.plan_release(study, outcome, prefect_run_id=prefect_run_id)
+        plan = plan_compared(study, outcome, prefect_run_id=prefect_run_id)
         if plan.has_bundle(study.context.store):
             file = publish.save_plan(study.context, plan, study.parameters.release)[1]
-            Origin(parameters=study.parameters, terms=study.terms, branch=branch.name).save(file)
-            files[branch.name] = str(file)
-    for epsilon, outcomes in comparison.further.items():
-        at = Comparison(study.retargeted(epsilon), comparison.seeds, outcomes)
-        further_plans = write_plans(at, prefect_run_id=prefect_run_id)
-        files |= {plan_name(name, epsilon): file for name, file in further_plans.items()}
+            Origin(parameters=study.parameters, terms=study.terms, branch=outcome.branch.name).save(file)
+            files[group.name] = str(file)
     return files
 
 
-def plan_name(branch: str, epsilon: float | None) -> str:
-    """Returns the name of a comparison's plan: the branch, with the epsilon of a further target."""
-    return branch if epsilon is None else f"{branch} at epsilon {epsilon:g}"
+class _Stages:
+    """Runs each step once, and remembers in the workspace how long each took."""
 
+    def __init__(self, context: Context, do: Do) -> None:
+        self._store, self._do = context.store, do
+        self._file = context.workspace.private / "comparisons" / "seconds.json"
+        self._seconds: dict[str, float] = json.loads(self._file.read_text()) if self._file.is_file() else {}
+        self._finished: dict[str, ArtifactRef] = {}
+        self._taken: set[str] = set()
 
-def _once(context: Context, do: Do) -> Do:
-    """Returns `do` with a cache of steps: rounds of a chain share the steps before them."""
-    finished: dict[str, ArtifactRef] = {}
+    def run(self, step: Step) -> ArtifactRef:
+        key = f"{step.name} {step.key(self._store)}"
+        if key not in self._finished:
+            reused, started = step.find(self._store) is not None, time.monotonic()
+            ref = self._finished[key] = self._do(step)
+            if not reused:
+                self._seconds[ref.sha256] = round(time.monotonic() - started, 3)
+        self._taken.add(self._finished[key].sha256)
+        return self._finished[key]
 
-    def run_once(step: Step) -> ArtifactRef:
-        key = f"{step.name} {step.key(context.store)}"
-        if key not in finished:
-            finished[key] = do(step)
-        return finished[key]
-
-    return run_once
-
-
-def _target(
-    study: Study, chosen: Sequence[Branch], seeds: Sequence[int], run_on_workers: RunOnWorkers | None
-) -> float | None:
-    """Returns the target epsilon: as given, or the largest that SWAG-PPM claims, rounded up."""
-    if not any(study.at(branch).mechanism.has_target for branch in chosen):
-        return None
-    if study.target is not None:
-        return study.target
-    weighted = [study.at(standard_branches()["swag-ppm"], seed) for seed in seeds]
-    if run_on_workers is not None:
-        run_on_workers(weighted)
-    claims = [one.claim(one.fit_rounds()[1]).epsilon for one in weighted]
-    return round_up_target([epsilon for epsilon in claims if epsilon is not None])
+    def timed(self, body: Callable[[], T]) -> tuple[T, float | None]:
+        """Returns what the body returns, and the seconds of its stages; None where one of them was never timed here."""
+        self._taken = set()
+        result = body()
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._file, json.dumps(self._seconds).encode())
+        known = self._taken <= self._seconds.keys()
+        return result, sum(self._seconds[digest] for digest in self._taken) if known else None

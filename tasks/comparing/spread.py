@@ -30,8 +30,6 @@ class Fit(BaseModel, frozen=True, extra="forbid"):
 
     branch: str
     seed: int = Field(ge=0, lt=2**53)
-    target: float | None
-    """Epsilon of a branch that aims at one."""
 
 
 class _Settings(BaseModel, frozen=True, extra="forbid"):
@@ -46,10 +44,7 @@ def finish(experiments: Sequence[Experiment]) -> None:
     """Runs these experiments of one study on workers, until all their stages are finished."""
     study = experiments[0].study
     settings = run_step(study.context, _settings_step(study, [one.branch for one in experiments]))
-    fits = [
-        Fit(branch=one.branch.name, seed=one.seed, target=study.target if one.mechanism.has_target else None)
-        for one in experiments
-    ]
+    fits = [Fit(branch=one.branch.name, seed=one.seed) for one in experiments]
     inputs = {**study.records, "settings": settings}
     run_parts(study.context, compute, fits, inputs, part_step, report=progress.reporter("branches"))
 
@@ -116,7 +111,6 @@ def _run(work: Work, *, fit: Fit) -> Mapping[str, Any]:
         work.refs["prepared"],
         context.store.figures(work.refs["dataset"]),
         do,
-        target=fit.target,
     )
     study.at(settings.branches[fit.branch], fit.seed).run()
     (work.out / _STAGES).write_text(json.dumps(digests, sort_keys=True))

@@ -1,4 +1,4 @@
-"""Summarises a comparison over seeds, and records its claims in the ledger."""
+"""Summarises a comparison over seeds and resamples of the test records, and records its claims in the ledger."""
 
 from __future__ import annotations
 
@@ -9,50 +9,57 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from pydantic import BaseModel
 
+from mechanisms.privacy.events import GuaranteeKind, NeighbouringRelation
 from storage.artifacts import digest
 from storage.ledger import ComparisonFit
 from tasks.branches.experiment import Outcome, Study
+from tasks.comparing.run import Group
 from tasks.fitting.scores import resampled_of
 from tasks.releasing import ledger_records
-from tasks.releasing.recommendation import Difference, Resampled
 from tasks.running.stage import Context
+
+SCORES = ("weighted_f1", "macro_f1")
+
+
+class Difference(BaseModel, frozen=True):
+    """Mean score minus another branch's, with its error over seeds and, paired, over test records."""
+
+    gap: float
+    of_seeds: float
+    of_records: float
+
+    @property
+    def conclusive(self) -> bool:
+        """Whether the difference exceeds twice both errors."""
+        return abs(self.gap) > 2 * max(self.of_seeds, self.of_records)
 
 
 class BranchSummary(BaseModel, frozen=True):
-    """Aggregates one branch over its seeds: means, and sample standard deviations (0 for one seed)."""
+    """Aggregates one branch at one target over its seeds: means, and sample standard deviations (0 for one seed)."""
 
     branch: str
     title: str
-    guarantee_kind: str
-    mechanism: str = ""
-    """Tag of its event."""
-    relation: str = "add-remove"
+    guarantee_kind: GuaranteeKind
+    relation: NeighbouringRelation
     """Neighbours that epsilon is for."""
-    epsilon_replaced: float | None = None
-    """Mean epsilon of one unit's values replaced, at the same delta: for one column of different relations."""
     epsilon: float | None
-    epsilon_spread: float
+    """Largest claim of the seeds."""
+    epsilon_replaced: float | None
+    """The same for one unit's values replaced: one relation for all."""
     delta: float | None
-    delta_text: str
     seeds: int
+    settings_tried: int | None
+    """Settings that its own were chosen among."""
+    from_titles: bool
+    unprotected: tuple[str, ...]
+    seconds: float | None
+    """Of one seed's stages without what all branches share; None where not all ran in this workspace."""
     mean: dict[str, float]
     spread: dict[str, float]
-    cost: dict[str, float]
-    unprotected: tuple[str, ...]
-    settings_tried: int | None = None
-    from_titles: bool = False
-    record_errors: dict[str, float] = {}
+    record_errors: dict[str, float]
     """Standard errors over test records of the mean over seeds, by score."""
-    paired_errors: dict[str, dict[str, float]] = {}
-    """Standard errors over test records of the difference to another branch, by score and the branch's name."""
-
-    def minus(self, other: BranchSummary, score: str = "weighted_f1") -> Difference:
-        """Returns this branch's mean score minus another's, with both errors."""
-        return Difference(
-            gap=self.mean[score] - other.mean[score],
-            of_seeds=math.hypot(self.spread[score], other.spread[score]),
-            of_records=self.paired_errors.get(score, {}).get(other.branch),
-        )
+    difference: dict[str, Difference]
+    """To the first branch of the table, by score; empty for that one."""
 
 
 def record_claims(study: Study, outcomes: Sequence[Outcome], *, prefect_run_id: str | None) -> None:
@@ -73,70 +80,61 @@ def record_claims(study: Study, outcomes: Sequence[Outcome], *, prefect_run_id: 
         )
 
 
-def by_branch(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
-    """Groups outcomes by the branch's name, in the order of the branches."""
-    grouped: dict[str, list[Outcome]] = {}
-    for outcome in outcomes:
-        grouped.setdefault(outcome.branch.name, []).append(outcome)
-    return grouped
+def summarise(groups: Sequence[Group], context: Context) -> list[BranchSummary]:
+    """Summarises every group; differences are to the first branch without privacy, else to the first."""
+    resampled = [_resampled(context, group.outcomes) for group in groups]
+    kinds = [group.outcomes[0].claim.guarantee_kind for group in groups]
+    first = kinds.index("none") if "none" in kinds else 0
+    reference = groups[first], resampled[first]
+    return [_summary(group, own, reference) for group, own in zip(groups, resampled, strict=True)]
 
 
-def resampled_scores(context: Context, outcomes: Sequence[Outcome]) -> Resampled:
-    """Returns the mean over a branch's seeds of each score on resamples of the test records. Private."""
+Resampled = Mapping[str, np.ndarray]
+"""Mean over a branch's seeds of each score, float64 [resamples], on resamples that all branches share."""
+
+
+def _resampled(context: Context, outcomes: Sequence[Outcome]) -> Resampled:
     each = [resampled_of(context, outcome.measured) for outcome in outcomes]
-    return {name: np.mean([one[name] for one in each], axis=0) for name in each[0]}
+    return {name: np.mean([one[name] for one in each], axis=0) for name in SCORES}
 
 
-def summarise(outcomes: Sequence[Outcome], context: Context | None = None) -> list[BranchSummary]:
-    """Returns means, spreads and errors of each branch, in the order of the branches.
-
-    Args:
-        context: where scores on resamples of the test records lie; without it there are no errors over test records.
-    """
-    grouped = by_branch(outcomes)
-    resampled = {} if context is None else {name: resampled_scores(context, group) for name, group in grouped.items()}
-    return [_summary(group, name, resampled) for name, group in grouped.items()]
-
-
-def _summary(group: list[Outcome], name: str, resampled: Mapping[str, Resampled]) -> BranchSummary:
-    first, claim = group[0], group[0].claim
-    # a zero comes back from JSON as an int; a figure that one seed lacks has no mean
-    names = [n for n in first.figures if all(isinstance(o.figures.get(n), int | float) for o in group)]
-    values = {n: [float(o.figures[n]) for o in group] for n in names}
-    replaced = [o.claim.epsilon_replaced for o in group if o.claim.epsilon_replaced is not None]
-    epsilons = [o.claim.epsilon for o in group if o.claim.epsilon is not None]
+def _summary(group: Group, resampled: Resampled, reference: tuple[Group, Resampled]) -> BranchSummary:
+    first, claims, base = group.outcomes[0], [outcome.claim for outcome in group.outcomes], reference[1]
+    mean, spread = _over_seeds(group.outcomes)
+    base_mean, base_spread = _over_seeds(reference[0].outcomes)
     return BranchSummary(
         branch=first.branch.name,
         title=first.branch.title,
-        guarantee_kind=claim.guarantee_kind,
-        mechanism=first.event.mechanism,
-        relation=claim.neighbouring_relation,
-        epsilon=statistics.fmean(epsilons) if epsilons else None,
-        epsilon_replaced=statistics.fmean(replaced) if replaced else None,
-        epsilon_spread=_spread(epsilons),
-        delta=claim.delta,
-        delta_text=claim.delta_text,
-        seeds=len(group),
-        mean={n: statistics.fmean(v) for n, v in values.items()},
-        spread={n: _spread(v) for n, v in values.items()},
-        cost={n: float(v) for n, v in first.cost.items() if isinstance(v, int | float)},
-        unprotected=claim.unprotected_inputs,
+        guarantee_kind=first.claim.guarantee_kind,
+        relation=first.claim.neighbouring_relation,
+        epsilon=max((claim.epsilon for claim in claims if claim.epsilon is not None), default=None),
+        epsilon_replaced=max((c.epsilon_replaced for c in claims if c.epsilon_replaced is not None), default=None),
+        delta=first.claim.delta,
+        seeds=len(group.outcomes),
         settings_tried=first.branch.settings_tried,
         from_titles=first.branch.prior == "titles",
-        record_errors={score: float(np.std(of, ddof=1)) for score, of in resampled.get(name, {}).items()},
-        paired_errors={
-            score: {
-                other: float(np.std(of - theirs[score], ddof=1)) for other, theirs in resampled.items() if other != name
-            }
-            for score, of in resampled.get(name, {}).items()
+        unprotected=first.claim.unprotected_inputs,
+        seconds=None if group.seconds is None else group.seconds / len(group.outcomes),
+        mean=mean,
+        spread=spread,
+        record_errors={score: float(np.std(resampled[score], ddof=1)) for score in SCORES},
+        difference={}
+        if group is reference[0]
+        else {
+            score: Difference(
+                gap=mean[score] - base_mean[score],
+                of_seeds=math.hypot(spread[score], base_spread[score]),
+                of_records=float(np.std(resampled[score] - base[score], ddof=1)),
+            )
+            for score in SCORES
         },
     )
 
 
-def _spread(values: Sequence[float]) -> float:
-    return statistics.stdev(values) if len(values) > 1 else 0.0
-
-
-def round_up_target(epsilons: Sequence[float]) -> float:
-    """Returns the largest epsilon that SWAG-PPM claims over the seeds, rounded up to a whole number."""
-    return float(math.ceil(max(epsilons)))
+def _over_seeds(outcomes: Sequence[Outcome]) -> tuple[dict[str, float], dict[str, float]]:
+    """Returns mean and sample standard deviation of every figure that all seeds have."""
+    # a zero comes back from JSON as an int; a figure that one seed lacks has no mean
+    names = [n for n in outcomes[0].figures if all(isinstance(o.figures.get(n), int | float) for o in outcomes)]
+    values = {n: [float(o.figures[n]) for o in outcomes] for n in names}
+    spread = {n: statistics.stdev(v) if len(v) > 1 else 0.0 for n, v in values.items()}
+    return {n: statistics.fmean(v) for n, v in values.items()}, spread

@@ -5,9 +5,6 @@ HTML is escaped automatically; Markdown needs the filter `text`. An undefined na
 
 from __future__ import annotations
 
-import base64
-import csv
-import io
 import math
 from collections.abc import Callable
 from decimal import Decimal
@@ -46,12 +43,6 @@ def odds(epsilon: str | float) -> str:
     return f"{value:.1f}" if value < 9.95 else f"{float(f'{value:.3g}'):,.0f}"
 
 
-def notes_beside(page: Path) -> str:
-    """Reads a person's notes on a generated page: the text of `results.notes.md` for `results.md`, or nothing."""
-    notes = page.with_suffix(".notes.md")
-    return notes.read_text(encoding="utf-8") if notes.is_file() else ""
-
-
 @cache
 def _environment() -> Environment:
     environment = Environment(
@@ -64,26 +55,18 @@ def _environment() -> Environment:
     )
     filters: dict[str, Callable[..., str]] = {
         "amount": amount,
-        "csv_address": _csv_address,
         "delta": lambda value: delta_text(Decimal(value)),
         "epsilon": lambda value: epsilon_text(Decimal(value)),
         "exact": lambda value: short(Decimal(value)),
         "figure": lambda value: "none" if value is None else f"{value:.4g}",
         "odds": odds,
         "one_in": lambda value: f"{round(1 / float(value)):,}",
-        "prefix_ids": _prefix_ids,
         "inline_code": _inline_code,
         "text": escape,
         "text_and_code": _text_and_code,
     }
     environment.filters |= filters
     return environment
-
-
-def _prefix_ids(svg: str, name: str) -> Markup:
-    """Prefixes the ids of one picture, since all pictures share a document."""
-    renamed = svg.replace('id="', f'id="{name}-').replace('href="#', f'href="#{name}-')
-    return Markup(renamed.replace("url(#", f"url(#{name}-"))
 
 
 def _inline_code(text: str) -> Markup:
@@ -105,10 +88,3 @@ def _text_and_code(text: str) -> str:
     codes = [one_line(part).replace("|", "\\|") for part in parts[1::2]]
     texts = [escape(part) for part in parts[::2]]
     return texts[0] + "".join(f"`{code}`{after}" for code, after in zip(codes, texts[1:], strict=True))
-
-
-def _csv_address(table: Table) -> str:
-    """Encodes a table as CSV in a `data:` address."""
-    text = io.StringIO()
-    csv.writer(text).writerows([table[0], *table[1]])
-    return f"data:text/csv;base64,{base64.b64encode(text.getvalue().encode()).decode()}"

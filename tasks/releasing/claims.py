@@ -29,7 +29,6 @@ NUMBER = "the number of records n"
 SETTINGS = "settings (rates, epochs, encoder, c, g, k), as far as somebody chose them by looking at these records"
 LABELS = "the label set: the codes observed in the records"
 COHORTS = "the names of the cohorts: the periods that the records are dated in; one record of another would add a name"
-MATCHED = "the target epsilon, and with it noise or bound: taken from what SWAG-PPM came out with on these records"
 
 _INJURIES = "titles of OIICS 2.01, nature of injury, which come with this program"
 

@@ -29,7 +29,6 @@ from tasks.parameters import BundleParameters, RetrainParameters
 from tasks.releasing.claims import (
     EXACT_ARITHMETIC,
     FLOATING_POINT,
-    MATCHED,
     RANDOMNESS,
     TRUST_MODEL,
     claim,
@@ -249,11 +248,6 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
             raise MechanismError(
                 f"release plan: this model (event `{plan.event.mechanism}`) has no bundle, so it cannot be released. "
                 "Compare it and audit it"
-            )
-        if MATCHED in plan.claim.unprotected_inputs:
-            raise MechanismError(
-                "release plan: its target epsilon was taken from the records (`match`), which serves studies only. "
-                "Compare with --epsilon and a number"
             )
         wrong = wrong_fields(self, store)
         if self.output.with_contents(context, made) != self.output:

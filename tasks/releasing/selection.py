@@ -18,7 +18,7 @@ from storage.ledger import ComparisonFit, Ledger, Row, SearchFit
 from storage.ledger.records import SAMPLE, same_records
 from tasks.catalogue import branch_bodies
 from tasks.parameters import RELEASE_BRANCH
-from tasks.releasing.claims import MATCHED, SEARCHED, unprotected_inputs
+from tasks.releasing.claims import SEARCHED, unprotected_inputs
 from tasks.releasing.ledger_records import sample_of
 from tasks.releasing.plan import CHOSEN_AFTER_COMPARISON, SELECTION_DISCLOSURE, PlannedRelease, describe_selection
 from tasks.running.stage import Context
@@ -99,7 +99,6 @@ def _lines(ledger: Ledger, context: Context, planned: PlannedRelease) -> tuple[s
     searched = weighted and any(isinstance(row.subject, SearchFit) for row in same)
     holds = {
         SEARCHED: SEARCHED in stated or searched,
-        MATCHED: MATCHED in stated,
         **{line: line in stated or line in tuned for lines, _ in _tuned() for line in lines},
         CHOSEN_AFTER_COMPARISON: len({_branch(row) for row in same if row.event is not None}) > 1,
         describe_selection(len(fits)): True,

@@ -12,6 +12,7 @@ from storage.errors import InputError
 from storage.ingest import IngestConfig, SourcePreview, preview
 from storage.ledger import Row
 from tasks.branches import formal, search
+from tasks.branches.plan import plan_formal
 from tasks.branches.swag_chain import Chain, run_chain
 from tasks.comparing import summary
 from tasks.fitting.risks import running_maximum
@@ -92,7 +93,7 @@ def run(
     if parameters.formal is not None:
         study, outcome = formal.run(context, parameters, do)
         summary.record_claims(study, [outcome], prefect_run_id=prefect_run_id)
-        planned = formal.plan_release(study, outcome, prefect_run_id=prefect_run_id)
+        planned = plan_formal(study, outcome, prefect_run_id=prefect_run_id)
         return RetrainResult(parameters, planned, {outcome.branch.title: outcome.figures})
     parameters = search.meet_target(context, parameters, do, prefect_run_id=prefect_run_id)
     outputs, last = run_chain(parameters, do), parameters.rounds[-1]

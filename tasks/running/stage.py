@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -156,13 +154,3 @@ def run_step(context: Context, step: Step) -> ArtifactRef:
 def submit(context: Context, step: Step) -> ArtifactRef:
     """Runs a step as a unit of the context's run."""
     return context.run.call(step.name, step.label, run_step, context, step)
-
-
-def submit_all(context: Context, steps: Sequence[Step], *, slots: int) -> None:
-    """Runs independent steps, at most `slots` at once."""
-    # computed once before the threads start: Python's parser, which it uses, is not safe in several threads
-    _ = [step.code for step in steps]
-    with ThreadPoolExecutor(slots) as pool:
-        # each in a copy of the context, which holds the listeners
-        for done in [pool.submit(copy_context().run, submit, context, step) for step in steps]:
-            done.result()

@@ -18,7 +18,6 @@ from storage.ledger import ComparisonFit, Evaluation, SearchFit, Sensitivity, Su
 from tasks.fitting.ingest import ingest_records
 from tasks.parameters import BundleParameters, RetrainParameters
 from tasks.releasing import ledger_access, ledger_records, plan_page, publish
-from tasks.releasing.claims import MATCHED
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context, run_step
 
@@ -26,8 +25,8 @@ DECLARES = (
     (
         "how a fit was chosen is in its statement",
         "lines left out, another number; ten seeds, another sample, another population, another "
-        "registry's key; a comparison, a search, tuned settings under another name, a target of the "
-        "records; fits looked at after the approval",
+        "registry's key; a comparison, a search, tuned settings under another name; fits "
+        "looked at after the approval",
         "another ledger; audits and a release under way count nothing",
     ),
 )
@@ -229,17 +228,6 @@ def test_settings_that_were_tuned_under_another_name(
     released_without(context, again, lambda line: line.startswith(TUNED))
     tuned["learning_rate"] = 0.3  # somebody's own choice
     assert not any(line.startswith(TUNED) for line in lines(replanned(context, planned)))
-
-
-def test_a_target_from_the_records(made: Made) -> None:
-    """The ledger's row of this very fit says that its target was matched; a plan without the word is refused."""
-    context, planned = made
-    matched = planned.plan.claim.model_copy(update={"unprotected_inputs": (*lines(planned), MATCHED)})
-    digests = {"fit": planned.candidate.fitted.sha256}
-    look(context, planned, 400, ComparisonFit(branch="dp-sgd", seed=1), claim=matched, artifact_digests=digests)
-    with pytest.raises(MechanismError, match="taken from the records"):
-        publish.release(context, replanned(context, planned), BundleParameters())
-    assert nothing_charged(context)
 
 
 def test_fits_on_other_records_count_nothing(made: Made) -> None:

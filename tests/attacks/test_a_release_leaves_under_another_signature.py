@@ -22,6 +22,7 @@ from storage.ledger.decisions import sign
 from storage.ledger.heads import public_pem
 from storage.ledger.recovery import Step, draw_path, recover
 from tasks.branches import formal
+from tasks.branches.plan import plan_formal
 from tasks.parameters import BundleParameters, RetrainParameters
 from tasks.releasing import approval, publish
 from tasks.releasing.checked_plan import check
@@ -86,7 +87,7 @@ def site(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Con
             }
         )
         study, outcome = formal.run(context, parameters, lambda step: run_step(context, step))
-        plan = formal.plan_release(study, outcome, prefect_run_id=None)
+        plan = plan_formal(study, outcome, prefect_run_id=None)
         return publish.save_plan(context, plan, parameters.release)[0]
 
     return context, planned

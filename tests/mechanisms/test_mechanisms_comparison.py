@@ -1,4 +1,4 @@
-"""`compare` and `curve` rank mechanisms on the same records and seeds, as data frames, at a given epsilon."""
+"""`compare` ranks mechanisms on the same records and seeds, as a data frame, at equal epsilon."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from small_heads import KEY
 
-from mechanisms import DpSgd, NonPrivate, PriorDescent, compare, curve
+from mechanisms import DpSgd, NonPrivate, PriorDescent, compare
 from mechanisms.errors import MechanismError
 from mechanisms.model.config import OptimiserPhase
 
@@ -26,17 +26,9 @@ def records(n: int = 800) -> tuple[pd.DataFrame, pd.Series]:
 
 def test_mechanisms_are_compared_at_equal_epsilon() -> None:
     """DP-SGD claims the target, and not what Mironov's conversion leaves of it; differences are to the first row."""
-    X, y = records()
-    table = compare(
-        {"plain": PLAIN, "sgd": DpSgd(epochs=5), "head": PriorDescent(), "twin": PLAIN},
-        *(X, y),
-        epsilon=2,
-        seeds=2,
-        bounds=(-3, 3),
-        key=KEY,
-    )
+    mechanisms = {"plain": PLAIN, "sgd": DpSgd(epochs=5), "head": PriorDescent(), "twin": PLAIN}
+    table = compare(mechanisms, *records(), epsilon=2, seeds=2, bounds=(-3, 3), key=KEY)
     assert list(table.index) == ["plain", "sgd", "head", "twin"]
-    assert list(table.columns[:4]) == ["mean", "spread", "difference", "standard_error"]
     rows: dict[Any, dict[str, Any]] = {name: dict(row) for name, row in table.iterrows()}
     assert rows["sgd"]["epsilon"] == pytest.approx(2, rel=0.01)
     assert max(rows[name]["epsilon"] for name in ("sgd", "head")) <= 2
@@ -49,21 +41,20 @@ def test_mechanisms_are_compared_at_equal_epsilon() -> None:
     assert rows["sgd"]["standard_error"] > 0
 
 
-def test_the_curve_has_a_row_per_target() -> None:
-    """Claims rise with the targets; hardly any budget codes worse than a large one."""
-    table = curve(PriorDescent(), [0.01, 8], *records(), seeds=2, bounds=(-3, 3), key=KEY)
-    assert list(table.index) == [0.01, 8]
-    rows: dict[Any, dict[str, Any]] = {name: dict(row) for name, row in table.iterrows()}
-    assert rows[8]["epsilon"] == pytest.approx(8, rel=0.01)
-    assert rows[0.01]["epsilon"] <= 0.01
-    assert rows[0.01]["mean"] < rows[8]["mean"]
-    assert (table["standard_error"] > 0).all()
+def test_several_targets_are_several_rows() -> None:
+    """Claims rise with the targets; hardly any budget codes worse than a large one; what has no target has one row."""
+    table = compare(
+        {"head": PriorDescent(), "plain": PLAIN}, *records(), epsilon=[0.01, 8], seeds=2, bounds=(-3, 3), key=KEY
+    )
+    assert list(table.index) == ["head", "head", "plain"]
+    assert table["target"].tolist()[:2] == [0.01, 8]
+    least, most, _ = table["epsilon"].tolist()
+    assert least <= 0.01
+    assert most == pytest.approx(8, rel=0.01)
+    assert table["mean"].tolist()[0] < table["mean"].tolist()[1]
+    assert (table["record_error"] > 0).all()
 
 
-def test_what_cannot_be_compared_is_named() -> None:
-    """A reference that is no row, and a curve of a mechanism without a target."""
-    X, y = records(60)
-    with pytest.raises(MechanismError, match="reference best is not one of plain"):
-        compare({"plain": PLAIN}, X, y, epsilon=1, reference="best")
-    with pytest.raises(MechanismError, match="takes no target"):
-        curve(PLAIN, [1], X, y)
+def test_nothing_to_compare_is_refused() -> None:
+    with pytest.raises(MechanismError, match="Name at least one"):
+        compare({}, *records(60), epsilon=1)

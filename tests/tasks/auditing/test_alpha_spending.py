@@ -53,7 +53,7 @@ def taken(
     study = Study(Context(home="/nowhere"), parameters, settings, REF, REF, facts, lambda step: REF)
     claim = Claim(guarantee_kind="asymptotic-local", epsilon=4, neighbouring_relation="add-remove", accountant="test")
     branch = Branch(name="swag-ppm", title="x", mechanism=SwagPpm(round="weighted"))
-    given = Outcome(branch, seed, branch.mechanism, EVENT, claim, REF, REF, {}, [], {})
+    given = Outcome(branch, seed, branch.mechanism, EVENT, claim, REF, REF, {})
     attempt = count_attempt(study, given, evidence, ledger.rows(), confidence=0.95)
     if write:
         details: dict[str, Any] = {"claim_of": attempt.claim_of, "attempts": dict(attempt.numbers)}

@@ -30,7 +30,7 @@ def studied(tmp_path: Path) -> tuple[Study, list[Step]]:
     steps: list[Step] = []
     context, facts = Context(home=str(tmp_path)), {"train": 2000, "label_space": 100}
     terms = Terms(target_epsilon=4.0)
-    return Study(context, PARAMETERS, terms, REF, REF, facts, lambda one: steps.append(one) or REF, target=4.0), steps
+    return Study(context, PARAMETERS, terms, REF, REF, facts, lambda one: steps.append(one) or REF), steps
 
 
 def asked(tmp_path: Path, name: str) -> tuple[list[Step], str]:

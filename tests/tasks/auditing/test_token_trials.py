@@ -38,7 +38,7 @@ def studied(context: Context, chosen: RetrainParameters, name: str) -> tuple[Stu
     """A branch fitted, and the pool of its audit."""
     do = partial(run_step, context)
     asked = Terms(target_epsilon=5.0)
-    study = comparison.run(context, chosen, asked, (standard_branches()[name],), do=do).study
+    study = comparison.run(context, chosen, asked, (standard_branches()[name],), do=do)[0].study
     step = audit_pool.pool(canaries=3, seed=chosen.fit.seed, prepared=study.prepared)
     return study, do(step)
 

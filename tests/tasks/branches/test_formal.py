@@ -14,6 +14,7 @@ from storage.artifacts import ArtifactRef
 from storage.demo_data import write_demo_data
 from storage.errors import InputError
 from tasks.branches import formal
+from tasks.branches.plan import plan_formal
 from tasks.parameters import RetrainParameters
 from tasks.releasing import publish
 from tasks.releasing.claims import method_digest
@@ -48,7 +49,7 @@ def test_from_a_file_to_one_release(context: Context, data: Mapping[str, Any], t
 
     def released() -> tuple[publish.Released, PlannedRelease]:
         study, outcome = formal.run(context, chosen, lambda step: run_step(context, step))
-        planned = formal.plan_release(study, outcome, prefect_run_id=None)
+        planned = plan_formal(study, outcome, prefect_run_id=None)
         planned, file = publish.save_plan(context, planned, chosen.release)
         assert PlannedRelease.load(file) == planned
         return publish.release(context, planned, chosen.release), planned
@@ -122,10 +123,10 @@ def test_settings_of_the_mechanism_reach_the_event(context: Context, data: Mappi
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"weight_nois": 1}, r"formal.mechanism.weight_nois: prior-descent has no setting of this name. It has align_"),
+        ({"weight_nois": 1}, r"formal.mechanism.weight_nois: Extra inputs are not permitted"),
         ({"weight_noise": -1}, r"formal.mechanism.weight_noise: Input should be greater than 0"),
-        ({"target_epsilon": 900}, r"formal.mechanism.target_epsilon cannot be set here"),
-        ({"kind": "non-private"}, r"formal.mechanism.kind cannot be set here"),
+        ({"target_epsilon": 900}, r"formal.mechanism cannot set kind or target_epsilon"),
+        ({"kind": "non-private"}, r"formal.mechanism cannot set kind or target_epsilon"),
     ],
 )
 def test_settings_that_are_none(data: Mapping[str, Any], tiny_bert: Path, settings: dict[str, Any], told: str) -> None:

@@ -1,4 +1,4 @@
-"""A mechanism defined in this file alone: it appears in compare, audit, plan and report, and is refused a release.
+"""A mechanism defined in this file alone: it appears in compare, audit, plan and results, and is refused a release.
 
 And what it costs its siblings: nothing. Their stages keep their keys, whatever is registered beside them.
 """
@@ -28,10 +28,9 @@ from tasks.auditing import run as auditing
 from tasks.auditing.settings import AuditParameters
 from tasks.branches.branch import Terms, choose, standard_branches
 from tasks.branches.experiment import Study
-from tasks.branches.plan import plan_release
-from tasks.comparing import report, run
-from tasks.comparing.assessment import NO_BUNDLE, assess
-from tasks.comparing.decision import Decision
+from tasks.branches.plan import plan_compared
+from tasks.comparing import results, run
+from tasks.comparing.summary import summarise
 from tasks.fitting import scores
 from tasks.parameters import RetrainParameters
 from tasks.releasing import publish
@@ -113,21 +112,17 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Terms:
     return Terms(target_epsilon=4.0, epochs=2, branches={"votes": branch})
 
 
-def test_the_walk(tiny_roberta: Path, tmp_path: Path, settings: Terms, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compared beside a sibling, audited with reruns, on the report; not recommended, and its release is refused."""
-    monkeypatch.setattr(report, "_artifacts", lambda *_: None)  # Prefect's page is not here
+def test_the_walk(tiny_roberta: Path, tmp_path: Path, settings: Terms) -> None:
+    """Compared beside a sibling, in the results, audited with reruns; its release is refused."""
     context = tiny_jobs.workspace(tmp_path / "home")
     chosen = tiny_jobs.retrain(tiny_jobs.demo(tmp_path, population="demo"), tiny_roberta)
-    branches = choose("non-private,votes", model=chosen.model, branches=settings.all_branches)
+    branches = choose("non-private,votes", chosen, settings.all_branches)
     do = partial(run_step, context)
-    compared = run.run(context, chosen, settings, branches, do=do)
-    votes = compared.outcomes[1]
+    groups = run.run(context, chosen, settings, branches, do=do)
+    (votes,), study = groups[1].outcomes, groups[1].study
     assert (votes.branch.name, votes.claim.guarantee_kind, votes.event.mechanism) == ("votes", "formal", "noisy-votes")
     assert votes.claim.epsilon == pytest.approx(4, rel=0.006)
-    decision = Decision.of(compared, assess(compared, {}))
-    assert "Noisy votes" in report.write([decision]).read_text()
-    assert decision.recommendation.chosen is None
-    assert f"Noisy votes: {NO_BUNDLE}" in decision.recommendation.sentence
+    assert "Noisy votes" in (results.write(groups, summarise(groups, context)) / "results.md").read_text()
 
     audit = AuditParameters(trials=16, canaries=2)
     (audited,) = auditing.run(context, chosen, settings, audit, branches[1:], do=do, prefect_run_id=None).branches
@@ -136,8 +131,8 @@ def test_the_walk(tiny_roberta: Path, tmp_path: Path, settings: Terms, monkeypat
     assert 0 <= audited.epsilon_lower_bound <= audited.reach < 4
     assert audited.figures["trials"] == 16
 
-    assert run.write_plans(compared, prefect_run_id=None) == {}
-    planned = plan_release(compared.study, votes, prefect_run_id=None)
+    assert run.write_plans(groups, prefect_run_id=None) == {}
+    planned = plan_compared(study, votes, prefect_run_id=None)
     file = publish.save_plan(context, planned, chosen.release)[1]
     planned = PlannedRelease.load(file)
     assert isinstance(planned.plan.event, VoteEvent), "decoded by its tag"
@@ -165,7 +160,7 @@ def test_siblings_keep_their_keys(tmp_path: Path, settings: Terms, monkeypatch: 
     ref = ArtifactRef(uri="file:///nowhere", sha256="0" * 64, kind="test")
     context = Context(home=str(tmp_path), device="cpu")
     chosen = RetrainParameters.model_validate({"data": {"source": "nowhere.csv", "ingest": {}}})
-    study = Study(context, chosen, settings, ref, ref, {"train": 2000, "label_space": 9}, lambda step: ref, target=4.0)
+    study = Study(context, chosen, settings, ref, ref, {"train": 2000, "label_space": 9}, lambda step: ref)
     names = ("non-private", "dp-sgd", "prior-descent", "votes")
     score = scores.score("x", seed=0, dataset=ref, prepared=ref, predictions=ref)
 
@@ -196,7 +191,7 @@ def test_siblings_keep_their_keys(tmp_path: Path, settings: Terms, monkeypatch: 
     assert changed(__name__) == (set(), False)
     assert own[-1], "a mechanism's own file is part of its key wherever it lies"
     assert changed("mechanisms.model.metrics", "tasks.fitting.scores") == (set(), True)
-    assert changed("tasks.comparing.report", "tasks.comparing.figures", "tasks.pages.render") == (set(), False)
+    assert changed("tasks.comparing.results", "tasks.comparing.summary", "tasks.pages.render") == (set(), False)
     assert changed("tasks.running.progress", "tasks.running.stage", "storage.ledger.ledger") == (set(), False)
     assert changed("mechanisms.dp_sgd")[0] == {"dp-sgd"}
     assert changed("mechanisms.mechanism")[0] == set(names) - {"votes"}

@@ -20,7 +20,7 @@ from mechanisms.model.inputs import FeatureInputs
 from storage.artifacts import ArtifactRef
 from storage.datasets import load_codes, load_split
 from storage.demo_data import write_demo_data
-from tasks.branches.branch import Terms, choose
+from tasks.branches.branch import Terms, choose, standard_branches
 from tasks.comparing import run as comparison
 from tasks.fitting import data, prior
 from tasks.fitting.ingest import ingest_records
@@ -187,8 +187,8 @@ def test_every_kind_of_branch_reads_both_blocks(context: Context, tiny_bert: Pat
     """SWAG-PPM, DP-SGD and prior descent fit, score and claim; the claim names the words as public."""
     run = tiny_jobs.retrain(tiny_jobs.demo(tmp_path, 120), tiny_bert, model={"lexical": "titles"}, epochs=(2, 2))
     settings = Terms(target_epsilon=6, delta=1e-5, epochs=2)
-    branches = choose("swag-ppm,dp-sgd-tuned,prior-descent", model=run.model, data=run.data)
-    compared = comparison.run(context, run, settings, branches, do=lambda step: run_step(context, step))
-    assert len(compared.outcomes) == 3
-    for outcome in compared.outcomes:
+    branches = choose("swag-ppm,dp-sgd-tuned,prior-descent", run, standard_branches())
+    groups = comparison.run(context, run, settings, branches, do=lambda step: run_step(context, step))
+    assert len(groups) == 3
+    for outcome in (group.outcomes[0] for group in groups):
         assert any("vocabulary" in line for line in outcome.claim.assumptions), outcome.branch.name

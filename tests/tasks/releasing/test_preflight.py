@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import tiny_jobs
 
-from mechanisms.model.config import ModelConfig
 from storage.errors import InputError
-from tasks.branches.branch import CompareParameters, choose
+from tasks.branches.branch import standard_branches
 from tasks.comparing.run import estimate_seconds
 from tasks.parameters import RetrainParameters
 from tasks.releasing import preflight
@@ -58,11 +57,8 @@ def test_a_comparison_of_single_fits_encodes_too(tiny_roberta: Path, tmp_path: P
     """Without a chain among the branches records are encoded once; `about 0 s` was told for a quarter of an hour."""
     names = ["non-private", "dp-sgd"]
     told = estimate(tiny_roberta, tmp_path, rows=10_000).with_fits(dict.fromkeys(names, 3))
-    chosen = choose(",".join(names), model=ModelConfig(encoder="packaged-minilm", trainable="head", pooling="mean"))
-    settings = CompareParameters(target_epsilon=6, delta=1e-5, seeds=2, epochs=3)
-    assert estimate_seconds(told, settings, chosen) == pytest.approx(
-        told.stages["features"] + 4 * told.stages["dp-sgd"]
-    )
+    chosen = [standard_branches()[name] for name in names]
+    assert estimate_seconds(told, chosen, seeds=2) == pytest.approx(told.stages["features"] + 4 * told.stages["dp-sgd"])
 
 
 @pytest.fixture(scope="module")

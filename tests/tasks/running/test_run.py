@@ -12,7 +12,7 @@ from storage.artifacts import ArtifactRef
 from storage.paths import Workspace
 from tasks.running.progress import Listener, listening
 from tasks.running.run import Run
-from tasks.running.stage import Context, Step, Work, submit, submit_all
+from tasks.running.stage import Context, Step, Work, submit
 
 
 def _body(work: Work) -> Mapping[str, Any]:
@@ -49,32 +49,18 @@ def context(tmp_path: Path) -> Context:
 
 
 def test_steps_are_stages(context: Context) -> None:
-    """Computed, then reused; listeners hear of both, in threads too."""
+    """Computed, then reused; listeners hear of both."""
     labels = Labels()
     with listening(labels):
         first = submit(context, _step(1))
         assert isinstance(first, ArtifactRef)
         assert submit(context, _step(1)) == first
-        submit_all(context, [_step(2), _step(3)], slots=2)
-    assert labels.ended[:2] == [("stage 1", False), ("stage 1", True)]
-    assert sorted(labels.ended[2:]) == [("stage 2", False), ("stage 3", False)]
-    assert labels.reported == {"stage 1", "stage 2", "stage 3"}
-
-
-def test_a_failure_of_one_thread_is_raised(context: Context) -> None:
-    """As from a task run: its own error, with the other stage finished."""
-
-    def fails(work: Work) -> Mapping[str, Any]:
-        raise ZeroDivisionError
-
-    bad = Step(name="stage", label="bad", config={"number": 9}, inputs={}, body=fails, modules=(__name__,))
-    with pytest.raises(RuntimeError, match="bad: ZeroDivisionError"):
-        submit_all(context, [_step(1), bad], slots=2)
-    assert submit(context, _step(1)) is not None
+    assert labels.ended == [("stage 1", False), ("stage 1", True)]
+    assert labels.reported == {"stage 1"}
 
 
 def test_each_step_is_a_unit_of_the_run_that_is_given(context: Context) -> None:
-    """By its names, in threads too; Prefect, which the tests have imported, is not asked."""
+    """By its names; Prefect, which the tests have imported, is not asked."""
     units: list[tuple[str, str]] = []
 
     class Noted(Run):
@@ -84,7 +70,6 @@ def test_each_step_is_a_unit_of_the_run_that_is_given(context: Context) -> None:
 
     noted = context.model_copy(update={"run": Noted()})
     first = submit(noted, _step(1))
-    submit_all(noted, [_step(2), _step(3)], slots=2)
-    assert sorted(units) == [("stage", "stage 1"), ("stage", "stage 2"), ("stage", "stage 3")]
+    assert units == [("stage", "stage 1")]
     assert submit(context, _step(1)) == first, "the same stage in either run"
-    assert len(units) == 3
+    assert len(units) == 1
