@@ -30,6 +30,7 @@ from flows.commands import (
     ledger,
     options,
     plan,
+    purge,
     release,
     sample,
     serve,
@@ -44,7 +45,7 @@ from storage.errors import InputError
 from tasks.running.failures import SAFE, StageError, private_errors
 
 _INTERRUPTED = 130
-_TRAINING = {"train", "retrain", "audit", "release", "plan", "approve", "compare", "deploy", "engine"}
+_TRAINING = {"train", "retrain", "audit", "release", "plan", "approve", "compare", "deploy", "engine", "purge"}
 """Commands that are refused in the light installation before they import anything; others once an import fails."""
 
 _COMMANDS: dict[str, dict[str, tuple[Callable[..., None] | typer.Typer, str]]] = {
@@ -79,6 +80,7 @@ _COMMANDS: dict[str, dict[str, tuple[Callable[..., None] | typer.Typer, str]]] =
         "codelist": (codelist.codelist, "Write a code list from SKOS"),
         "deploy": (deploy.deploy, "Register flows on a Prefect server"),
         "engine": (engine.engine, "Scheduler and workers of a cluster"),
+        "purge": (purge.purge, "Remove old stages from the private workspace"),
     },
     "Research": {
         "compare": (compare.compare, "Compare methods on the same records"),

@@ -147,7 +147,16 @@ class Scores(_Subject):
     kind: Literal["scores"] = "scores"
 
 
-Subject = Annotated[ComparisonFit | SearchFit | Sensitivity | Scores, Field(discriminator="kind")]
+class Purge(_Subject):
+    """Holds that old stages were removed from a workspace."""
+
+    LABEL: ClassVar[str] = "purge: {folders} folders older than {older_than_days:g} days"
+    kind: Literal["purge"] = "purge"
+    folders: int
+    older_than_days: float
+
+
+Subject = Annotated[ComparisonFit | SearchFit | Sensitivity | Scores | Purge, Field(discriminator="kind")]
 
 
 class Evaluation(_Provenance):

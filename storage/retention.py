@@ -1,0 +1,72 @@
+"""Finds and removes what a workspace no longer needs: stages, abandoned work and superseded copies that hold records.
+
+Never among them: bundles, the ledger, keys, plans, and what a plan names that was written since the cutoff.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from storage.artifacts import Store
+
+_PLACES = ("stages", "work", "superseded")
+_KEY = re.compile(rb"[0-9a-f]{32}")
+_DAY = 86_400
+
+
+@dataclass(frozen=True)
+class Expired:
+    """Holds one folder of the workspace whose files were all last written before the cutoff."""
+
+    place: str
+    stage: str
+    folder: Path
+    bytes: int
+    age_days: float
+
+
+def expired(private: Path, *, older_than_days: float) -> list[Expired]:
+    """Lists the folders that `remove` may remove, largest first.
+
+    Args:
+        private: the private folder of a workspace.
+        older_than_days: age of a folder's newest file; plans as young as that keep the stages that they name.
+    """
+    now = time.time()
+    cutoff = now - older_than_days * _DAY
+    kept = _named_by_plans(private / "plans", since=cutoff)
+    found = []
+    for place, folder in _folders(private):
+        files = [path.stat() for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+        newest = max((status.st_mtime for status in files), default=folder.stat().st_mtime)
+        if newest < cutoff and folder.name[:32] not in kept:
+            size = sum(status.st_size for status in files)
+            found.append(Expired(place, folder.parent.name, folder, size, (now - newest) / _DAY))
+    return sorted(found, key=lambda entry: -entry.bytes)
+
+
+def remove(store: Store, entry: Expired) -> None:
+    """Removes one folder, here and, for a finished stage, from the store that machines share; waits for its lock."""
+    key = entry.folder.name[:32]
+    with store.lock(f"{entry.stage}-{key}"):
+        shutil.rmtree(entry.folder)
+        if entry.place == "stages" and store.shared is not None:
+            store.shared.discard(entry.stage, key)
+
+
+def _folders(private: Path) -> Iterator[tuple[str, Path]]:
+    for place in _PLACES:
+        for folder in sorted((private / place).glob("*/*")):
+            if folder.is_dir() and not folder.is_symlink():
+                yield place, folder
+
+
+def _named_by_plans(plans: Path, *, since: float) -> set[str]:
+    """Returns the keys of stages in plans, reserved ones included, and in what lies beside them."""
+    files = [path for path in plans.rglob("*") if path.is_file() and path.stat().st_mtime >= since]
+    return {key.decode() for path in files for key in _KEY.findall(path.read_bytes())}
