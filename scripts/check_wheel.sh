@@ -27,7 +27,7 @@ environment light "$wheel"
 cd "$WORK"
 autocoder=$WORK/full/bin/autocoder
 run "$autocoder" demo-data --out data
-run "$autocoder" retrain --profile demo-formal --data data/injuries.csv --codelist data/codelist.csv --home workspace --release --quiet
+run "$autocoder" retrain --profile demo-formal --data data/injuries.csv --codelist data/codelist.csv --home workspace --release
 run "$autocoder" code --home workspace "Employee fell from a ladder and broke his left wrist."
 partner=$WORK/light/bin/autocoder
 bundle=$(echo workspace/bundles/*/)

@@ -15,7 +15,7 @@ done
 [ -e secrets/api_keys ] || printf 'client %s\n' "$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')" > secrets/api_keys
 [ -e secrets/signing-key.pem ] || "${BIN:-.venv/bin}/autocoder" keys new --out secrets > /dev/null
 [ -e secrets/signing_key ] || cp secrets/signing-key.pem secrets/signing_key
-[ -e secrets/engine/engine-key.pem ] || "${BIN:-.venv/bin}/autocoder" engine certificates secrets/engine > /dev/null
+[ -e secrets/engine/engine-key.pem ] || "${BIN:-.venv/bin}/autocoder" engine --new-certificates secrets/engine > /dev/null
 chmod 0755 secrets/engine
 chmod 0444 secrets/engine/*.pem secrets/*_password secrets/prefect_login secrets/signing_key secrets/storage_key secrets/api_keys
 [ ! -e secrets/signing-key.pub.pem ] || chmod 0444 secrets/signing-key.pub.pem

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.commands import bundle_options, options
+from flows.commands.console import ConsoleListener
 from flows.commands.terminal import say
 from storage.errors import InputError
 from tasks.running.failures import private_errors
@@ -89,12 +90,12 @@ class ReviewOptions:
 
 def code(
     released: bundle_options.SeveralBundleOptions,
-    output: options.OutputOptions,
     files: FileOptions,
     review: ReviewOptions,
     narratives: Annotated[list[str] | None, typer.Argument(help="Narratives, each in quotes.")] = None,
     top_k: Annotated[int, typer.Option(min=1, max=50, help="Codes per narrative.")] = 1,
     engine: options.Engine = "",
+    as_json: options.AsJson = False,
 ) -> None:
     r"""Code narratives with a released model.
 
@@ -144,7 +145,7 @@ def code(
             levels = str(Path(levels).expanduser().resolve())
         folders = {prefix: opened.enter_context(one.opened()) for prefix, one in each.items()}
         records = Narratives(tuple(columns), template)
-        table = None if files.data is None else _survey(files.data, files, records, output, tuple(each))
+        table = None if files.data is None else _survey(files.data, files, records, tuple(each))
         # a trial of bfloat16 on the golden texts takes longer than a few narratives
         # the limits of sets were found in float32, and bundles that share an encoder share its float32 pass
         exact = table is None or review.coverage is not None or len(each) > 1
@@ -168,10 +169,10 @@ def code(
             thresholds[prefix] = review.threshold_of(coder, adopted)
         bundles = Bundles(coders)
         if table is None or files.out is None:
-            _say_answers(narratives or (), bundles, thresholds, top_k, as_json=output.as_json)
+            _say_answers(narratives or (), bundles, thresholds, top_k, as_json=as_json)
             return
         job = _job(bundles, table, files.out, files, records, top_k, thresholds)
-        with output.progress() as console:
+        with ConsoleListener() as console:
             console.started("code")
             spread = _spread(bundles, job, folders, files_of, levels, engine) if engine else None
             coded = run(bundles, job, spread=spread)
@@ -180,7 +181,7 @@ def code(
             except OSError as error:  # the coded file is whole all the same
                 page = None
                 say(f"note: no summary: {error.strerror}. All rows are in {files.out}.", err=True)
-    if output.as_json:
+    if as_json:
         counts = {"rows": coded.rows, "blank": coded.blank, "needs_review": coded.review, "resumed": coded.resumed}
         chosen = {f"{prefix}threshold": score for prefix, score in thresholds.items()}
         how = {"out": str(files.out), "summary": page, "precision": bundles.precision}
@@ -205,9 +206,7 @@ def _require_consistent(narratives: list[str] | None, files: FileOptions, review
         raise InputError("--out, --text and other file options require --data")
 
 
-def _survey(
-    data: Path, files: FileOptions, records: Narratives, output: options.OutputOptions, prefixes: Sequence[str]
-) -> Table:
+def _survey(data: Path, files: FileOptions, records: Narratives, prefixes: Sequence[str]) -> Table:
     """Reads the input to its end, so that its faults show before a model is loaded."""
     from storage.tables.reader import survey
     from storage.tables.writer import output_kind
@@ -216,7 +215,7 @@ def _survey(
     if files.out is not None:
         output_kind(files.out)
         options.require_writable("--out", files.out)
-    with output.progress() as console:
+    with ConsoleListener() as console:
         console.started("read the table through")
         options_of = dict.fromkeys(records.columns, "--text")
         table = survey(

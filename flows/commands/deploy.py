@@ -8,9 +8,8 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 import yaml
 
 from flows.commands.terminal import say
@@ -22,10 +21,7 @@ POOLS = ("cpu", "gpu")
 """Work pools; a GPU worker takes one run at a time (`--limit 1`)."""
 
 
-def deploy(
-    file: Annotated[Path, typer.Option(help="Deployments.")] = CATALOGUE / "prefect.yaml",
-    rules: Annotated[Path, typer.Option("--automations", help="Automations.")] = CATALOGUE / "automations.yaml",
-) -> None:
+def deploy() -> None:
     r"""Apply work pools, deployments and automations to the server at PREFECT_API_URL. It is safe to repeat.
 
     Example
@@ -36,13 +32,8 @@ def deploy(
     """
     if "PREFECT_API_URL" not in os.environ:
         raise InputError("PREFECT_API_URL is not set. Name the server, such as http://127.0.0.1:4200/api.")
-    for path in (file, rules):
-        if not path.is_file():
-            raise InputError(f"{path} does not exist. Name a file.")
-    try:
-        content = _without_unset(yaml.safe_load(file.read_text(encoding="utf-8")), os.environ)
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise InputError(f"{file} is not YAML. Compare it with deployments/prefect.yaml.") from None
+    file, rules = CATALOGUE / "prefect.yaml", CATALOGUE / "automations.yaml"
+    content = _without_unset(yaml.safe_load(file.read_text(encoding="utf-8")), os.environ)
     configure_prefect()
     from flows.server.automations import apply_pools, apply_rules
 

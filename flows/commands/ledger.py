@@ -28,10 +28,6 @@ def _print_json(data: Any) -> None:
     say(json.dumps(data, ensure_ascii=False, indent=1))
 
 
-def _answer(data: Any, text: str, *, as_json: bool) -> None:
-    _print_json(data) if as_json else say(text)
-
-
 @app.command(cls=Command)
 @options.expand_groups
 def show(
@@ -152,7 +148,6 @@ def change_policy(
         list[str] | None,
         typer.Option(help="A signed approval, or a file with one (`autocoder approve --policy`); repeatable."),
     ] = None,
-    as_json: options.AsJson = False,
 ) -> None:
     """Put another policy in force, and record it. Spent budgets stay spent."""
     from storage.ledger import Decision, Ledger, Policy
@@ -163,8 +158,7 @@ def change_policy(
         place.workspace.create()
     ledger = Ledger.open(place.url, journals=place.journals())
     row = ledger.change_policy(loaded, requester=requester, reason=reason, decisions=decisions)
-    text = f"policy {row.label} in force since row {row.sequence}, digest {row.policy_digest}"
-    _answer(row.as_json(), text, as_json=as_json)
+    say(f"policy {row.label} in force since row {row.sequence}, digest {row.policy_digest}")
 
 
 def _content(text: str) -> str:

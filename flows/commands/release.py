@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 def release(
     plan: options.Plan,
-    output: options.OutputOptions,
     policy: Annotated[Path | None, typer.Option(help="Budget policy (YAML).", show_default="the one in force")] = None,
     signing_key: Annotated[
         Path | None, typer.Option(help="Private key that signs the bundle.", show_default="that of the workspace")
@@ -30,7 +29,7 @@ def release(
         str | None, typer.Option(help="Digest of the texts on the plan's page, after they were read.")
     ] = None,
     home: options.HomeOfPlan = None,
-    device: options.Device = "auto",
+    as_json: options.AsJson = False,
 ) -> None:
     """Release a plan: charge the budget, draw once, bundle, record, sign.
 
@@ -40,6 +39,7 @@ def release(
 
       autocoder release workspace/private/plans/0123456789abcdef.json
     """
+    output = options.OutputOptions(as_json)
     workspace = options.home_of_plan(plan, home)  # a wrong file is reported before the imports, which take seconds
     require_same_workspace(plan, workspace)
     if policy is not None:
@@ -64,7 +64,7 @@ def release(
     with output.progress():
         result = run_command(
             lambda context: job.release(str(plan), context, ledger=ledger),
-            Context(home=str(workspace), device=device),
+            Context(home=str(workspace)),
             name="release",
             label=plan.stem,
             parameters={"plan": str(plan), "ledger": ledger},

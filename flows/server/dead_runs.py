@@ -11,13 +11,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import (
-    FlowFilter,
-    FlowFilterName,
-    FlowRunFilter,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-)
+from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.client.schemas.sorting import FlowRunSort
@@ -116,8 +110,8 @@ def drop_missed(*, before: datetime) -> tuple[str, ...]:
 
 def _runs(client: SyncPrefectClient, state: StateType, flows: Sequence[str]) -> list[FlowRun]:
     return client.read_flow_runs(
-        flow_filter=FlowFilter(name=FlowFilterName(any_=list(flows))),
-        flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[state]))),
+        flow_filter=FlowFilter.model_validate({"name": {"any_": list(flows)}}),
+        flow_run_filter=FlowRunFilter.model_validate({"state": {"type": {"any_": [state]}}}),
     )
 
 

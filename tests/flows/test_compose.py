@@ -365,7 +365,7 @@ def test_the_engine_has_certificates_and_neither_records_nor_ledger(composed: di
         assert environment(service).items() >= address.items()
         assert any(mount.partition(":")[2].startswith("/run/engine") for mount in _mounts(service))
     told = enter(tmp_path, "engine-worker", address["AUTOCODER_ENGINE"], secrets={}).stdout
-    assert told.startswith("worker --engine tls://engine:8786\n")
+    assert told.startswith("engine --join tls://engine:8786\n")
     assert "AUTOCODER_LEDGER_CLOSED=yes" in told
 
 
