@@ -79,11 +79,11 @@ def apply_settings(
         key, equals, value = setting.partition("=")
         if not equals or not key:
             raise InputError(f"{option}: `{setting}` is not key=value")
-        _put(content, key, _read(key, value, model))
+        put(content, key, _read(key, value, model))
     return content
 
 
-def _put(content: dict[str, Any], key: str, value: Any) -> None:
+def put(content: dict[str, Any], key: str, value: Any) -> None:
     """Puts a value under a dotted name; sections that lack are made."""
     *path, last = key.split(".")
     for part in path:
@@ -95,38 +95,44 @@ def _put(content: dict[str, Any], key: str, value: Any) -> None:
 
 def _read(key: str, value: str, model: type[BaseModel]) -> Any:
     """Reads a value by the type of its parameter."""
-    kinds = set(_kinds(model, key.split(".")))
-    text = str in kinds and not kinds & {tuple, dict, int, float, bool}
+    types_of = set(_types(dict(_fields(model)).get(key)))
+    text = str in types_of and not types_of & {tuple, dict, int, float, bool}
     try:
         read = strict_yaml.load(value)
     except yaml.YAMLError:
-        if text or key == "data.source":
-            return value  # a path or the name of a column, not YAML
-        raise InputError(f"--set: the value of {key} is not YAML. Quote it.") from None
-    if read is None and type(None) in kinds:
-        return None
-    if key == "data.source" and not isinstance(read, list):  # a path may look like anything
-        return [read if isinstance(read, str) else value.strip()]
-    if text:
-        return read if isinstance(read, str) else value.strip()
-    if tuple in kinds and not isinstance(read, list | dict):
-        return [read if isinstance(read, str) else value.strip()]
+        if not text and tuple not in types_of:
+            raise InputError(f"--set: the value of {key} is not YAML. Quote it.") from None
+        read = value  # a path or the name of a column
+    plain = types_of <= {str, tuple, type(None)}  # such a text may look like anything, a path like a mapping
+    if (read is None and type(None) in types_of) or isinstance(read, list) or (isinstance(read, dict) and not plain):
+        return read
+    if text or tuple in types_of:
+        whole = read if isinstance(read, str) else value.strip()
+        return whole if text else [whole]
     return read
 
 
-def _kinds(annotation: Any, path: Sequence[str]) -> Iterator[Any]:
-    """Yields the types of a parameter, by its path from a model; nothing for an unknown one."""
+def _fields(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields dotted name and annotation of every parameter, of sections too; not those within mappings."""
+    for name, info in model.model_fields.items():
+        yield f"{path}{name}", info.annotation
+        for inner in _types(info.annotation):
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                yield from _fields(inner, f"{path}{name}.")
+
+
+def _types(annotation: Any) -> Iterator[Any]:
+    """Yields the types that an annotation allows: `str | None`, `Literal`, `tuple[str, ...]`."""
     origin = get_origin(annotation)
     if origin is Annotated:
-        yield from _kinds(get_args(annotation)[0], path)
+        yield from _types(get_args(annotation)[0])
     elif origin in (Union, types.UnionType):
-        for one in get_args(annotation):
-            yield from _kinds(one, path)
-    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        if path and path[0] in annotation.model_fields:
-            yield from _kinds(annotation.model_fields[path[0]].annotation, path[1:])
-    elif not path:
-        yield from map(type, get_args(annotation)) if origin is Literal else (origin or annotation,)
+        for allowed in get_args(annotation):
+            yield from _types(allowed)
+    elif origin is Literal:
+        yield from map(type, get_args(annotation))
+    else:
+        yield origin or annotation
 
 
 def parameters(
@@ -136,11 +142,13 @@ def parameters(
     data: Path | Sequence[Path] | None = None,
     codelist: Path | None = None,
     named: Mapping[str, Any] | None = None,
+    values: Mapping[str, Any] | None = None,
 ) -> RetrainParameters:
     """Returns the parameters of a run from profile, options and settings, in rising precedence.
 
     Args:
         named: values of the options in `NAMED`; None: not given.
+        values: parameters by their dotted names, not as text.
 
     Raises:
         InputError: all faults in one text: unknown keys, values out of range, contradictions. Other columns than
@@ -160,12 +168,14 @@ def parameters(
     given = {option: value for option, value in (named or {}).items() if value is not None}
     _apply(content, given, settings)
     content = apply_settings(content, settings)
+    for key, value in (values or {}).items():
+        put(content, key, value)
     if not isinstance(content["data"], dict):
         raise InputError("--set: data is a section. Set a parameter of it, such as data.source=FILE.")
-    keys = {setting.partition("=")[0] for setting in settings} | {NAMED[name] for name in given}
+    keys = {setting.partition("=")[0] for setting in settings} | {NAMED[name] for name in given} | set(values or ())
     _require_population(content, own, keys, profile)
     if not content["data"].get("codelist") and not _section(content["data"], "ingest").get("codes_are_names"):
-        content = apply_settings(content, [one for one in unlisted if one.partition("=")[0] not in keys])
+        content = apply_settings(content, [setting for setting in unlisted if setting.partition("=")[0] not in keys])
     if not content["data"].get("source"):
         raise InputError("--data: missing. Name the file of records (CSV, ZIP holding one CSV, Parquet or JSON Lines).")
     return validate(RetrainParameters, content, at="parameters: ")
@@ -178,7 +188,7 @@ def _apply(content: dict[str, Any], given: Mapping[str, Any], settings: Sequence
         key = NAMED[option]
         if key in set_too:
             raise InputError(f"--{option}: --set {key} is given too. Leave one out.")
-        _put(content, key, None if key.endswith("date_column") and not value else value)
+        put(content, key, None if key.endswith("date_column") and not value else value)
 
 
 def _section(content: dict[str, Any], name: str) -> dict[str, Any]:
@@ -253,25 +263,12 @@ def _explain(entry: Mapping[str, Any], model: type[BaseModel]) -> str:
     if entry["type"] == "string_type" and isinstance(entry.get("input"), int | float):
         message = "must be a text. Quote it in YAML"
     if entry["type"] == "extra_forbidden":
-        message = f"unknown parameter{_meant(where, list(_names(model)))}"
+        message = f"unknown parameter{_meant(where, [name for name, _ in _fields(model)])}"
     value = entry.get("input")
     secret = where.endswith("ledger_url")
     plain = "input" in entry and isinstance(value, int | float | str | bool | None)
     shown = f" (got {value!r})" if plain and not secret else ""
     return f"{where}: {message}{shown}" if where else message
-
-
-def _names(annotation: Any, path: str = "") -> Iterator[str]:
-    """Yields dotted names of all parameters of a model, except within mappings."""
-    if get_origin(annotation) is dict:
-        return
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        for name, field in annotation.model_fields.items():
-            yield f"{path}{name}"
-            yield from _names(field.annotation, f"{path}{name}.")
-    else:
-        for one in get_args(annotation):
-            yield from _names(one, path)
 
 
 def _meant(wrong: str, names: Sequence[str]) -> str:

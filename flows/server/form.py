@@ -5,7 +5,6 @@ Fields have a position, without which the page shows them in any order.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Self
 from uuid import UUID
@@ -132,7 +131,8 @@ class RecordsForm(BaseModel):
         for name in ("run", "profile"):
             content.pop(name, None)
         profile = self.profile()
-        own = {key: getattr(self, name) for name, key in self.PARAMETERS.items()}
+        fields = self.model_dump(mode="json")
+        own = {key: fields[name] for name, key in self.PARAMETERS.items()}
         settings = dict(_settings(content))
         twice = sorted(settings.keys() & own.keys())
         if twice:
@@ -140,14 +140,16 @@ class RecordsForm(BaseModel):
         if self.codelist == NO_LIST:
             del own["data.codelist"]
         if profile is None:
-            whole = profiles.apply_settings(content, _texts(own))
-            return profiles.validate(RetrainParameters, whole, at="advanced: ")
+            for key, value in own.items():
+                profiles.put(content, key, value)
+            return profiles.validate(RetrainParameters, content, at="advanced: ")
         if profile not in profiles.profile_names():
             raise InputError(f"advanced: profile {profile!r} is unknown. Choose {', '.join(profiles.profile_names())}")
         data = profiles.load_profile(profile).get("data", {})
         if own["data.population"] == data.get("population"):
             del own["data.population"]  # so that it counts as the profile's, which lends it to no other columns
-        return profiles.parameters(profile, _texts({"release.deployment": "release/release"} | settings | own))
+        values = {"release.deployment": "release/release"} | settings | own
+        return profiles.parameters(profile, (), values=values)
 
     def run(self) -> WorkerSettings:
         """Returns where the run works; an error names the setting."""
@@ -197,11 +199,6 @@ def _settings(content: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str,
             yield from _settings(value, f"{path}{name}.")
         else:
             yield f"{path}{name}", value
-
-
-def _texts(settings: Mapping[str, Any]) -> list[str]:
-    """Returns settings as `--set` takes them."""
-    return [f"{key}={json.dumps(value, default=str)}" for key, value in settings.items()]  # a day is no JSON
 
 
 def _take(content: dict[str, Any], key: str) -> Any:
