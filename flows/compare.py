@@ -5,7 +5,6 @@ SWAG-PPM comes from the stages of the retrain flow: a comparison and a retrain r
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from pydantic import BaseModel
@@ -37,7 +36,10 @@ class CompareResult(BaseModel, frozen=True):
 
 def compare_form(form: RecordsForm, settings: CompareParameters, branches: str, run: Run) -> CompareResult:
     """Runs a comparison with a form of Prefect's page."""
-    return _run(lambda: parameters_of_run(form, run), settings, branches, context=form.run().context(run))
+    context = form.run().context(run)
+    with private_errors("compare"):
+        parameters = parameters_of_run(form, run)
+    return compare(parameters, settings, branches, context)
 
 
 def compare(
@@ -51,24 +53,16 @@ def compare(
     Raises:
         InputError: a branch is unknown, a batch is larger than the data, or settings contradict each other.
     """
-    return _run(lambda: parameters, settings, branches, context=context)
-
-
-def _run(
-    parameters: Callable[[], RetrainParameters], settings: CompareParameters, branches: str, *, context: Context
-) -> CompareResult:
-    """Reads the parameters inside, so that an error of theirs is the run's."""
     with private_errors("compare"):
         context.workspace.create()
-        taken = parameters()
-        chosen = choose(branches, taken, settings.all_branches)
-        stages = comparison.refuse_early(context, taken, settings, chosen).stages
+        chosen = choose(branches, parameters, settings.all_branches)
+        stages = comparison.refuse_early(context, parameters, settings, chosen).stages
     private = context.workspace.private
     listeners = MetricsListener(private, "compare"), TimingsListener(private, stages)
     with private_errors("compare"), progress.listening(*listeners):
         groups = comparison.run(
             context,
-            taken,
+            parameters,
             settings,
             chosen,
             seeds=settings.seeds,

@@ -10,7 +10,6 @@ With `formal` set, one formally private fit is released instead (`tasks.branches
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -45,34 +44,30 @@ class RetrainResult(BaseModel):
     warnings: tuple[str, ...] = Field(default=(), description="for those who decide on the plan")
 
 
-def retrain(parameters: RetrainParameters, context: Context) -> RetrainResult:
-    """Runs the whole method; finished stages of the same inputs and code are reused."""
-    return _retrain(lambda: parameters, context)
-
-
 def retrain_form(form: RecordsForm, run: Run) -> RetrainResult:
     """Runs the whole method with a form of Prefect's page."""
     context = form.run().context(run)
-    return _retrain(lambda: parameters_of_run(form, run), context)
+    with private_errors("retrain"):
+        parameters = parameters_of_run(form, run)
+    return retrain(parameters, context)
 
 
-def _retrain(read: Callable[[], RetrainParameters], context: Context) -> RetrainResult:
-    """Runs all stages of parameters, which are read inside, so that an error of theirs is the run's."""
-    measured = MetricsListener(context.workspace.private, "retrain")
+def retrain(parameters: RetrainParameters, context: Context) -> RetrainResult:
+    """Runs the whole method; finished stages of the same inputs and code are reused."""
+    private = context.workspace.private
     with private_errors("retrain"):
         context.workspace.create()
-        parameters = read()
         estimate = retraining.refuse_early(context, parameters)
-    timed = TimingsListener(context.workspace.private, estimate.stages)
-    with private_errors("retrain"), listening(*context.run.listeners(), measured, timed):
-        made = retraining.run(context, parameters, partial(submit, context), prefect_run_id=context.run.id)
-        return _release(context, made, Origin(parameters=parameters))
+    heard = MetricsListener(private, "retrain"), TimingsListener(private, estimate.stages)
+    with private_errors("retrain"), listening(*context.run.listeners(), *heard):
+        done = retraining.run(context, parameters, partial(submit, context), prefect_run_id=context.run.id)
+        return _release(context, done, Origin(parameters=parameters))
 
 
-def _release(context: Context, made: retraining.RetrainResult, origin: Origin) -> RetrainResult:
+def _release(context: Context, done: retraining.RetrainResult, origin: Origin) -> RetrainResult:
     """Save the plan and show it on a run's page; release it, or request its release, where the settings say so."""
-    parameters, settings = made.parameters, made.parameters.release
-    planned, plan_file = publish.save_plan(context, made.planned, settings)
+    parameters, settings = done.parameters, done.parameters.release
+    planned, plan_file = publish.save_plan(context, done.planned, settings)
     origin.save(plan_file)
     ledger = ledger_access.open_ledger(context, settings)
     uncompared = succession.compare_with_release(context, planned, ledger, partial(submit, context))
@@ -98,8 +93,8 @@ def _release(context: Context, made: retraining.RetrainResult, origin: Origin) -
             planned.plan,
             released,
             plan_file=plan_file,
-            scores=made.scores,
-            running=made.running,
+            scores=done.scores,
+            running=done.running,
         )
     warned = (population_name_warning(names, planned.plan.population),) if names else ()
     warned += () if uncompared is None else (uncompared,)
