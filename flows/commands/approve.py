@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,12 +56,6 @@ def approve(
         Path | None, typer.Option(help="Approve this budget policy instead of a plan; prints the line.")
     ] = None,
     requester: Annotated[str, typer.Option(help="With --policy: who requests the change.")] = "",
-    recovery: Annotated[
-        Path | None,
-        typer.Option(
-            help="Approve a recovery of the ledger (`autocoder ledger recover --ask`) instead; prints the line."
-        ),
-    ] = None,
 ) -> None:
     r"""Sign a decision: approve a planned release, refuse it, or let it pass despite an audit.
 
@@ -84,8 +77,8 @@ def approve(
           --requester lead --reason "budget of 2027" \
           --key officer/signing-key.pem > approval.txt
     """
-    if sum(subject is not None for subject in (plan, policy, recovery)) != 1:
-        raise InputError("no subject. Name a plan, a policy with --policy, or a recovery with --recovery.")
+    if (plan is None) == (policy is None):
+        raise InputError("no subject. Name a plan, or a policy with --policy.")
     reason = reason.strip()
     if (refuse or despite_audit or policy) and not reason:
         raise InputError("--reason: it is empty. Give a reason, which the signature covers.")
@@ -93,8 +86,6 @@ def approve(
         if not requester:
             raise InputError("--requester: missing. The signature covers who requests the policy.")
         _approve_policy(policy, key, to, requester=requester, reason=reason)
-    elif recovery is not None:
-        _approve_recovery(recovery, key)
     elif plan is not None and despite_audit:
         _override(plan, key, reason, to)
     elif plan is not None:
@@ -140,24 +131,6 @@ def _approve_policy(policy: Path, key: Path, to: DecisionTarget, *, requester: s
     decision = sign(private, subject="policy", decision="approve", digest=loaded.digest, terms=terms)
     say(f"policy {loaded.name}, digest {loaded.digest}: approved by key {decision.key_id[:12]}…", err=True)
     say(f"in the place of the policy of {in_force}, for {requester}: {reason}", err=True)
-    say(decision.token)
-
-
-def _approve_recovery(recovery: Path, key: Path) -> None:
-    from storage.artifacts import digest
-    from storage.ledger.content import recovery_terms
-    from storage.ledger.decisions import sign
-    from storage.ledger.heads import load_private_key
-
-    try:
-        content = json.loads(recovery.read_text(encoding="utf-8"))
-        terms, spent = recovery_terms(content), len(content["releases"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(
-            f"--recovery {recovery}: not a recovery file. Give the file from `autocoder ledger recover --ask`."
-        ) from None
-    decision = sign(load_private_key(key), subject="recovery", decision="approve", digest=digest(content), terms=terms)
-    say(f"abandoned: {terms['abandoned']}, with {spent} releases; continued with: {terms['continued']}", err=True)
     say(decision.token)
 
 

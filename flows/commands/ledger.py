@@ -13,12 +13,12 @@ import typer
 from flows.commands import options
 from flows.commands.console import ConsoleListener
 from flows.commands.help import Command
-from flows.commands.ledger_text import budget_text, release_columns, release_text, row_columns
+from flows.commands.ledger_text import budget_text, release_text, row_columns
 from flows.commands.terminal import Column, Console, print_table, say, say_prose
 from storage.errors import InputError
 
 if TYPE_CHECKING:
-    from storage.ledger import Ledger, Row
+    from storage.ledger import Ledger
     from storage.ledger.recovery import Finding
 
 app = typer.Typer(help="The release ledger: budget, history, proof.", no_args_is_help=True)
@@ -59,7 +59,7 @@ def show(
     shown = rows if every else [row for row in rows if row.kind == "release"]
     say(f"{'Rows' if every else 'Releases'} in {ledger.database.name} (policy {ledger.policy().name})\n")
     if shown:
-        print_table(row_columns(rows) if every else release_columns(shown, ledger.revoked()))
+        print_table(row_columns(shown, ledger.revoked(), numbered=every))
     else:
         say("none")
     say("")
@@ -69,20 +69,20 @@ def show(
 
 
 def _show_release(ledger: Ledger, release: str, *, as_json: bool) -> None:
-    current, history, revocation = ledger.release(release), ledger.history(release), ledger.revocation(release)
+    current, revocation = ledger.release(release), ledger.revocation(release)
     if as_json:
-        stated = {"revoked_on": None if revocation is None else revocation.recorded_at[:10]}
-        return _print_json({**current.as_json(), **stated, "history": [row.as_json() for row in history]})
+        stated: dict[str, Any] = {"revoked_on": None if revocation is None else revocation.recorded_at[:10]}
+        stated["charges"] = [charge.as_json() for charge in ledger.charges(release)]
+        stated["history"] = [row.as_json() for row in ledger.history(release)]
+        return _print_json({**current.as_json(), **stated})
     from storage.bundle.registry import handovers
+    from storage.ledger.report import describe
 
     say(f"Release {release}: {current.state if revocation is None else 'REVOKED'}\n")
     partners = sorted({one.partner for one in handovers(ledger) if one.release_id == release})
-    if revocation is not None:
-        when = f"on {revocation.recorded_at[:10]} (row {revocation.sequence})"
-        say_prose(f"Revoked {when}: {revocation.details['reason']}.")
     if partners or revocation is not None:
         say_prose(f"Handed over to: {', '.join(partners) or 'nobody'}.\n")
-    for line in release_text(current, history, width=min(Console().width, 110)):
+    for line in release_text(describe(ledger, release), width=min(Console().width, 110)):
         say(line)
     say("\nEvery field: --json")
 
@@ -109,7 +109,7 @@ def verify(
     key = None if public_key is None else load_public_key(public_key)
     heads = [read_head(path, key=key) for path in head or ()]
     anchored = place.journal_heads()
-    earlier: Sequence[Row] = () if against is None else read_export(against)
+    earlier = () if against is None else read_export(against)
     ledger = place.open()
     rows = ledger.head()[0]
     with ConsoleListener() as console:
@@ -178,22 +178,19 @@ def _content(text: str) -> str:
 def export(
     place: options.LedgerOptions,
     what: Annotated[
-        Literal["rows", "table", "head", "certificate", "record", "answers"],
+        Literal["rows", "head", "page", "record", "answers"],
         typer.Argument(help="What to write.", metavar="WHAT"),
     ],
-    out: Annotated[
-        Path | None, typer.Option(help="The file to write, or standard output; of certificate the folder.")
-    ] = None,
-    release: Annotated[str | None, typer.Option(help="The release, of certificate, record and answers.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file to write, or standard output.")] = None,
+    release: Annotated[str | None, typer.Option(help="The release, of page, record and answers.")] = None,
     key: Annotated[Path | None, typer.Option(help="Private key that signs the head (`autocoder keys new`).")] = None,
 ) -> None:
     """Write what leaves the ledger for others.
 
-    WHAT is one of: rows (every row as JSON, for `ledger verify --against`), table (every row as CSV), head (sequence
-    and hash of the newest row, so that a partner can verify the ledger later), certificate (of one release, for a
-    review board), record (of a committed release, for a public registry of deployments; `registry` in the policy has
-    its curators, region, domain, actors, refreshment, justification and authors), answers (a page that answers NIST SP
-    800-226).
+    WHAT is one of: rows (every row as JSON, for `ledger verify --against`), head (sequence and hash of the newest row,
+    so that a partner can verify the ledger later), page (all that is stated of one release, for a review board), record
+    (of a committed release, for a public registry of deployments; `registry` in the policy has its curators, region,
+    domain, actors, refreshment, justification and authors), answers (a page that answers NIST SP 800-226).
 
     Examples
 
@@ -202,15 +199,8 @@ def export(
       autocoder ledger export record --release 3f9c2a7e --out record.json
     """
     ledger = place.open()
-    if what in ("certificate", "record", "answers") and release is None:
+    if what in ("page", "record", "answers") and release is None:
         raise InputError("--release: missing. Name the release.")
-    if what == "certificate":
-        from storage.ledger.certificate import write_certificate
-
-        if out is None:
-            raise InputError("--out: missing. Name the folder of the certificate.")
-        say(str(write_certificate(ledger, str(release), out)))
-        return
     if what == "head":
         from storage.ledger.heads import load_private_key, state_head
 
@@ -227,9 +217,12 @@ def export(
             else json.dumps(stated, ensure_ascii=False, indent=2, sort_keys=True) + "\n"
         )
     else:
-        from storage.ledger.report import to_csv, to_json
+        from storage.ledger import report
 
-        text = (to_json if what == "rows" else to_csv)(ledger.rows())
+        title = f"Release {release}"
+        text = (
+            report.markdown(title, report.describe(ledger, str(release))) if what == "page" else report.export(ledger)
+        )
     if out is None:
         say(text, end="")
     else:
@@ -281,35 +274,17 @@ def recover(
     policy: Annotated[
         Path | None, typer.Option(help="A policy that missing rows may put in force without signatures.")
     ] = None,
-    ask: Annotated[
-        Path | None,
-        typer.Option(help="Write a request, for approvers to sign, to continue with a rolled-back or new ledger."),
-    ] = None,
-    requester: Annotated[str, typer.Option(help="Who requests it; with --ask.")] = "operator",
-    reason: Annotated[str, typer.Option(help="Reason; with --ask.")] = "",
-    accept: Annotated[Path | None, typer.Option(help="Request that was signed; with --approval.")] = None,
-    approval: Annotated[
-        list[str] | None,
-        typer.Option(help="A signed approval, or a file with one (`autocoder approve --recovery`); repeatable."),
-    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    r"""Show the state of each release after a crash; with --apply complete or burn it.
+    """Show the state of each release after a crash; with --apply complete or burn it.
 
     Steps `draw`, `measure` and `build` need the model: run the same release again, which resumes. Exits with 1 while a
-    release is open. A ledger that was rolled back gets its missing rows from this workspace. Where that is impossible,
-    it continues only after those who approve releases have signed the request.
+    release is open. A ledger that was rolled back or lost gets its missing rows from this workspace or the witness,
+    after all of them were checked.
 
-    Examples
+    Example
 
       autocoder ledger recover --apply
-
-      autocoder ledger recover --ask recovery.json --requester lead \
-          --reason "the disk is lost"
-      autocoder approve --recovery recovery.json \
-          --key officer/signing-key.pem > approval.txt
-      autocoder ledger recover --accept recovery.json \
-          --approval approval.txt
     """
     from storage.ledger import recovery
 
@@ -320,9 +295,7 @@ def recover(
         )
     if burn and not apply:
         raise InputError("--burn: requires --apply")
-    if accept is not None:
-        return _accept(place, accept, approval or ())
-    if not _is_current(place, apply=apply, policy=policy, ask=ask, requester=requester, reason=reason):
+    if not _is_current(place, apply=apply, policy=policy):
         raise typer.Exit(1)
     ledger = place.open_to_sign() if apply else place.open()
     findings = recovery.recover(ledger, workspace, burn=burn or ()) if apply else recovery.inspect(ledger, workspace)
@@ -336,50 +309,28 @@ def recover(
         raise typer.Exit(1)
 
 
-def _is_current(
-    place: options.LedgerOptions, *, apply: bool, policy: Path | None, ask: Path | None, requester: str, reason: str
-) -> bool:
+def _is_current(place: options.LedgerOptions, *, apply: bool, policy: Path | None) -> bool:
     """Checks that the ledger was not rolled back, or restores the rows that it lacks."""
     from storage.bundle.seal import release_key
     from storage.ledger import Policy
-    from storage.ledger.rollback import detect, request_recovery, restore
+    from storage.ledger.rollback import detect, restore
 
     rollback = detect(place.url, place.workspace)
     if rollback is None:
         return True
-    if ask is not None:
-        content = request_recovery(place.url, place.workspace, rollback, requester=requester, reason=reason)
-        _write(ask, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
-        say(f"{rollback.problem}\nNext: sign {ask} with `autocoder approve --recovery`.")
-    elif rollback.missing and apply:
+    if not rollback.missing:
+        say(
+            f"{rollback.problem}\nThe ledger has other rows than this workspace and the witness. Restore it from a "
+            "backup, or begin with a new workspace and a policy of smaller caps."
+        )
+    elif not apply:
+        say(f"{rollback.problem}\n{len(rollback.missing)} missing rows are kept: give --apply.")
+    else:
         known = None if policy is None else Policy.load(policy)
         own = release_key(place.workspace).public_key()
         rows = restore(place.url, place.workspace, rollback, key=own, policy=known)
         say(f"{rows} rows restored: {rollback.mark}")
-        return True
-    elif rollback.missing:
-        say(f"{rollback.problem}\n{len(rollback.missing)} missing rows are in this workspace: give --apply.")
-    else:
-        say(
-            f"{rollback.problem}\nThe missing rows are not in this workspace, or the ledger has others. Restore it, "
-            "or request to continue with it (--ask)."
-        )
-    return False
-
-
-def _accept(place: options.LedgerOptions, file: Path, approval: Sequence[str]) -> None:
-    from storage.ledger import Decision
-    from storage.ledger.rollback import accept_recovery
-
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        decisions = [Decision.read(_content(text)) for text in approval]
-        row = accept_recovery(place.url, place.workspace, content, decisions)
-    except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(
-            f"--accept {file}: not a recovery file. Give the file from `autocoder ledger recover --ask`."
-        ) from None
-    say(f"recovered: ledger row {row.sequence}; earlier plans and approvals are void")
+    return bool(rollback.missing) and apply
 
 
 def _show_findings(findings: Sequence[Finding]) -> None:

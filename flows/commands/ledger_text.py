@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -14,8 +14,8 @@ from storage.figures import delta_text, epsilon_text, left_text
 
 if TYPE_CHECKING:
     from storage.ledger import Row
-    from storage.ledger.budget import BudgetLine
-    from storage.ledger.models import Charge
+    from storage.ledger.budget import BudgetLine, Charge
+    from storage.ledger.report import Section
 
 KINDS = {"formal": "formal", "asymptotic-local": "estimated", "none": "–"}
 
@@ -37,10 +37,10 @@ def delta(value: Decimal | None, *, rounding: str = ROUND_CEILING) -> str:
 
 def budget_after(charge: Charge) -> str:
     """Says what is used and left of an account after a charge, with the delta at which that epsilon holds."""
-    at = charge.delta_after
-    rest = left(charge.epsilon_cap - charge.epsilon_after)
-    holds = "" if not at else f" at δ {delta(at)}"
-    return f"budget{holds}: ε {spent(charge.epsilon_after)} of {left(charge.epsilon_cap)} used, {rest} left"
+    account = charge.after
+    holds = "" if not account.delta else f" at δ {delta(account.delta)}"
+    used = f"ε {spent(account.epsilon)} of {left(charge.epsilon_cap)} used"
+    return f"budget{holds}: {used}, {left(charge.left)} left"
 
 
 def cohorts(names: Iterable[str]) -> str:
@@ -60,14 +60,15 @@ def when(row: Row) -> str:
     return row.recorded_at[:16].replace("T", " ")
 
 
-def release_columns(rows: Sequence[Row], revoked: Collection[str]) -> list[Column]:
-    """Returns the columns of a list of releases; narrow terminals leave out those of a high rank."""
-    states = ["revoked" if row.release_id in revoked else row.state for row in rows]
-    open_states = any(state != "committed" for state in states)
+def row_columns(rows: Sequence[Row], revoked: Collection[str], *, numbered: bool) -> list[Column]:
+    """Returns the columns of a list of rows; narrow terminals leave out those of a high rank."""
+    kinds = ["revoked" if row.release_id in revoked else row.state for row in rows]
+    states = [state if row.kind == "release" else row.kind for row, state in zip(rows, kinds, strict=True)]
     return [
+        *([Column("row", [str(row.sequence) for row in rows], right=True)] if numbered else []),
         Column("release", [row.release_id or "–" for row in rows]),
-        Column("made", [when(row) for row in rows]),
-        Column("state", states, rank=0 if open_states else 2),
+        Column("made", [row.recorded_at[:16].replace("T", " ") for row in rows]),
+        Column("state", states, rank=0 if any(state != "committed" for state in states) else 2),
         Column("population", [row.population or "–" for row in rows], rank=3),
         Column("label", [row.label for row in rows], rank=4, wraps=True),
         Column("what", [row.mechanism or "–" for row in rows], rank=1, wraps=True),
@@ -81,58 +82,13 @@ def release_columns(rows: Sequence[Row], revoked: Collection[str]) -> list[Colum
     ]
 
 
-def row_columns(rows: Sequence[Row]) -> list[Column]:
-    return [
-        Column("row", [str(row.sequence) for row in rows], right=True),
-        Column("at", [when(row) for row in rows]),
-        Column("state", [row.state if row.kind == "release" else row.kind for row in rows]),
-        Column("release or label", [row.release_id or row.label or "–" for row in rows], wraps=True),
-        Column("population", [row.population or "–" for row in rows], rank=2),
-        Column("what", [row.mechanism or "–" for row in rows], rank=1),
-        Column("ε", [spent(row.epsilon) for row in rows], right=True),
-        Column("neighbours", [row.neighbouring_relation or "–" for row in rows], rank=2),
-        Column("ε replaced", [spent(row.epsilon_replaced) for row in rows], right=True, rank=3),
-        Column("kind", [KINDS[row.guarantee_kind] for row in rows]),
-        Column("δ", [delta(row.delta) for row in rows], rank=3),
-        Column("Δ", [spent(row.sensitivity) for row in rows], rank=4, right=True),
-        Column("cohorts", [cohorts(row.cohorts) or "–" for row in rows], rank=5, wraps=True),
-    ]
-
-
-def release_text(row: Row, history: Sequence[Row], *, width: int) -> Iterator[str]:
-    """Yields the lines of one release: what, claim, cost, what it rests on, what is not protected, history."""
-    charges = [charge for one in history for charge in one.charges]
-    sections = {
-        "What": [
-            f"{row.mechanism or 'nothing'} for population {row.population}, label {row.label}",
-            f"cohorts {cohorts(row.cohorts) or 'none'}; about {row.records_rounded or 0:,} records",
-            f"requested by {row.requester or 'nobody'}; made {when(history[0])}",
-            *([f"replaces release {row.supersedes}"] if row.supersedes else []),
-            *([row.reason] if row.reason else []),
-        ],
-        "Claim": [
-            f"{row.guarantee_kind}, ε {spent(row.epsilon)}, δ {row.delta_text or delta(row.delta)}, {relation(row)}",
-            *([f"Δ {spent(row.sensitivity)}, over {row.draws or 0} draws"] if row.sensitivity is not None else []),
-        ],
-        "Cost": [
-            f"{charge.account}: ε {spent(charge.epsilon)} at δ {delta(charge.delta)}; {budget_after(charge)}"
-            for charge in charges
-        ]
-        or ["nothing was charged"],
-        "Rests on": [f"- {line}" for line in row.assumptions] or ["nothing stated"],
-        "Not protected": [f"- {line}" for line in row.unprotected_inputs] or ["nothing stated"],
-        "History": [f"{one.sequence:>4}  {one.state:<10} {one.recorded_at[:19]}  {one.hash[:8]}…" for one in history],
-    }
-    for name, lines in sections.items():
-        for number, line in enumerate(lines):
-            head = f"{name if number == 0 else '':<15}"
-            yield from textwrap.wrap(
-                line,
-                width,
-                initial_indent=head,
-                subsequent_indent=" " * (17 if line.startswith("- ") else 15),
-                drop_whitespace=True,
-            )
+def release_text(sections: Mapping[str, Section], *, width: int) -> Iterator[str]:
+    """Yields the lines of one release: a heading a section, then its labels and values."""
+    for name, rows in sections.items():
+        yield name
+        for label, value in rows:
+            head = f"  {label:<15} " if label else "  - "
+            yield from textwrap.wrap(value, width, initial_indent=head, subsequent_indent=" " * min(len(head), 18))
 
 
 def relation(row: Row) -> str:
@@ -148,7 +104,7 @@ def relation_in_words(name: str | None, unit: str | None) -> str:
 
 def budget_text(lines: Sequence[BudgetLine], policy: str) -> Iterator[str]:
     """Yields paragraphs: a heading a population, four lines for cohorts of one balance, and last the unused caps."""
-    used = [line for line in lines if line.account.sequence]
+    used = [line for line in lines if line.used]
     for population, group in groupby(used, key=lambda line: line.account.population):
         accounts = list(group)
         words = {relation_in_words(line.relation, line.account.privacy_unit) for line in accounts}
@@ -163,7 +119,7 @@ def budget_text(lines: Sequence[BudgetLine], policy: str) -> Iterator[str]:
             yield ""
     granted: dict[str, list[str]] = {}
     for line in lines:
-        if not line.account.sequence and line.cap is not None:
+        if not line.used and line.cap is not None:
             counted = f" (δ {delta(line.cap.delta, rounding=ROUND_FLOOR)})" if line.cap.delta is not None else ""
             text = f"{KINDS[line.account.guarantee_kind]} ε {left(line.cap.epsilon)}{counted}"
             granted.setdefault(_whose(line.account.population, line.account.cohort), []).append(text)
@@ -194,6 +150,7 @@ def _balance(line: BudgetLine) -> Iterator[str]:
 _COMPOSITION = {
     "basic": "basic: the releases' epsilons and deltas are added",
     "gaussian": "exact, of Gaussian noise (Smith and Thakurta 2022); other noise is added by its claims",
+    "sampled": "exact, of the steps of sampled DP-SGD (dp_accounting); other noise is added by its claims",
 }
 
 

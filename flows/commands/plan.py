@@ -109,7 +109,7 @@ def summary_of(file: str, home: str, settings: LedgerParameters) -> list[str]:
         charges = ledger.quote(plan, records=records)
     except BudgetRefused as refused:
         return [*lines, f"It does not fit the budget: {refused}."]
-    tightest = min(charges, key=lambda one: one.epsilon_cap - one.epsilon_after)
+    tightest = min(charges, key=lambda one: one.left)
     return [*lines, f"It would be charged to {whose}; after it the {budget_after(tightest)}."]
 
 

@@ -14,12 +14,11 @@ Invariants, whatever the order of calls, crashes and processes:
    the end and never changed.
 """
 
-from storage.ledger.budget import Account, BudgetLine, BudgetRefused
+from storage.ledger.budget import Account, BudgetLine, BudgetRefused, Charge
 from storage.ledger.database import database_exists
 from storage.ledger.decisions import Decision
 from storage.ledger.ledger import Ledger
 from storage.ledger.models import (
-    Charge,
     ComparisonFit,
     Evaluation,
     ReleasePlan,

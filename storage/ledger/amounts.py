@@ -93,14 +93,14 @@ def add(left: Decimal, right: Decimal) -> Decimal:
     return _CONTEXT.add(left, right)
 
 
-def as_replace_one(eps: Decimal, delta: Decimal | None) -> tuple[Decimal, Decimal | None]:
+def as_replace_one(eps: Decimal, delta: Decimal) -> tuple[Decimal, Decimal]:
     """Return what an add-remove guarantee costs under replace-one: (2 epsilon, (1 + e^epsilon) delta).
 
     Replacing a record is removing one and adding one: group privacy of two (Vadhan, The Complexity of
     Differential Privacy, 2017, Lemma 2.2). Rounded up.
     """
     doubled = _CONTEXT.multiply(eps, Decimal(2))
-    if delta is None or delta == 0:
+    if delta == 0:
         return doubled, delta
     factor = _CONTEXT.add(Decimal(1), _CONTEXT.next_plus(_CONTEXT.exp(eps)))
     product = _CONTEXT.multiply(factor, delta)

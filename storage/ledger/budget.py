@@ -12,15 +12,14 @@ How releases add up is in `storage.ledger.composition`; which releases an accoun
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 
-from mechanisms.privacy.events import GuaranteeKind
+from mechanisms.privacy.events import GuaranteeKind, NeighbouringRelation
 from storage.errors import StorageError
 from storage.ledger import amounts, composition
 from storage.ledger.composition import Loss, Rule
-from storage.ledger.models import Charge
 from storage.ledger.policy import ALL_COHORTS, Cap, Policy
 
 RECORD = "record"
@@ -42,7 +41,7 @@ def accounts_of(population: str, cohorts: Iterable[str], privacy_unit: str | Non
 class Cost:
     """What one release costs, as its claim and event state it."""
 
-    relation: str
+    relation: NeighbouringRelation
     privacy_unit: str
     epsilon: Decimal
     delta: Decimal
@@ -54,7 +53,7 @@ class Cost:
         """Returns what it adds to an account that is kept in this relation."""
         if not self.formal:
             doubled = 1 if relation == self.relation else 2
-            return Loss(epsilon=self.epsilon * doubled, delta=self.delta, mu_squared=None)
+            return Loss(self.epsilon * doubled, self.delta, None, None)
         return composition.loss_of(
             self.event, epsilon=self.epsilon, delta=self.delta, claimed=self.relation, relation=relation,
             records_per_unit=self.records_per_unit,
@@ -65,7 +64,7 @@ class Cost:
         """Returns the cost of a release by the fields of its plan or of its row."""
         formal = content["guarantee_kind"] == "formal"
         return Cost(
-            content["neighbouring_relation"] or "", content["privacy_unit"] or "",
+            content["neighbouring_relation"] or "add-remove", content["privacy_unit"] or "",
             content["epsilon"] or amounts.ZERO_EPSILON, (content["delta"] if formal else None) or amounts.ZERO_DELTA,
             content["event"], content["max_records_per_unit"] or 1, formal,
         )  # fmt: skip
@@ -73,12 +72,12 @@ class Cost:
 
 @dataclass(frozen=True)
 class Account:
-    """What one cohort of a population has spent of one guarantee kind, after the row `sequence`."""
+    """What one cohort of a population has spent of one guarantee kind."""
 
     population: str
     cohort: str
     guarantee_kind: GuaranteeKind
-    neighbouring_relation: str | None = None
+    neighbouring_relation: NeighbouringRelation | None = None
     privacy_unit: str | None = None
     rule: Rule | None = None
     """Of its last charge; None before the first."""
@@ -87,12 +86,13 @@ class Account:
     """At which its epsilon is shown, by another rule than `basic`."""
     last: Loss | None = None
     """What the last release was charged, for a forecast."""
-    sequence: int = 0
 
     @property
     def exact(self) -> bool:
         """Tells whether its epsilon holds at the delta of the cap, and is not a sum of claims."""
-        return self.rule not in (None, "basic") and self.spent.mu_squared is not None
+        if self.rule is None or self.rule == "basic" or self.delta_cap is None:
+            return False
+        return self.spent.amount(self.rule) is not None
 
     @property
     def epsilon(self) -> Decimal:
@@ -108,16 +108,52 @@ class Account:
     def name(self) -> str:
         return f"{self.population}/{self.cohort} ({self.guarantee_kind})"
 
-    def after(self, charge: Charge, *, sequence: int, last: Loss) -> Account:
-        return replace(
-            self, neighbouring_relation=charge.neighbouring_relation, privacy_unit=charge.privacy_unit,
-            rule=charge.composition, spent=charge.spent, delta_cap=charge.delta_cap, last=last, sequence=sequence,
-        )  # fmt: skip
+
+@dataclass(frozen=True)
+class Charge:
+    """What a release adds to one account, which is shown before and after, both under the cap then in force."""
+
+    before: Account
+    after: Account
+    loss: Loss
+    """Of the release and of earlier ones that share records with it and were not charged here."""
+    epsilon_cap: Decimal
+    own: bool
+    """The account has the release's own population and cohorts."""
+
+    @property
+    def fits(self) -> bool:
+        spent, rule = self.after.spent, self.after.rule or "basic"
+        return composition.within(spent, rule=rule, epsilon=self.epsilon_cap, delta=self.after.delta_cap)
+
+    @property
+    def left(self) -> Decimal:
+        """What remains of epsilon, for display."""
+        return self.epsilon_cap - self.after.epsilon
+
+    @property
+    def account(self) -> str:
+        """Cohort of the account, with its population where it is another release's."""
+        return self.after.cohort if self.own else f"{self.after.population}/{self.after.cohort}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns it as plain data, amounts as text; each epsilon beside the delta that it holds at."""
+        account, loss, text = self.after, self.loss, amounts.text
+        sums = {"epsilon": loss.epsilon, "delta": loss.delta, "mu_squared": loss.mu_squared}
+        return {
+            "population": None if self.own else account.population, "cohort": account.cohort,
+            "composition": account.rule, "loss": {name: text(value) for name, value in sums.items()},
+            "sampled": None if loss.sampled is None else asdict(loss.sampled),
+            "neighbouring_relation": account.neighbouring_relation, "privacy_unit": account.privacy_unit,
+            "epsilon_before": text(self.before.epsilon), "delta_before": text(self.before.delta),
+            "epsilon_after": text(account.epsilon), "delta_after": text(account.delta),
+            "epsilon_cap": text(self.epsilon_cap), "delta_cap": text(account.delta_cap),
+        }  # fmt: skip
 
 
 def charge_account(
     account: Account, cap: Cap | None, costs: Sequence[Cost], *, policy: str, own: bool = True
-) -> tuple[Charge, str | None]:
+) -> tuple[Charge, str]:
     """Returns the charge of costs, the first of them the claim's own, and why the account may not take it, if so.
 
     Args:
@@ -131,16 +167,17 @@ def charge_account(
     required = None if cap is None else cap.neighbouring_relation
     every = {cost.relation for cost in costs}  # an account that begins with earlier costs can take all of them so
     first = required or ("replace-one" if "replace-one" in every else costs[0].relation)
-    kept_in, unit = account.neighbouring_relation or first, costs[0].privacy_unit
+    kept_in, unit = account.neighbouring_relation or first, account.privacy_unit or costs[0].privacy_unit
     if required not in (None, kept_in):
         problems.append(
             f"{account.name}: spent so far under {kept_in}, the policy now says {required}; the sum would mean nothing"
         )
+    loss = Loss()
     for cost in costs:
-        if account.privacy_unit not in (None, cost.privacy_unit) or cost.privacy_unit != unit:
+        if cost.privacy_unit != unit:
             problems.append(
-                f"{account.name}: the account counts each {account.privacy_unit or unit}, the claim protects a "
-                f"{cost.privacy_unit}; these can't be added"
+                f"{account.name}: the account counts each {unit}, the claim protects a {cost.privacy_unit}; "
+                "these can't be added"
             )
         if cost.relation not in (kept_in, "add-remove"):
             problems.append(
@@ -148,47 +185,39 @@ def charge_account(
                 f" says nothing about {kept_in}; keep the account under replace-one (policy,"
                 " neighbouring_relation) before its first release"
             )
-    loss = Loss()
-    for cost in costs:
         # guard: earlier losses count
         loss = loss.plus(cost.loss(kept_in if cost.relation in (kept_in, "add-remove") else cost.relation))
-    delta = None if cap is None else cap.delta
-    rule = account.rule
+    delta, rule = None if cap is None else cap.delta, account.rule
     if cap is None or cap.composition == "basic":
         rule = "basic"
     # guard: the rule is fixed by the first charge
     elif rule is None:
         rule = composition.first_rule(loss, epsilon=cap.epsilon, delta=delta)
-    charge = Charge(
-        population=None if own else account.population,
-        cohort=account.cohort,
-        neighbouring_relation="replace-one" if kept_in == "replace-one" else "add-remove",
-        privacy_unit=account.privacy_unit or unit,
-        composition=rule,
-        before=account.spent,
-        loss=loss,
-        epsilon_cap=amounts.ZERO_EPSILON if cap is None else cap.epsilon,
-        delta_cap=delta,
-    )
+    after = replace(
+        account, neighbouring_relation=kept_in, privacy_unit=unit, rule=rule, spent=account.spent.plus(loss),
+        delta_cap=delta, last=loss,
+    )  # fmt: skip
+    before = replace(after, spent=account.spent)
+    charge = Charge(before, after, loss, amounts.ZERO_EPSILON if cap is None else cap.epsilon, own)
     # guard: the filter holds the cap
     if not charge.fits:
         problems.append(f"{account.name} under policy {policy}: {arithmetic(charge)}")
-    return charge, problems[0] if problems else None
+    return charge, problems[0] if problems else ""
 
 
 def arithmetic(charge: Charge) -> str:
     """Returns the sum in words and figures."""
-    verdict = ("<=", "within the cap") if charge.fits else (">", "over the cap")
-    show = amounts.short
-    if charge.composition != "basic" and charge.delta_cap is not None and charge.spent.mu_squared is not None:
+    show, before, after = amounts.short, charge.before, charge.after
+    if after.exact:
+        sign, verdict = ("<=", "within") if charge.fits else (">", "over")
         return (
-            f"epsilon spent {show(charge.epsilon_before)}, with this release {show(charge.epsilon_after)} at delta "
-            f"{show(charge.delta_cap)} {verdict[0]} {show(charge.epsilon_cap)}, {verdict[1]}"
+            f"epsilon spent {show(before.epsilon)}, with this release {show(after.epsilon)} at delta "
+            f"{show(after.delta)} {sign} {show(charge.epsilon_cap)}, {verdict} the cap"
         )
-    parts = [_sum("epsilon", charge.before.epsilon, charge.loss.epsilon, charge.epsilon_cap)]
-    if charge.delta_cap is not None:
-        share = charge.delta_cap if charge.composition == "basic" else charge.delta_cap / 100
-        parts.append(_sum("delta", charge.before.delta, charge.loss.delta, share))
+    parts = [_sum("epsilon", before.spent.epsilon, charge.loss.epsilon, charge.epsilon_cap)]
+    if after.delta_cap is not None:
+        share = after.delta_cap if after.rule == "basic" else after.delta_cap / 100
+        parts.append(_sum("delta", before.spent.delta, charge.loss.delta, share))
     return "; ".join(parts)
 
 
@@ -199,45 +228,24 @@ def _sum(name: str, before: Decimal, charged: Decimal, cap: Decimal) -> str:
     return f"{name} spent {show(before)} + asked {show(charged)} = {show(after)} {sign} {show(cap)}, {verdict}"
 
 
-HORIZONS = (4, 12, 40)
-"""Numbers of further releases at which a forecast says what remains: a year, three and ten of quarterly ones."""
+def further(account: Account, cap: Cap | None) -> int:
+    """Returns how many more releases like the account's last one fit."""
+    if account.last is None or cap is None:
+        return 0
+    rule = account.rule or "basic"
+    return composition.more(account.spent, account.last, rule=rule, epsilon=cap.epsilon, delta=cap.delta)
 
 
-@dataclass(frozen=True)
-class Forecast:
-    """How many more releases of one size an account takes, and what remains of its epsilon after some of them."""
-
-    releases: int
-    remains: tuple[tuple[int, Decimal], ...]
-
-
-def further(account: Account, cap: Cap) -> Forecast:
-    """Returns a forecast for releases like the account's last one."""
-    if account.last is None:
-        return Forecast(0, ())
-    return _forecast(account.spent, account.last, account.rule or "basic", cap, after=0)
-
-
-def forecast(account: Account, cap: Cap | None, epsilon: Decimal, delta: Decimal | None) -> Forecast:
-    """Returns a forecast for releases of this claim, the first of them this one, as if their noise were Gaussian."""
+def forecast(account: Account, cap: Cap | None, epsilon: Decimal, delta: Decimal | None) -> int:
+    """Returns how many releases of this claim fit, as if their noise were Gaussian."""
     if cap is None:
-        return Forecast(0, ())
-    stated = delta or amounts.ZERO_DELTA
-    if cap.delta is None or cap.composition == "basic" or account.rule == "basic":
-        return _forecast(account.spent, Loss(epsilon=epsilon, delta=stated), "basic", cap, after=1)
-    each = composition.gaussian_loss(epsilon, stated)
-    rule = account.rule or composition.first_rule(each, epsilon=cap.epsilon, delta=cap.delta)
-    return _forecast(account.spent, each, rule, cap, after=1)
-
-
-def _forecast(spent: Loss, each: Loss, rule: Rule, cap: Cap, *, after: int) -> Forecast:
-    releases = composition.more(spent, each, rule=rule, epsilon=cap.epsilon, delta=cap.delta)
-    remains = tuple(
-        (number, cap.epsilon - composition.total(spent.plus(each, number + after), rule=rule, delta=cap.delta))
-        for number in ((0, *HORIZONS) if after else HORIZONS)
-        if number + after <= releases
-    )
-    return Forecast(releases, remains)
+        return 0
+    each = Loss(epsilon, delta or amounts.ZERO_DELTA, None, None)
+    rule: Rule = "basic"
+    if account.rule != "basic" and cap.composition != "basic" and cap.delta is not None:
+        each = composition.gaussian_loss(epsilon, each.delta)
+        rule = account.rule or composition.first_rule(each, epsilon=cap.epsilon, delta=cap.delta)
+    return composition.more(account.spent, each, rule=rule, epsilon=cap.epsilon, delta=cap.delta)
 
 
 @dataclass(frozen=True)
@@ -246,6 +254,10 @@ class BudgetLine:
 
     account: Account
     cap: Cap | None
+
+    @property
+    def used(self) -> bool:
+        return self.account.rule is not None
 
     @property
     def relation(self) -> str | None:
@@ -259,7 +271,7 @@ class BudgetLine:
     @property
     def further(self) -> int | None:
         """How many more releases of the last one's size fit; None before the first, or without a cap."""
-        return None if self.cap is None or self.account.last is None else further(self.account, self.cap).releases
+        return None if self.cap is None or self.account.last is None else further(self.account, self.cap)
 
     @property
     def delta_left(self) -> Decimal | None:
@@ -269,7 +281,7 @@ class BudgetLine:
         return self.cap.delta - self.account.delta
 
 
-def budget_lines(policy: Policy, accounts: Sequence[Account] = ()) -> list[BudgetLine]:
+def budget_lines(policy: Policy, accounts: Iterable[Account] = ()) -> list[BudgetLine]:
     """Returns every account that was charged, and what the policy grants besides: `*` is any other cohort."""
     by_key = {(a.population, a.cohort, a.guarantee_kind): a for a in accounts}
     granted = [
@@ -289,4 +301,4 @@ def budget_lines(policy: Policy, accounts: Sequence[Account] = ()) -> list[Budge
     return lines
 
 
-_COUNTED: tuple[GuaranteeKind, ...] = ("formal", "asymptotic-local")
+_COUNTED = cast("tuple[GuaranteeKind, ...]", ("formal", "asymptotic-local"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,6 +60,12 @@ def hash_of(connection: Connection, sequence: int) -> str | None:
     return connection.execute(sa.select(_T.hash).where(_T.sequence == sequence)).scalar()
 
 
+def hashes(connection: Connection, first: int, last: int) -> list[str]:
+    """Returns the hashes of a run of rows."""
+    query = sa.select(_T.hash).where(_T.sequence.between(first, last)).order_by(_T.sequence)
+    return list(connection.scalars(query))
+
+
 def append(connection: Connection, content: dict[str, Any], *, key: EllipticCurvePrivateKey | None = None) -> Entry:
     """Adds one row at the end of the chain; sequence, hashes, time and, with a key, the signature are set here."""
     from storage.ledger import heads
@@ -107,11 +113,3 @@ def parse(body: str, row_hash: str) -> Row:
         return Row.model_validate({**json.loads(body), "hash": row_hash})
     except (ValidationError, ValueError, TypeError) as error:
         raise StorageError("The ledger contains a row that cannot be parsed. Run `autocoder ledger verify`.") from error
-
-
-def select_rows(
-    connection: Connection, *where: sa.ColumnElement[bool] | sa.TextClause, skip: Collection[int] = ()
-) -> Sequence[Row]:
-    """Returns rows in the order of the chain, without those of some sequences."""
-    statement = sa.select(_T.sequence, _T.body, _T.hash).where(*where).order_by(_T.sequence)
-    return [parse(body, row_hash) for sequence, body, row_hash in connection.execute(statement) if sequence not in skip]

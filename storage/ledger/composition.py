@@ -1,71 +1,98 @@
 """What releases cost in amounts that add up, and which sums a cap admits.
 
-A release is known by its claim (epsilon, delta) and, where its event is made of Gaussian and pure parts, by mu^2 of
-Gaussian differential privacy. Two rules turn sums into a decision. An account has one from its first charge on, chosen
-by that charge and the cap, so that no output chooses it:
+A release is known by its claim (epsilon, delta); where its event is made of Gaussian and pure parts, also by mu^2 of
+Gaussian differential privacy; where it is sampled DP-SGD, also by its steps. Three rules turn sums into a decision. An
+account has one from its first charge on, chosen by that charge and the cap, so that no output chooses it:
 
 * `basic`: epsilons and deltas of the claims add up (Dwork and Roth 2014, theorem 3.16).
 * `gaussian`: the sum of mu^2 is bounded. Smith and Thakurta, Fully Adaptive Composition for Gaussian Differential
   Privacy (2022, arXiv 2210.17520): later parameters, and when to stop, may be chosen in the light of earlier outputs.
   Pure epsilon is 2 Phi^-1(e^epsilon/(1 + e^epsilon))-GDP: between the corners of its trade-off function, on or above
-  the Gaussian's convex curve, it is linear. A release that is not Gaussian (sampled noise) ends this rule; 1 % of the
-  cap's delta is set apart, under which claims add up in such an account, before and after.
+  the Gaussian's convex curve, it is linear.
+* `sampled`: the steps of DP-SGD are composed by their privacy loss distribution (dp_accounting). The first release
+  fixes the step; a later one of at most its sampling probability and at least its noise is dominated by it step by step
+  (joint convexity; more noise is post-processing). So outputs choose nothing but how many steps there are.
 
-Both parts of delta add up: of outputs at whose end a rule holds, delta(epsilon), the expectation of
-max(0, 1 - e^(epsilon - loss)), is at most that rule's share.
+A release of another sort ends an exact rule. 1 % of the cap's delta is set apart, under which claims add up in such an
+account, before and after. Both parts of delta add up: of outputs at whose end a rule holds, delta(epsilon), the
+expectation of max(0, 1 - e^(epsilon - loss)), is at most that rule's share.
 
-Arithmetic is `decimal` with 80 digits, rounded up, so that every process computes the same digits.
+The Gaussian's arithmetic has 60 digits and is rounded up, so that every process computes the same digits.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context, Decimal
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, PlainSerializer
+from mpmath import MPContext
 
 from storage.ledger import amounts
 
-Rule = Literal["basic", "gaussian"]
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-_C = Context(prec=80, Emin=-(10**9), Emax=10**9)
-_UP = Context(prec=80, Emin=-(10**9), Emax=10**9, rounding=ROUND_CEILING)
-_PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803")
-_MARGIN = Decimal("1e-40")
-"""Above every error of these functions: 80 digits, of which subtraction may take 30."""
-_ONE = Decimal(1)
-_QUANTUM = Decimal("1e-12")
-_FINE = Decimal("1e-18")
+Rule = Literal["basic", "gaussian", "sampled"]
+
+_C = Context(prec=80)
+_UP = Context(prec=80, rounding=ROUND_CEILING)
 _APART = Decimal("0.01")
-"""Share of delta that a `gaussian` account sets apart for the sum of the claims."""
+"""Share of delta that an exact account sets apart for the sum of the claims."""
+_M = MPContext()
+_M.dps = 60
+_MARGIN = _M.mpf(10) ** -40
+"""Above every error of these functions: 60 digits, of which subtraction may take 15."""
 
-Sum = Annotated[Decimal, PlainSerializer(amounts.text, when_used="json")]
+
+@dataclass(frozen=True)
+class Sampled:
+    """Steps of DP-SGD on Poisson samples."""
+
+    sampling_prob: float = 0.0
+    noise_multiplier: float = math.inf
+    steps: int = 0
+
+    def plus(self, other: Sampled, times: int) -> Sampled | None:
+        """Adds steps that these dominate; None where they do not."""
+        if self.steps == 0:
+            return replace(other, steps=times * other.steps)
+        weaker = other.sampling_prob <= self.sampling_prob and other.noise_multiplier >= self.noise_multiplier
+        # guard: steps of another design are not counted as these
+        return replace(self, steps=self.steps + times * other.steps) if weaker else None
 
 
-class Loss(BaseModel):
+@dataclass(frozen=True)
+class Loss:
     """Amounts that add up."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    epsilon: Sum = amounts.ZERO_EPSILON
+    epsilon: Decimal = amounts.ZERO_EPSILON
     """Of the claims."""
-    delta: Sum = amounts.ZERO_DELTA
+    delta: Decimal = amounts.ZERO_DELTA
     """Of the claims."""
-    mu_squared: Sum | None = amounts.ZERO_DELTA
+    mu_squared: Decimal | None = amounts.ZERO_DELTA
     """Of Gaussian differential privacy; None where something is not Gaussian."""
+    sampled: Sampled | None = Sampled()
+    """None where something is not sampled DP-SGD, or not of the first release's step."""
 
     def plus(self, other: Loss, times: int = 1) -> Loss:
         def add(left: Decimal, right: Decimal) -> Decimal:
             return _C.fma(right, Decimal(times), left)
 
-        rates = (self.mu_squared, other.mu_squared)
+        rates, steps = (self.mu_squared, other.mu_squared), (self.sampled, other.sampled)
         return Loss(
-            epsilon=add(self.epsilon, other.epsilon),
-            delta=add(self.delta, other.delta),
-            mu_squared=None if rates[0] is None or rates[1] is None else add(rates[0], rates[1]),
+            add(self.epsilon, other.epsilon),
+            add(self.delta, other.delta),
+            None if rates[0] is None or rates[1] is None else add(rates[0], rates[1]),
+            None if steps[0] is None or steps[1] is None else steps[0].plus(steps[1], times),
         )
+
+    def amount(self, rule: Rule) -> Any:
+        """What a rule bounds; None where the sum has something that the rule knows nothing of."""
+        return {"basic": self.epsilon, "gaussian": self.mu_squared, "sampled": self.sampled}[rule]
 
 
 # -- what one release costs ----------------------------------------------------------------------------------
@@ -90,38 +117,41 @@ def loss_of(
     # guard: a record replaced is two
     group = 2 * records_per_unit if doubled else records_per_unit
     if doubled:
-        more = amounts.as_replace_one(epsilon, delta)
-        epsilon, delta = more[0], more[1] or amounts.ZERO_DELTA
+        epsilon, delta = amounts.as_replace_one(epsilon, delta)
     if delta == 0:
-        return Loss(epsilon=epsilon, mu_squared=_fine(pure_rate_of(epsilon)))
-    rate = _rate(event or {}, claimed)
+        return Loss(epsilon, delta, pure_rate_of(epsilon), None)
+    if event is None or claimed == "replace-one":
+        return Loss(epsilon, delta, None, None)
+    rate = _rate(event)
     rate = None if rate is None else _fine(_UP.multiply(Decimal(group * group), rate))
-    return Loss(epsilon=epsilon, delta=delta, mu_squared=rate)
+    return Loss(epsilon, delta, rate, _sampled(event) if group == 1 else None)
 
 
 def gaussian_loss(epsilon: Decimal, delta: Decimal) -> Loss:
     """Returns the loss of a Gaussian mechanism whose claim is exactly this, for a forecast; pure at delta 0."""
-    rate = _fine(pure_rate_of(epsilon)) if delta == 0 else largest_rate(epsilon, delta)
-    return Loss(epsilon=epsilon, delta=delta, mu_squared=rate)
+    return Loss(epsilon, delta, pure_rate_of(epsilon) if delta == 0 else largest_rate(epsilon, delta), None)
 
 
 _COMPOSED = {"composed", "prior-descent", "dp-sgd-class-weights"}
 
 
-def _rate(event: Mapping[str, Any], relation: str) -> Decimal | None:
-    """Returns mu^2 of an event's Gaussian parts, rounded up; None where there are others, or for a record replaced."""
+def _rate(event: Mapping[str, Any]) -> Decimal | None:
+    """Returns mu^2 of an event's Gaussian parts, rounded up; None where there are others."""
     match event.get("mechanism"):
-        case _ if relation == "replace-one":
-            return None
         case "dp-sgd" if event["sampling"] == "poisson" and event["sampling_prob"] == 1:
-            return _sum(_gaussian(segment["noise_multiplier"], segment["steps"]) for segment in event["segments"])
+            rates = [_gaussian(segment["noise_multiplier"], segment["steps"]) for segment in event["segments"]]
         case "gaussian-release":
-            return _gaussian(event["noise_multiplier"], 1)
+            rates = [_gaussian(event["noise_multiplier"], 1)]
         case tag if tag in _COMPOSED:
-            rates = [_rate(part, relation) for part in event["events"]]
-            return None if None in rates else _sum(rates)
+            rates = [_rate(part) for part in event["events"]]
         case _:
             return None
+    total = Decimal(0)
+    for rate in rates:
+        if rate is None:
+            return None
+        total = _UP.add(total, rate)
+    return total
 
 
 def _gaussian(noise: float, times: int) -> Decimal:
@@ -129,41 +159,44 @@ def _gaussian(noise: float, times: int) -> Decimal:
     return _UP.divide(Decimal(times), _C.multiply(exact, exact))
 
 
+def _sampled(event: Mapping[str, Any]) -> Sampled | None:
+    if event.get("mechanism") != "dp-sgd" or event["sampling"] != "poisson" or event["sampling_prob"] == 1:
+        return None
+    segments = event["segments"]
+    noise = min(segment["noise_multiplier"] for segment in segments)  # which dominates a schedule's other steps
+    return Sampled(event["sampling_prob"], noise, sum(segment["steps"] for segment in segments))
+
+
 @lru_cache(maxsize=1024)
 def pure_rate_of(epsilon: Decimal) -> Decimal:
-    """Returns mu^2 of epsilon-differential privacy, rounded up: mu = 2 Phi^-1(e^epsilon / (1 + e^epsilon)).
-
-    From epsilon 40 on by Phi(-x) <= exp(-x^2/2)/2, so that mu^2 = 8 epsilon is enough.
-    """
-    if epsilon > 40:
-        return _UP.multiply(Decimal(8), epsilon)
-    tail = _C.divide(_ONE, _C.add(_ONE, _C.exp(epsilon)))
+    """Returns mu^2 of epsilon-differential privacy, rounded up: mu = 2 Phi^-1(e^epsilon / (1 + e^epsilon))."""
+    tail = 1 / (1 + _M.exp(_number(epsilon)))
 
     def reached(steps: int) -> bool:
-        x = _C.multiply(Decimal(steps), _QUANTUM)
-        return _C.multiply(_density(x), _mills(x)) <= _C.subtract(tail, _MARGIN)
+        return _M.ncdf(-_M.mpf(steps) / 10**12) <= tail - tail * _MARGIN
 
-    x = _C.multiply(Decimal(_first(reached, 0, 10**13)), _QUANTUM)  # x = 10 is far beyond epsilon 40
-    return _UP.multiply(Decimal(4), _UP.multiply(x, x))
+    x = Decimal(_first(reached)).scaleb(-12)
+    return _fine(_UP.multiply(Decimal(4), _UP.multiply(x, x)))
 
 
-def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """Returns the first number above `low` from which on it holds, by bisection; it is taken to hold at `high`."""
+def _fine(value: Decimal) -> Decimal:
+    return value.quantize(amounts.ZERO_DELTA, rounding=ROUND_CEILING, context=_UP)
+
+
+def _number(value: Decimal) -> Any:
+    return _M.mpf(str(value))
+
+
+def _first(holds: Callable[[int], bool]) -> int:
+    """Returns the first whole number from 0 on that it holds at, where it holds at every later one too."""
+    high = 1
+    while not holds(high):
+        high *= 16
+    low = -1 if high == 1 else high // 16
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle, high)
     return high
-
-
-def _sum(values: Any) -> Decimal:
-    total = Decimal(0)
-    for value in values:
-        total = _UP.add(total, value)
-    return total
-
-
-def _fine(value: Decimal) -> Decimal:
-    return value.quantize(_FINE, rounding=ROUND_CEILING, context=_UP)
 
 
 # -- which sums a cap admits ---------------------------------------------------------------------------------
@@ -175,32 +208,31 @@ def within(spent: Loss, *, rule: Rule, epsilon: Decimal, delta: Decimal | None) 
     # guard: two rules share delta
     if spent.epsilon <= epsilon and (apart is None or spent.delta <= apart):
         return True
-    if rule == "basic" or delta is None or spent.mu_squared is None:
-        return False
-    return spent.mu_squared <= largest_rate(epsilon, _gaussian_share(delta))
+    if rule == "gaussian" and delta is not None and spent.mu_squared is not None:
+        return spent.mu_squared <= largest_rate(epsilon, _exact_share(delta))
+    if rule == "sampled" and delta is not None and spent.sampled is not None:
+        return _sampled_delta(spent.sampled, float(epsilon)) <= float(_exact_share(delta))
+    return False
 
 
 def first_rule(loss: Loss, *, epsilon: Decimal, delta: Decimal | None) -> Rule:
     """Returns the rule of an account whose first charge this is: by which more of it fit, then the smaller epsilon."""
-    if delta is None or loss.mu_squared is None:
+    exact: Rule = "gaussian" if loss.mu_squared is not None else "sampled"
+    if delta is None or loss.amount(exact) is None:
         return "basic"
-    fits: dict[Rule, int] = {rule: more(Loss(), loss, rule=rule, epsilon=epsilon, delta=delta) for rule in _RULES}
-    if fits["gaussian"] != fits["basic"]:
-        return max(_RULES, key=lambda rule: fits[rule])
-    smaller = total(loss, rule="gaussian", delta=delta) < loss.epsilon
-    return "gaussian" if smaller else "basic"
+    by_claims, exactly = (more(Loss(), loss, rule=one, epsilon=epsilon, delta=delta) for one in ("basic", exact))
+    if exactly == by_claims:
+        return exact if total(loss, rule=exact, delta=delta) < loss.epsilon else "basic"
+    return exact if exactly > by_claims else "basic"
 
 
-_RULES: tuple[Rule, Rule] = ("basic", "gaussian")
-
-
-def more(spent: Loss, each: Loss, *, rule: Rule, epsilon: Decimal, delta: Decimal | None, most: int = 100_000) -> int:
+def more(spent: Loss, each: Loss, *, rule: Rule, epsilon: Decimal, delta: Decimal | None, most: int = 10_000) -> int:
     """Returns how many more releases of one loss fit under a cap, by an account's rule."""
 
     def full(count: int) -> bool:
-        return not within(spent.plus(each, count), rule=rule, epsilon=epsilon, delta=delta)
+        return count > most or not within(spent.plus(each, count), rule=rule, epsilon=epsilon, delta=delta)
 
-    return _first(full, 0, most + 1) - 1 if not full(0) else 0
+    return max(0, _first(full) - 1)
 
 
 def total(spent: Loss, *, rule: Rule, delta: Decimal | None) -> Decimal:
@@ -208,101 +240,62 @@ def total(spent: Loss, *, rule: Rule, delta: Decimal | None) -> Decimal:
 
     By `basic` it holds at the sum of the deltas, otherwise at the delta of the cap.
     """
-    if rule == "basic" or delta is None or spent.mu_squared is None:
+    if rule == "basic" or delta is None or spent.amount(rule) is None:
         return spent.epsilon
-    epsilon = gaussian_epsilon(spent.mu_squared, _gaussian_share(delta))
+    share = _exact_share(delta)
+    if rule == "gaussian" and spent.mu_squared is not None:
+        epsilon = gaussian_epsilon(spent.mu_squared, share)
+    else:
+        epsilon = _sampled_epsilon(spent.sampled or Sampled(), float(share))
     return min(epsilon, spent.epsilon) if spent.delta <= _C.multiply(delta, _APART) else epsilon
 
 
-def _gaussian_share(delta: Decimal) -> Decimal:
-    return _C.multiply(delta, _C.subtract(_ONE, _APART))
+def _exact_share(delta: Decimal) -> Decimal:
+    return _C.multiply(delta, 1 - _APART)
 
 
 @lru_cache(maxsize=1024)
 def largest_rate(epsilon: Decimal, delta: Decimal) -> Decimal:
     """Returns the largest mu^2, in steps of 1e-18, whose delta at an epsilon is at most this."""
-
-    def exceeds(steps: int) -> bool:
-        return gaussian_delta(Decimal(steps).scaleb(-18), epsilon) > delta
-
-    high = 1
-    while not exceeds(high):
-        high *= 16
-    return Decimal(_first(exceeds, high // 16, high) - 1).scaleb(-18)
+    rate = _first(lambda steps: gaussian_delta(Decimal(steps).scaleb(-18), epsilon) > delta)
+    return Decimal(rate - 1).scaleb(-18)
 
 
 @lru_cache(maxsize=4096)
 def gaussian_epsilon(mu_squared: Decimal, delta: Decimal) -> Decimal:
     """Returns the least multiple of 1e-12 at which mu-GDP has at most this delta."""
-    if mu_squared <= 0:
-        return amounts.ZERO_EPSILON
-    # rho + 2 sqrt(rho ln(1/delta)), rho = mu^2/2, is enough: Bun and Steinke 2016, proposition 1.3
-    enough = _C.add(
-        _C.divide(mu_squared, Decimal(2)), _C.sqrt(_C.multiply(_C.multiply(Decimal(2), mu_squared), -_C.ln(delta)))
-    )
-    low, high = -1, int(_C.divide(enough, _QUANTUM).to_integral_value(ROUND_CEILING)) + 1
-
-    def fits(steps: int) -> bool:
-        return gaussian_delta(mu_squared, _C.multiply(Decimal(steps), _QUANTUM)) <= delta
-
-    guess = _newton(mu_squared, delta, enough)
-    for place in (guess - 2, guess + 2):  # a bracket of four steps, mostly; a bad guess only costs time
-        if low < place < high:
-            low, high = (low, place) if fits(place) else (place, high)
-    least = Decimal(_first(fits, low, high)).scaleb(-12)
-    return least.quantize(_QUANTUM, rounding=ROUND_CEILING, context=_UP)
-
-
-def _newton(mu_squared: Decimal, delta: Decimal, start: Decimal) -> int:
-    """Returns, in steps of 1e-12, where the logarithm of the Gaussian's delta is about that of `delta`."""
-    mu, epsilon, goal = _C.sqrt(mu_squared), start, _C.ln(delta)
-    for _ in range(40):
-        reached = gaussian_delta(mu_squared, epsilon)
-        a = _C.subtract(_C.divide(epsilon, mu), _C.divide(mu, Decimal(2)))
-        slope = _C.multiply(_density(a), _mills(_C.add(a, mu)))
-        step = _C.divide(_C.multiply(_C.subtract(_C.ln(reached), goal), reached), slope)
-        epsilon = max(_C.add(epsilon, step), Decimal(0))
-        if abs(step) < _QUANTUM:
-            break
-    return int(_C.divide(epsilon, _QUANTUM))
+    epsilon = _first(lambda steps: gaussian_delta(mu_squared, Decimal(steps).scaleb(-12)) <= delta)
+    return Decimal(epsilon).scaleb(-12)
 
 
 def gaussian_delta(mu_squared: Decimal, epsilon: Decimal) -> Decimal:
     """Returns delta(epsilon) of mu-GDP, rounded up: Phi(-e/mu + mu/2) - e^e Phi(-e/mu - mu/2).
 
-    Balle and Wang 2018, theorem 8; Dong, Roth and Su 2022, corollary 2.13. With a = e/mu - mu/2, b = e/mu + mu/2 the
-    densities of a and of b differ by the factor e^e, so it is phi(a) (M(a) - M(b)), M Mills' ratio.
+    Balle and Wang 2018, theorem 8; Dong, Roth and Su 2022, corollary 2.13.
     """
-    mu = _C.sqrt(mu_squared)
-    middle, half = _C.divide(epsilon, mu), _C.divide(mu, Decimal(2))
-    a, b = _C.subtract(middle, half), _C.add(middle, half)
-    if a >= 0:
-        exact = _C.multiply(_density(a), _C.subtract(_mills(a), _mills(b)))
-    else:  # 1 - Phi(a), and the second term by the density of b times e^e
-        exact = _C.subtract(
-            _C.subtract(_ONE, _C.multiply(_density(-a), _mills(-a))), _C.multiply(_density(a), _mills(b))
-        )
-    return _UP.add(exact, _MARGIN)
+    if mu_squared == 0:
+        return amounts.ZERO_DELTA
+    mu, e = _M.sqrt(_number(mu_squared)), _number(epsilon)
+    exact = _M.ncdf(mu / 2 - e / mu) - _M.exp(e) * _M.ncdf(-mu / 2 - e / mu)
+    return Decimal(str(_M.nstr(exact + _MARGIN, 50)))
 
 
-def _density(x: Decimal) -> Decimal:
-    return _C.divide(_C.exp(_C.divide(_C.multiply(x, x), Decimal(-2))), _C.sqrt(_C.multiply(Decimal(2), _PI)))
+@lru_cache(maxsize=256)
+def _distribution(sampled: Sampled) -> PrivacyLossDistribution:
+    from dp_accounting.pld import privacy_loss_distribution
+
+    step = privacy_loss_distribution.from_gaussian_mechanism(
+        sampled.noise_multiplier, sampling_prob=sampled.sampling_prob, value_discretization_interval=1e-3
+    )
+    return step.self_compose(sampled.steps)
 
 
-def _mills(x: Decimal) -> Decimal:
-    """Returns (1 - Phi(x)) / phi(x) for x >= 0, with an error below 1e-45 of it.
+def _sampled_delta(sampled: Sampled, epsilon: float) -> float:
+    return float(_distribution(sampled).get_delta_for_epsilon(epsilon)) if sampled.steps > 0 else 0.0
 
-    Up to 8 by Phi(x) = 1/2 + phi(x) (x + x^3/3 + x^5/(3 5) + ...), whose terms are positive; beyond by Laplace's
-    continued fraction 1/(x + 1/(x + 2/(x + ...))).
-    """
-    if x > 8:
-        ratio = x
-        for k in range(60, 0, -1):
-            ratio = _C.add(x, _C.divide(Decimal(k), ratio))
-        return _C.divide(_ONE, ratio)
-    square, term, series, k = _C.multiply(x, x), x, x, 1
-    while term > Decimal("1e-75"):
-        k += 2
-        term = _C.divide(_C.multiply(term, square), Decimal(k))
-        series = _C.add(series, term)
-    return _C.subtract(_C.divide(Decimal("0.5"), _density(x)), series)
+
+def _sampled_epsilon(sampled: Sampled, delta: float) -> Decimal:
+    if sampled.steps <= 0:
+        return amounts.ZERO_EPSILON
+    epsilon = _distribution(sampled).get_epsilon_for_delta(delta)
+    return amounts.epsilon(max(epsilon, float(amounts.LEAST_EPSILON)))

@@ -13,32 +13,23 @@ from storage.ledger.decisions import Decision
 from storage.ledger.models import EPSILON_REPLACED, GENESIS, Evaluation, Mark, ReleasePlan, Row
 from storage.ledger.policy import ALL_COHORTS, Policy
 
+_CLAIMED = (
+    "guarantee_kind", "delta_text", "draws", "neighbouring_relation", "privacy_unit", "max_records_per_unit",
+    "accountant", "assumptions", "unprotected_inputs",
+)  # fmt: skip
+
 
 def claim_content(claim: Claim) -> dict[str, Any]:
-    """Return a claim's numbers as exact decimals, rounded up."""
-    delta = None
-    if claim.delta is not None:
-        # A pure guarantee has delta 0 by proof; a zero without words is an unset field or an underflow.
-        pure = claim.delta == 0 and claim.delta_text != ""
-        delta = amounts.ZERO_DELTA if pure else amounts.delta(claim.delta)
-    failure = claim.mc_failure_prob
+    """Returns a claim's fields, its numbers as exact decimals, rounded up."""
+    delta, failure = claim.delta, claim.mc_failure_prob
+    # A pure guarantee has delta 0 by proof; a zero without words is an unset field or an underflow.
+    pure = delta == 0 and claim.delta_text != ""
+    losses = {name: getattr(claim, name) for name in ("epsilon", "sensitivity", "epsilon_add_remove")}
     return {
-        "guarantee_kind": claim.guarantee_kind,
-        "epsilon": None if claim.epsilon is None else amounts.epsilon(claim.epsilon),
-        "delta": delta,
-        "delta_text": claim.delta_text,
-        "sensitivity": None if claim.sensitivity is None else amounts.epsilon(claim.sensitivity, name="sensitivity"),
-        "epsilon_add_remove": None
-        if claim.epsilon_add_remove is None
-        else amounts.epsilon(claim.epsilon_add_remove, name="epsilon_add_remove"),
-        "draws": claim.draws,
+        **{name: getattr(claim, name) for name in _CLAIMED},
+        **{name: None if value is None else amounts.epsilon(value, name=name) for name, value in losses.items()},
+        "delta": None if delta is None else amounts.ZERO_DELTA if pure else amounts.delta(delta),
         "mc_failure_prob": None if failure is None else amounts.probability(failure, name="mc_failure_prob"),
-        "neighbouring_relation": claim.neighbouring_relation,
-        "privacy_unit": claim.privacy_unit,
-        "max_records_per_unit": claim.max_records_per_unit,
-        "accountant": claim.accountant,
-        "assumptions": claim.assumptions,
-        "unprotected_inputs": claim.unprotected_inputs,
     }
 
 
@@ -53,21 +44,10 @@ def replaced_details(claim: Claim | None) -> dict[str, Any]:
 
 
 _SAME_NAMES = (
-    "idempotency_key",
-    "population",
-    "cohorts",
-    "data_fingerprint",
-    "trust_model",
-    "randomness_source",
-    "floating_point_caveat",
-    "code_commit",
-    "code_dirty",
-    "lock_digest",
-    "parameters_digest",
-    "artifact_digests",
-    "requester",
-    "prefect_run_id",
-)
+    "idempotency_key", "population", "cohorts", "data_fingerprint", "trust_model", "randomness_source",
+    "floating_point_caveat", "code_commit", "code_dirty", "lock_digest", "parameters_digest", "artifact_digests",
+    "requester", "prefect_run_id",
+)  # fmt: skip
 
 
 def plan_content(plan: ReleasePlan) -> dict[str, Any]:
@@ -140,31 +120,6 @@ def policy_terms(name: str, in_force: Mark, *, requester: str, reason: str) -> d
     return {"name": name, "in_force": in_force.text, "requester": requester, "reason": reason}
 
 
-def recovery_terms(content: Mapping[str, Any]) -> dict[str, str]:
-    """Returns what a signature on a recovery says of it, as text."""
-    marks = {name: content[name] for name in ("abandoned", "continued")}
-    return {name: "empty" if mark is None else Mark.model_validate(mark).text for name, mark in marks.items()}
-
-
-def recovery_content(
-    content: Mapping[str, Any], digest: str, approvals: Sequence[str], decisions: Sequence[Decision]
-) -> dict[str, Any]:
-    """Return the fields of the row that records a recovery."""
-    return {
-        "kind": "recovery",
-        "state": "recorded",
-        "label": "this ledger is gone on with, another history is given up",
-        "idempotency_key": digest,
-        "requester": content["requester"],
-        "reason": content["reason"],
-        "approvals": tuple(approvals),
-        "details": {
-            "recovery": dict(content),
-            "decisions": [decision.model_dump(mode="json") for decision in decisions],
-        },
-    }
-
-
 def refusal_content(content: Mapping[str, Any], decision: Decision, *, name: str) -> dict[str, Any]:
     """Return the fields of the row that records a refusal of a plan with this content."""
     return {field: content[field] for field in ("label", "population", "cohorts", "data_fingerprint", "requester")} | {
@@ -194,15 +149,9 @@ def evaluation_content(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def policy_content(
-    policy: Policy,
-    before: Policy | None,
-    *,
-    requester: str,
-    reason: str,
-    approvals: Sequence[str] = (),
-    decisions: Sequence[Decision] = (),
+    policy: Policy, *, requester: str, reason: str, approvals: Sequence[str] = (), decisions: Sequence[Decision] = ()
 ) -> dict[str, Any]:
-    """Return the fields of the row that puts a policy in force, the policy itself among them."""
+    """Returns the fields of the row that puts a policy in force, the policy itself among them."""
     return {
         "kind": "budget-change",
         "state": "recorded",
@@ -211,15 +160,5 @@ def policy_content(
         "requester": requester,
         "approvals": tuple(approvals),
         "reason": reason,
-        "details": {
-            "policy": policy.as_json(),
-            "previous_policy_digest": None if before is None else before.digest,
-            **({"decisions": [decision.model_dump(mode="json") for decision in decisions]} if decisions else {}),
-        },
+        "details": {"policy": policy.as_json(), "decisions": [one.model_dump(mode="json") for one in decisions]},
     }
-
-
-def carry(row: Row, **changes: Any) -> dict[str, Any]:
-    """Return a release's next row: all that is known of it, with the changes; its charges are its own."""
-    left_out = {"hash", "sequence", "previous_hash", "signature", "signer"}
-    return {**row.model_dump(exclude=left_out), "charges": (), **changes}

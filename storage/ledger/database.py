@@ -15,6 +15,7 @@ from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.pool import NullPool
 
 from storage.errors import InputError, StorageError
+from storage.ledger import triggers
 from storage.ledger.journal import ForeignLedger, Journal
 from storage.ledger.schema import REVISION, VERSION_TABLE, ledger_row, record_set
 
@@ -118,9 +119,9 @@ class Database:
                 for journal in self.journals:
                     journal.check(connection)
                 yield connection
-                pending_lines = [(journal, journal.pending_lines(connection)) for journal in self.journals]
-            for journal, lines in pending_lines:
-                journal.append(lines)
+        for journal in self.journals:
+            with self.read() as connection:
+                journal.append(connection)
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -158,8 +159,8 @@ class Database:
             return StorageError(f"ledger {self.name}: {original}")
         if "locked" in original or code == "55P03":
             return StorageError(
-                f"ledger {self.name}: locked by another process for {self.lock_timeout:g} s; try again when"
-                " that one is done"
+                f"ledger {self.name}: locked by another process for {self.lock_timeout:g} s{self._holder()}. Nothing "
+                "was recorded; try again when that one is done"
             )
         if "disk is full" in original or code in ("53100", "53200"):
             return StorageError(f"ledger {self.name}: no space left; nothing was recorded, free some and retry")
@@ -181,6 +182,21 @@ class Database:
             return StorageError(f"ledger {self.name}: {original}; check the file and its folder")
         return StorageError(f"ledger {self.name}: {type(error.orig).__name__}: {original}")
 
+    def _holder(self) -> str:
+        """Says which sessions of the server have the ledger's lock, so that one that never ends can be ended."""
+        if self.is_sqlite:
+            return ""
+        query = sa.text(
+            "SELECT usename, pid, backend_start FROM pg_stat_activity WHERE pid IN (SELECT pid FROM pg_locks"
+            " WHERE locktype = 'advisory' AND granted AND classid = 0 AND objid = :key)"
+        )
+        try:
+            with self.engine.connect() as connection:
+                rows = connection.execute(query, {"key": _LOCK}).all()
+        except exc.DBAPIError:
+            return ""
+        return "".join(f", by role {role} (process {pid}, since {start:%Y-%m-%d %H:%M})" for role, pid, start in rows)
+
     def check(self) -> None:
         """Require that this is the ledger that the journals know, and as far as they know it."""
         if self.journals:
@@ -198,7 +214,7 @@ class Database:
                 )
 
     def prepare(self) -> None:
-        """Create or migrate a SQLite file; on PostgreSQL require that the owner has done so."""
+        """Creates a SQLite file's tables; on PostgreSQL requires that the owner has done so."""
         if self.is_sqlite:
             path = Path(str(self.url.database))
             # guard: a ledger that is gone is not begun anew
@@ -235,37 +251,28 @@ def _revision(connection: Connection) -> str | None:
 
 
 def migrate(database: Database, *, app_role: str | None = None, release_role: str | None = None) -> str:
-    """Bring the schema up to date and return its revision.
+    """Creates the tables where there are none, and gives roles their rights; returns the schema's revision.
 
     Args:
         database: where; on PostgreSQL connect as the role that shall own the tables.
         app_role: of training, upkeep and metrics; it may read, and append evaluations and audits, nothing else.
         release_role: of the releasing worker and the officer's desk; it may read, and append any row.
     """
-    from alembic import command
-    from alembic.config import Config
-    from alembic.script import ScriptDirectory
-
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    if app_role is not None and app_role == release_role:
+        raise InputError("--release-role: give it another role than --app-role, which may not append releases")
     if database.is_sqlite:
         _use_write_ahead_log(database)
     with database.write() as connection:
         _refuse_prefect(database, connection)
         revision = _revision(connection)
-        revisions = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-        if revision is not None and revision not in revisions:
-            raise StorageError(
-                f"ledger {database.name}: schema {revision} is newer than this code knows; update the code"
-            )
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
-        if app_role is not None and app_role == release_role:
-            raise InputError("--release-role: give it another role than --app-role, which may not append releases")
+        if revision is None:
+            triggers.create(connection)
+        elif revision != REVISION:
+            raise StorageError(f"ledger {database.name}: its schema {revision} is not known to this code; update it")
         for role, functions in ((app_role, _NOTE), (release_role, _WRITE)):
             if role is not None:
                 _grant(database, connection, role, functions)
-        return str(_revision(connection))
+    return REVISION
 
 
 def _refuse_prefect(database: Database, connection: Connection) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from storage.ledger.policy import ApprovalRule
 
-Subject = Literal["release", "policy", "override", "recovery"]
+Subject = Literal["release", "policy", "override"]
 Answer = Literal["approve", "refuse"]
 _CLOCKS_DIFFER = timedelta(minutes=5)
 """How far ahead of ours a signer's clock may be."""

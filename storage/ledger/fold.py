@@ -1,11 +1,11 @@
 """The ledger's state: the fold of its rows, one pure function that every reader and writer uses.
 
 A row counts as what it is worth, not because it is in the chain. A release's rows, handovers and revocations carry the
-signature of a releasing worker's key, over their place in the chain too; approvals, refusals, changes of a policy and
-recoveries those of the persons whose keys the policy in force lists. What an account is charged follows from the events
-of the releases that it counts, and is never read from a row. A row that does not follow from those before is named in
-`State.bad` and has no effect, except that a well signed release is charged in any case and may not be drawn. Damage to
-the chain itself stops everything.
+signature of a releasing worker's key, over their place in the chain too; approvals, refusals and changes of a policy
+those of the persons whose keys the policy in force lists. What an account is charged follows from the events of the
+releases that it counts, and stands in no row. A row that does not follow from those before is named in `State.bad` and
+has no effect, except that a well signed release is charged in any case and may not be drawn. Damage to the chain itself
+stops everything.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 from functools import lru_cache
@@ -23,27 +22,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mechanisms.privacy.events import GuaranteeKind
 from storage.errors import InputError, StorageError
 from storage.ledger import amounts, chain
-from storage.ledger.budget import Account, Cost, accounts_of, charge_account
+from storage.ledger.budget import Account, Charge, Cost, accounts_of, charge_account
 from storage.ledger.chain import Entry
 from storage.ledger.composition import Loss
-from storage.ledger.content import policy_terms, recovery_terms, signed_terms
-from storage.ledger.decisions import Matter, Subject, approvers, from_row, signer
+from storage.ledger.content import policy_terms, signed_terms
+from storage.ledger.decisions import Matter, approvers, from_row, signer
 from storage.ledger.heads import key_id, verify_bytes
-from storage.ledger.models import GENESIS, SCHEMA_VERSION, SIGNED, Charge, Mark, Row
+from storage.ledger.models import GENESIS, SCHEMA_VERSION, SIGNED, Mark, Row
 from storage.ledger.policy import DEFAULT_POLICY, Policy
+from storage.ledger.records import Shared
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 _MAY_FOLLOW = {"drawn": ("reserved",), "committed": ("drawn",), "burned": ("reserved", "drawn")}
-_CHANGING = {
-    "sequence", "previous_hash", "hash", "recorded_at", "state", "charges", "draw_digest", "bundle_digest", "epsilon",
-    "sensitivity", "event", "epsilon_add_remove", "reason", "cause", "policy_digest", "signer", "signature",
-}  # fmt: skip
-"""Fields in which a release's rows may differ; each has a rule of its own below."""
-
-_MEASURED = {"sensitivity": None, "bound": None}
-"""Of an event, what a draw may measure larger than planned."""
+_ADDED = ("sequence", "previous_hash", "hash", "recorded_at", "state", "reason", "cause", "signer", "signature")
+"""Fields of a release's later row that its current row takes as they are."""
 
 AccountKey = tuple[str, str, GuaranteeKind]
 
@@ -65,14 +59,18 @@ class BadRow(NamedTuple):
 class Release:
     """One release: its rows, what it costs, and the accounts (population, cohort) that count it."""
 
-    reserved: Row
     row: Row
-    """The newest."""
-    cost: Cost
-    accounts: set[tuple[str, str]]
+    """The newest, with all that is known."""
+    accounts: set[tuple[str, str]] = field(default_factory=set)
     problem: str = ""
     """Why it may not be drawn."""
     revoked: Row | None = None
+    charges: list[Charge] = field(default_factory=list)
+    reserved: Row = field(init=False)
+    cost: Cost = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reserved, self.cost = self.row, Cost.of(vars(self.row))
 
     @property
     def kind(self) -> GuaranteeKind:
@@ -93,15 +91,14 @@ class State:
     """Hash of the first row."""
     policy: Policy | None = None
     policy_row: Row | None = None
+    rows: list[Row] = field(default_factory=list)
+    """Those that have an effect; a release's with all that was known of it then."""
     releases: dict[str, Release] = field(default_factory=dict)
     accounts: dict[AccountKey, Account] = field(default_factory=dict)
     refusals: dict[str, Row] = field(default_factory=dict)
     """By the idempotency key of the plan."""
-    recovery: Row | None = None
-    """The newest."""
     keys: dict[tuple[str, str], Row] = field(default_factory=dict)
     """The first row of each kind and idempotency key."""
-    charges: list[tuple[Row, tuple[Charge, ...]]] = field(default_factory=list)
     bad: list[BadRow] = field(default_factory=list)
     broken: str = ""
     """Damage to the chain: what rows mean from there on is not known."""
@@ -109,7 +106,7 @@ class State:
     # -- taking rows ---------------------------------------------------------------------------------------
 
     def take(self, entry: Entry) -> Row | None:
-        """Takes the next row as it is stored; returns it where it could be read."""
+        """Takes the next row as it is stored; returns it, with all that is known, where it has an effect."""
         if self.broken:
             return None
         expected, row, problem = self.sequence + 1, None, ""
@@ -124,39 +121,36 @@ class State:
             return None
         self.sequence, self.hash = entry.sequence, entry.hash
         self.ledger = self.ledger or entry.hash
-        if row is not None and not problem:
-            problem = self._step(row)
+        if row is not None:
+            try:
+                row, problem = self._step(row)
+                self.rows.append(row)
+            except (Inconsistent, InputError) as error:
+                row, problem = None, str(error)
+            except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError):
+                row, problem = None, "a field is missing or of another type"
         if problem:
-            counted = row is not None and row.kind == "release" and self.counts(row)
-            self.bad.append(BadRow(entry.sequence, f"row {entry.sequence}: {problem}", void=not counted))
+            self.bad.append(BadRow(entry.sequence, f"row {entry.sequence}: {problem}", void=row is None))
         return row
 
-    def _step(self, row: Row) -> str:
-        """Takes a row whose place in the chain is sound; returns what is wrong with it."""
-        try:
-            if row.schema_version != SCHEMA_VERSION:
-                raise Inconsistent(f"schema version {row.schema_version} is not known to this code")
-            if row.kind in SIGNED:
-                self._require_signed(row)
-            if row.kind == "release":
-                return self._release(row)
-            if row.charges or row.state not in ("internal", "recorded"):
-                raise Inconsistent(f"a row of kind {row.kind} spends or pretends to be a release")
-            if row.idempotency_key is not None and (row.kind, row.idempotency_key) in self.keys:
-                raise Inconsistent("its idempotency key was used before")
-            steps = {
-                "budget-change": self._policy_change, "refusal": self._refusal, "recovery": self._recovery,
-                "revocation": self._revocation,
-            }  # fmt: skip
-            if row.kind in steps:
-                steps[row.kind](row)
-            if row.idempotency_key is not None:
-                self.keys[row.kind, row.idempotency_key] = row
-        except (Inconsistent, InputError) as error:
-            return str(error)
-        except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError):
-            return "a field is missing or of another type"
-        return ""
+    def _step(self, row: Row) -> tuple[Row, str]:
+        """Takes a row whose place in the chain is sound; returns it, and why its release may not be drawn."""
+        if row.schema_version != SCHEMA_VERSION:
+            raise Inconsistent(f"schema version {row.schema_version} is not known to this code")
+        if row.kind in SIGNED:
+            self._require_signed(row)
+        if row.kind == "release":
+            return self._reserved(row) if row.state == "reserved" else self._later(row)
+        if row.state not in ("internal", "recorded"):
+            raise Inconsistent(f"a row of kind {row.kind} pretends to be a release")
+        if row.idempotency_key is not None and (row.kind, row.idempotency_key) in self.keys:
+            raise Inconsistent("its idempotency key was used before")
+        steps = {"budget-change": self._policy_change, "refusal": self._refusal, "revocation": self._revocation}
+        if row.kind in steps:
+            steps[row.kind](row)
+        if row.idempotency_key is not None:
+            self.keys[row.kind, row.idempotency_key] = row
+        return row, ""
 
     def _require_signed(self, row: Row) -> None:
         # guard: a row of a release is signed by a releasing worker
@@ -170,137 +164,99 @@ class State:
         if not listed and row.kind == "release" and foreign:
             raise Inconsistent("signed by another key than the release's reservation, and the policy lists none")
 
-    def _approved(self, row: Row, policy: Policy, matter: Matter, *, least: int) -> None:
-        """Requires that the signatures that a row keeps are as many as the policy demanded, and good."""
-        names = approvers(from_row(row.details), policy.approvals, matter, at=datetime.fromisoformat(row.recorded_at))
+    def _approved(self, row: Row, matter: Matter) -> None:
+        """Requires that the signatures that a row keeps are as many as the policy in force demands, and good."""
+        rule = self.in_force.approvals
+        names = approvers(from_row(row.details), rule, matter, at=datetime.fromisoformat(row.recorded_at))
         # guard: approvals in a row are signatures
-        if names != row.approvals or len(names) < least:
+        if names != row.approvals or len(names) < rule.minimum:
             raise Inconsistent("its approvals aren't those that were signed, or too few")
-
-    def _matter(self, row: Row, subject: Subject, digest: str, terms: Mapping[str, str]) -> Matter:
-        return Matter(subject, digest, terms, row.requester)
 
     def _policy_change(self, row: Row) -> None:
         policy = Policy.parse(row.details["policy"])
         if row.policy_digest != policy.digest:
             raise Inconsistent("the policy doesn't have its digest")
-        before = None if self.policy_row is None else self.policy_row.policy_digest
-        if row.details["previous_policy_digest"] != before:
-            raise Inconsistent("the policy before it was another one")
         if self.policy is not None:
             terms = policy_terms(policy.name, self.policy_mark, requester=str(row.requester), reason=row.reason)
-            matter = self._matter(row, "policy", policy.digest, terms)
-            self._approved(row, self.policy, matter, least=self.policy.approvals.minimum)
+            self._approved(row, Matter("policy", policy.digest, terms, row.requester))
         self.policy, self.policy_row = policy, row
 
     def _refusal(self, row: Row) -> None:
         (decision,) = from_row(row.details)
         if decision.decision != "refuse":
             raise Inconsistent("a refusal without a signature")
-        matter = self._matter(row, "release", row.idempotency_key or "", decision.terms)
+        matter = Matter("release", row.idempotency_key or "", decision.terms, row.requester)
         signer(decision, self.in_force.approvals, matter, at=datetime.fromisoformat(row.recorded_at))
         self.refusals.setdefault(decision.terms.get("idempotency_key", ""), row)
 
-    def _recovery(self, row: Row) -> None:
-        content = row.details["recovery"]
-        policy = Policy.parse(content["policy"])
-        matter = self._matter(row, "recovery", row.idempotency_key or "", recovery_terms(content))
-        self._approved(row, policy, matter, least=max(1, policy.approvals.minimum))
-        self.recovery = row
-
     def _revocation(self, row: Row) -> None:
-        release = self.releases.get(row.release_id or "")
-        if release is None:
-            raise Inconsistent("it revokes a release that does not exist")
+        release = self.release(row.release_id or "")
         release.revoked = release.revoked or row
 
     # -- releases ------------------------------------------------------------------------------------------
 
-    def _release(self, row: Row) -> str:
-        if row.state == "reserved":
-            return self._reserved(row)
-        release = self.releases.get(row.release_id or "")
-        if release is None or release.row.state not in _MAY_FOLLOW.get(row.state, ()):
-            was = "nothing" if release is None else release.row.state
-            raise Inconsistent(f"release {row.release_id} went from {was} to {row.state}")
-        before = release.row
-        if any(getattr(row, name) != getattr(before, name) for name in Row.model_fields if name not in _CHANGING):
-            raise Inconsistent(f"release {row.release_id}: a field changed that may not")
-        if {**(row.event or {}), **_MEASURED} != {**(before.event or {}), **_MEASURED}:
-            raise Inconsistent(f"release {row.release_id}: its event changed")
-        grown = _growth(row, before, "epsilon")
-        _growth(row, before, "sensitivity")
-        for name in ("draw_digest", "bundle_digest"):
-            if getattr(before, name) is not None and getattr(row, name) != getattr(before, name):
-                raise Inconsistent(f"release {row.release_id}: {name} changed")
-        if (row.draw_digest is None and row.state != "burned") or (
-            row.bundle_digest is None and row.state == "committed"
-        ):
-            raise Inconsistent(f"release {row.release_id} is {row.state} without a digest")
-        if grown and (row.state != "drawn" or row.guarantee_kind == "formal"):
-            raise Inconsistent(f"release {row.release_id}: its cost grew when it was {row.state}")
-        charges, problem = self.surplus(release, grown) if grown else ((), None)
-        self._charge(row, charges, Loss(epsilon=row.epsilon or amounts.ZERO_EPSILON))
-        release.row = row
-        return self._compare(row, charges, problem)
-
-    def _reserved(self, row: Row) -> str:
+    def _reserved(self, row: Row) -> tuple[Row, str]:
         release_id, key = str(row.release_id), str(row.idempotency_key)
         if release_id in self.releases or ("release", key) in self.keys:
             raise Inconsistent(f"release {release_id} is reserved twice")
         if row.guarantee_kind not in ("formal", "asymptotic-local") or row.epsilon is None or row.epsilon <= 0:
             raise Inconsistent("a release without a cost")
-        shared = row.details.get("records", {}).get("overlap", ())
-        unknown = [
-            name for name in shared if name not in self.releases or self.releases[name].kind != row.guarantee_kind
-        ]
-        if unknown:
-            raise Inconsistent("it names a release with the same records that does not exist")
-        problems = []
-        if key in self.refusals:
-            problems.append(f"release {release_id} was refused before")
+        names = row.details.get("records", {}).get("overlap", ())
+        shared = [self.release(name) for name in names]
+        if any(other.kind != row.guarantee_kind for other in shared):
+            raise Inconsistent("it names a release of another kind of guarantee with the same records")
+        problems = [f"release {release_id} was refused before" if key in self.refusals else ""]
         try:
-            matter = self._matter(row, "release", row.details.get("plan_digest", ""), signed_terms(row.as_json()))
-            self._approved(row, self.in_force, matter, least=self.in_force.approvals.minimum)
+            terms = signed_terms(row.as_json())
+            self._approved(row, Matter("release", row.details.get("plan_digest", ""), terms, row.requester))
         except (Inconsistent, InputError) as error:
             problems.append(str(error))
-        release = Release(row, row, Cost.of(vars(row)), set())
-        charges, problem = self.price(release, [self.releases[name] for name in shared])
-        self._count(release, [self.releases[name] for name in shared], charges)
-        self._charge(row, charges, None)
-        self.releases[release_id], self.keys["release", key] = release, row
-        problems.append(self._compare(row, charges, problem))
-        release.problem = next((one for one in problems if one), "")
-        return release.problem
-
-    def _compare(self, row: Row, charges: tuple[Charge, ...], problem: str | None) -> str:
-        # guard: the fold takes losses from events
-        if row.charges != charges:
-            return "its charges are not those of the events"
-        if charges and row.policy_digest != (self.policy_row and self.policy_row.policy_digest):
-            return "the policy that it was checked against wasn't in force"
-        return problem or ""
-
-    def _charge(self, row: Row, charges: tuple[Charge, ...], last: Loss | None) -> None:
-        for charge in charges:
-            key = self._key(row.guarantee_kind, charge, str(row.population))
-            account = self.accounts.get(key) or Account(*key)
-            self.accounts[key] = account.after(charge, sequence=row.sequence, last=last or charge.loss)
-        if charges:
-            self.charges.append((row, charges))
-
-    @staticmethod
-    def _key(kind: GuaranteeKind, charge: Charge, population: str) -> AccountKey:
-        return charge.population or population, charge.cohort, kind
-
-    def _count(self, release: Release, shared: Sequence[Release], charges: Sequence[Charge]) -> None:
-        own = release.own_accounts
-        population = str(release.row.population)
-        release.accounts |= {(charge.population or population, charge.cohort) for charge in charges}
+        if row.policy_digest != (self.policy_row and self.policy_row.policy_digest):
+            problems.append("the policy that it was checked against wasn't in force")
+        release = Release(row)
+        charges, problem = self.price(release, shared)
+        release.accounts |= {(charge.after.population, charge.after.cohort) for charge in charges}
         for earlier in shared:
-            earlier.accounts |= set(own)
+            earlier.accounts |= set(release.own_accounts)
+        self._charge(release, charges)
+        self.releases[release_id], self.keys["release", key] = release, row
+        release.problem = next((one for one in (*problems, problem) if one), "")
+        return row, release.problem
 
-    def price(self, release: Release, shared: Sequence[Release]) -> tuple[tuple[Charge, ...], str | None]:
+    def _later(self, row: Row) -> tuple[Row, str]:
+        """Takes what a later row adds to its release; of what was measured at the draw, the larger counts."""
+        release, problem = self.release(row.release_id or ""), ""
+        before = release.row
+        if before.state not in _MAY_FOLLOW.get(row.state, ()):
+            raise Inconsistent(f"release {row.release_id} went from {before.state} to {row.state}")
+        changes = {name: getattr(row, name) for name in _ADDED}
+        digests = {"draw_digest": before.draw_digest or row.draw_digest}
+        if row.state == "committed":
+            digests["bundle_digest"] = row.bundle_digest
+        if None in digests.values() and row.state != "burned":
+            raise Inconsistent(f"release {row.release_id} is {row.state} without a digest")
+        if row.state == "drawn":
+            changes |= _measured(row, before)
+            epsilon = row.epsilon or amounts.ZERO_EPSILON
+            planned = before.epsilon or amounts.ZERO_EPSILON
+            if epsilon > planned and before.guarantee_kind == "formal":
+                raise Inconsistent(f"release {row.release_id}: its cost grew with the draw")
+            if epsilon > planned:
+                charges, problem = self.surplus(release, epsilon - planned)
+                self._charge(release, charges, last=Loss(epsilon, amounts.ZERO_DELTA, None, None))
+        release.row = before.model_copy(update=changes | digests)
+        return release.row, problem
+
+    def _charge(self, release: Release, charges: tuple[Charge, ...], last: Loss | None = None) -> None:
+        for charge in charges:
+            account = charge.after if last is None else replace(charge.after, last=last)
+            self.accounts[account.population, account.cohort, account.guarantee_kind] = account
+        release.charges += charges
+
+    def account(self, name: tuple[str, str], kind: GuaranteeKind) -> Account:
+        return self.accounts.get((*name, kind)) or Account(*name, kind)
+
+    def price(self, release: Release, shared: Sequence[Release]) -> tuple[tuple[Charge, ...], str]:
         """Returns what a release costs each account: its own, and those of earlier releases of the same records.
 
         Its own accounts take what those releases cost, too, where they were not charged for it. So the first account
@@ -315,32 +271,30 @@ class State:
         own = release.own_accounts
         # guard: the accounts of earlier releases are charged
         others = sorted({name for earlier in shared for name in earlier.own_accounts} - set(own))
-        charges, problems = [], [self._unit_conflict([*own, *others], release)]
-        for name in [*own, *others]:
-            taken = [one.cost for one in shared if name in own and name not in one.accounts]
-            charge, problem = self._charge_to(name, release.kind, [release.cost, *taken], own=name in own)
-            charges.append(charge)
-            problems.append(problem)
-        return tuple(charges), next((one for one in problems if one), None)
+        costs = {
+            name: [release.cost, *(one.cost for one in shared if name in own and name not in one.accounts)]
+            for name in [*own, *others]
+        }
+        charges, problem = self._charges(costs, release.kind, own)
+        return charges, self._unit_conflict(costs, release) or problem
 
-    def surplus(self, release: Release, epsilon: Decimal) -> tuple[tuple[Charge, ...], str | None]:
+    def surplus(self, release: Release, epsilon: Decimal) -> tuple[tuple[Charge, ...], str]:
         """Returns what it costs each account that counts a release, that its draw cost more than planned."""
-        cost = Cost(release.cost.relation, release.cost.privacy_unit, epsilon, amounts.ZERO_DELTA)
-        own = release.own_accounts
-        priced = [
-            self._charge_to(name, release.kind, [cost], own=name in own)
-            for name in [*own, *sorted(release.accounts - set(own))]
-        ]
-        return tuple(charge for charge, _ in priced), next((problem for _, problem in priced if problem), None)
+        own, cost = release.own_accounts, replace(release.cost, epsilon=epsilon, delta=amounts.ZERO_DELTA)
+        names = [*own, *sorted(release.accounts - set(own))]
+        return self._charges({name: [cost] for name in names}, release.kind, own)
 
-    def _charge_to(
-        self, name: tuple[str, str], kind: GuaranteeKind, costs: Sequence[Cost], *, own: bool
-    ) -> tuple[Charge, str | None]:
-        account = self.accounts.get((*name, kind)) or Account(*name, kind)
+    def _charges(
+        self, costs: Mapping[tuple[str, str], Sequence[Cost]], kind: GuaranteeKind, own: Sequence[tuple[str, str]]
+    ) -> tuple[tuple[Charge, ...], str]:
         policy = self.in_force
-        return charge_account(account, policy.cap(*name, kind), costs, policy=policy.name, own=own)
+        priced = [
+            charge_account(self.account(name, kind), policy.cap(*name, kind), each, policy=policy.name, own=name in own)
+            for name, each in costs.items()
+        ]
+        return tuple(charge for charge, _ in priced), next((problem for _, problem in priced if problem), "")
 
-    def _unit_conflict(self, names: Iterable[tuple[str, str]], release: Release) -> str | None:
+    def _unit_conflict(self, names: Iterable[tuple[str, str]], release: Release) -> str:
         for population in dict.fromkeys(population for population, _ in names):
             # guard: claims about records and units are not added
             other = self.other_unit(population, release.kind, release.cost.privacy_unit)
@@ -350,7 +304,31 @@ class State:
                     f"{release.cost.privacy_unit}; these can't be added, since how many records of the one belong to "
                     "the other is not bounded"
                 )
-        return None
+        return ""
+
+    def sharing(self, row: Row, shared: Mapping[int, Shared | None]) -> list[Release]:
+        """Returns the releases of the same guarantee kind that share records with a row's, or with a plan's.
+
+        So do those of another population that share units; within one, the account of its units has all of them. One
+        whose marks are gone from the registry is taken to share them. Of one that was reserved without marks only the
+        fingerprint of the whole data set is known.
+
+        Args:
+            shared: what the row's set of records shares with each stored one, by its row.
+        """
+        overlapping = []
+        for release in self.releases.values():
+            reserved = release.reserved
+            common = shared.get(reserved.sequence)
+            if common is not None:
+                # guard: a unit is known in another population
+                shares = common.records or bool(common.units and reserved.population != row.population)
+            else:
+                # guard: a lost set of records counts as sharing all
+                shares = "records" in reserved.details or reserved.data_fingerprint == row.data_fingerprint
+            if shares and release.kind == row.guarantee_kind:
+                overlapping.append(release)
+        return overlapping
 
     # -- questions -----------------------------------------------------------------------------------------
 
@@ -386,16 +364,6 @@ class State:
         row = self.keys.get(("release", key))
         return None if row is None else self.releases[str(row.release_id)]
 
-    def counts(self, row: Row) -> bool:
-        """Tells whether a row of a release is one that has an effect."""
-        release = self.releases.get(row.release_id or "")
-        return release is not None and row.sequence in (release.row.sequence, release.reserved.sequence)
-
-    @property
-    def void(self) -> frozenset[int]:
-        """The sequences of rows without effect."""
-        return frozenset(bad.sequence for bad in self.bad if bad.void)
-
     def require_sound(self) -> None:
         """Refuses a ledger whose chain is damaged."""
         if self.broken:
@@ -410,22 +378,17 @@ def fold(entries: Iterable[Entry], state: State | None = None) -> State:
     return state
 
 
-def policy_after(rows: Iterable[Row], ledger: str) -> Policy | None:
-    """Returns the policy in force after the changes of it alone, without those that were not signed as required."""
-    state = State(ledger=ledger)
-    for row in rows:
-        with suppress(Inconsistent, InputError, KeyError, TypeError):
-            state._policy_change(row)
-    return state.policy
-
-
-def _growth(row: Row, before: Row, name: str) -> Decimal:
-    now, then = getattr(row, name), getattr(before, name)
-    if now == then:
-        return amounts.ZERO_EPSILON
-    if now is None or (then is not None and now < then):
-        raise Inconsistent(f"{name} fell")
-    return now - (then or 0)
+def _measured(row: Row, before: Row) -> dict[str, Any]:
+    """Returns the fields that follow from what a draw measured, the larger of planned and measured."""
+    measured: dict[str, Any] = {"epsilon": max(row.epsilon or amounts.ZERO_EPSILON, before.epsilon or 0)}
+    if row.sensitivity is not None and row.sensitivity > (before.sensitivity or 0):
+        measured["sensitivity"] = row.sensitivity
+        if before.event is not None and "sensitivity" in before.event:
+            measured["event"] = {**before.event, "sensitivity": float(row.sensitivity)}
+        if before.epsilon_add_remove is not None:
+            most = row.sensitivity * (before.max_records_per_unit or 1)
+            measured["epsilon_add_remove"] = max(before.epsilon_add_remove, most)
+    return measured
 
 
 @lru_cache(maxsize=64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import uuid
 from collections.abc import Callable, Sequence
 from decimal import Decimal
@@ -14,7 +13,6 @@ from storage.errors import InputError, StorageError
 from storage.ledger import amounts, chain
 from storage.ledger.budget import BudgetRefused
 from storage.ledger.content import (
-    carry,
     evaluation_content,
     plan_content,
     policy_content,
@@ -137,9 +135,14 @@ class Ledger(LedgerReader):
             )
         entry = chain.append(connection, content, key=self._key if signed else None)
         row = state.take(entry)
-        if row is None or any(bad.sequence == entry.sequence for bad in state.bad):
+        if row is None or (state.bad and state.bad[-1].sequence == entry.sequence):
             raise BudgetRefused(state.bad[-1].problem)
         return row
+
+    def _append_to(self, connection: Connection, state: State, release: Release, state_name: str, **fields: Any) -> Row:
+        """Adds a later row of a release, which says what it adds alone."""
+        content = {"kind": "release", "release_id": release.row.release_id, "state": state_name, **fields}
+        return self._append(connection, state, content)
 
     # -- releases ------------------------------------------------------------------------------------------
 
@@ -204,7 +207,7 @@ class Ledger(LedgerReader):
         _require_persons(policy, approved)
         if plan.supersedes is not None:
             state.release(plan.supersedes)
-        charges, shared, comparison = self._charges(connection, state, content, records)
+        _, shared = self._charges(connection, state, content, records)
         details = replaced_details(plan.claim)
         if plan_digest is not None:
             signed = [decision.model_dump(mode="json") for decision in decisions]
@@ -213,24 +216,20 @@ class Ledger(LedgerReader):
             details["ledger"] = plan.ledger.model_dump()
         if audit is not None:
             details["audit"] = audit
-        stored = None if comparison is None else comparison.encode()
-        if records is not None and stored is not None:
+        if records is not None:
             names = sorted(str(release.row.release_id) for release in shared)
-            details["records"] = {
-                "overlap": names, "set": records.digest, "stored": hashlib.sha256(stored).hexdigest(),
-            }  # fmt: skip
+            details["records"] = {"overlap": names, "set": records.digest}
         content |= {
             "state": "reserved",
             "release_id": uuid.uuid4().hex[:16],
             "records_rounded": policy.round_records(plan.records_rounded),
-            "charges": charges,
             "policy_digest": policy.digest,
             "approvals": approved,
             "details": details,
         }
         row = self._append(connection, state, content)
-        if stored is not None:
-            register(connection, row.sequence, stored)
+        if records is not None:
+            register(connection, row.sequence, records)
         return row
 
     def require_drawable(self, release_id: str) -> Row:
@@ -335,34 +334,26 @@ class Ledger(LedgerReader):
         if row.state != "reserved":
             raise StorageError(f"release {release_id} is {row.state}: nothing may be drawn")
         self._require_drawable(state, release)
-        content = carry(row, state="drawn", draw_digest=draw_digest)
-        planned_epsilon, planned_sensitivity = row.epsilon or amounts.ZERO_EPSILON, row.sensitivity
-        at_draw = measured["sensitivity"]
-        if at_draw is not None and (planned_sensitivity is None or at_draw > planned_sensitivity):
-            if measured["epsilon"] is None:
-                raise InputError("epsilon: the draw's sensitivity is above the planned one; give its epsilon too")
-            content["sensitivity"] = at_draw
-            if row.event is not None and "sensitivity" in row.event:
-                content["event"] = {**row.event, "sensitivity": float(at_draw)}
-            if row.epsilon_add_remove is not None:
-                content["epsilon_add_remove"] = max(row.epsilon_add_remove, at_draw * (row.max_records_per_unit or 1))
-        if measured["epsilon"] is not None and measured["epsilon"] > planned_epsilon:
+        sensitivity, epsilon = measured["sensitivity"], measured["epsilon"]
+        if epsilon is None and sensitivity is not None and sensitivity > (row.sensitivity or 0):
+            raise InputError("epsilon: the draw's sensitivity is above the planned one; give its epsilon too")
+        planned = row.epsilon or amounts.ZERO_EPSILON
+        if epsilon is not None and epsilon > planned:
             if row.guarantee_kind == "formal":
                 raise InputError("epsilon: a formal guarantee doesn't depend on the draw; this one grew with it")
-            policy = self._put_in_force(connection, state, requester=row.requester or "")
-            charges, problem = state.surplus(release, measured["epsilon"] - planned_epsilon)
-            if problem is not None:
+            _, problem = state.surplus(release, epsilon - planned)
+            if problem:
                 reason = f"epsilon at the draw exceeds the reservation: {problem}"
-                burned = carry(row, state="burned", draw_digest=draw_digest, reason=reason, cause="surplus-refused")
-                return self._append(connection, state, burned)
-            content |= {"epsilon": measured["epsilon"], "policy_digest": policy.digest, "charges": charges}
-        return self._append(connection, state, content)
+                refused = {"draw_digest": draw_digest, "reason": reason, "cause": "surplus-refused"}
+                return self._append_to(connection, state, release, "burned", **refused)
+        return self._append_to(connection, state, release, "drawn", draw_digest=draw_digest, **measured)
 
     def commit(self, release_id: str, *, bundle_digest: str, plan_digest: str | None = None) -> Row:
         """Records that the bundle stands; the release is done. Again with the same digest returns its row."""
 
         def work(connection: Connection, state: State) -> Row:
-            row = state.release(release_id).row
+            release = state.release(release_id)
+            row = release.row
             require_plan(row, plan_digest)
             if row.state == "committed":
                 if row.bundle_digest != bundle_digest:
@@ -370,7 +361,8 @@ class Ledger(LedgerReader):
                 return row
             if row.state != "drawn":
                 raise StorageError(f"release {release_id} is {row.state}: only a drawn one can be committed")
-            return self._append(connection, state, carry(row, state="committed", bundle_digest=bundle_digest))
+            self._require_drawable(state, release)
+            return self._append_to(connection, state, release, "committed", bundle_digest=bundle_digest)
 
         return self._transact(work)
 
@@ -385,7 +377,7 @@ class Ledger(LedgerReader):
                 return row
             if row.state == "committed":
                 raise StorageError(f"release {release_id} is committed: what left can't be burned")
-            return self._append(connection, state, carry(row, state="burned", reason=reason))
+            return self._append_to(connection, state, state.release(release_id), "burned", reason=reason)
 
         return self._transact(work)
 
@@ -434,9 +426,7 @@ class Ledger(LedgerReader):
                 terms = policy_terms(policy.name, state.policy_mark, requester=requester, reason=reason)
                 names = approvers(decisions, before.approvals, Matter("policy", policy.digest, terms, requester))
                 _require_persons(before, names)
-            content = policy_content(
-                policy, before, requester=requester, reason=reason, approvals=names, decisions=decisions
-            )
+            content = policy_content(policy, requester=requester, reason=reason, approvals=names, decisions=decisions)
             return self._append(connection, state, content)
 
         return self._transact(work)
@@ -450,7 +440,7 @@ class Ledger(LedgerReader):
         if state.policy is None or row is None:
             policy = self._policy or DEFAULT_POLICY
             reason = "first policy of this ledger"
-            self._append(connection, state, policy_content(policy, None, requester=requester, reason=reason))
+            self._append(connection, state, policy_content(policy, requester=requester, reason=reason))
             return policy
         if self._policy is not None and self._policy != DEFAULT_POLICY and self._policy.digest != row.policy_digest:
             raise InputError(

@@ -10,7 +10,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializ
 
 from mechanisms.privacy.events import Claim, Event, GuaranteeKind, NeighbouringRelation
 from storage.ledger import amounts
-from storage.ledger.composition import Loss, Rule, total, within
 
 SCHEMA_VERSION = 1
 """Version of the rows' JSON; a change of it is a change of what is hashed."""
@@ -21,7 +20,7 @@ GENESIS = "0" * 64
 """Previous hash of the first row."""
 
 State = Literal["reserved", "drawn", "committed", "burned", "internal", "recorded"]
-Kind = Literal["release", "evaluation", "audit", "budget-change", "refusal", "handover", "revocation", "recovery"]
+Kind = Literal["release", "evaluation", "audit", "budget-change", "refusal", "handover", "revocation"]
 
 SIGNED = ("release", "handover", "revocation")
 """Kinds of rows that count only with the signature of a releasing worker's key."""
@@ -192,63 +191,11 @@ class Evaluation(_Provenance):
         return self.label or (self.subject.label if self.subject is not None else "")
 
 
-class Charge(BaseModel):
-    """What one row spent from one account: amounts that add up, and the cap that they were held against."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    population: str | None = None
-    """Of the account; None: the release's own."""
-    cohort: str
-    neighbouring_relation: NeighbouringRelation
-    """The relation that the account is kept in."""
-    privacy_unit: str
-    composition: Rule
-    before: Loss
-    loss: Loss
-    """Recomputed from the events of the releases that the row charges."""
-    epsilon_cap: Amount
-    delta_cap: Amount | None
-
-    @property
-    def spent(self) -> Loss:
-        return self.before.plus(self.loss)
-
-    @property
-    def epsilon(self) -> Decimal:
-        """Of the claims."""
-        return self.loss.epsilon
-
-    @property
-    def delta(self) -> Decimal:
-        return self.loss.delta
-
-    @property
-    def epsilon_before(self) -> Decimal:
-        """For display, as `epsilon_after`: by another rule than `basic` it holds at the delta of the cap."""
-        return total(self.before, rule=self.composition, delta=self.delta_cap)
-
-    @property
-    def epsilon_after(self) -> Decimal:
-        return total(self.spent, rule=self.composition, delta=self.delta_cap)
-
-    @property
-    def delta_after(self) -> Decimal:
-        exact = self.composition != "basic" and self.delta_cap is not None and self.spent.mu_squared is not None
-        return self.delta_cap if exact and self.delta_cap is not None else self.spent.delta
-
-    @property
-    def fits(self) -> bool:
-        return within(self.spent, rule=self.composition, epsilon=self.epsilon_cap, delta=self.delta_cap)
-
-    @property
-    def account(self) -> str:
-        """Cohort of the account, with its population where it is another release's."""
-        return self.cohort if self.population is None else f"{self.population}/{self.cohort}"
-
-
 class Row(BaseModel):
-    """One row of the chain. A release's current state is its newest row, which repeats all it knows."""
+    """One row of the chain.
+
+    A release's later rows say what they add alone: `State` has its current one, with all that is known of it.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -284,8 +231,6 @@ class Row(BaseModel):
     accountant: str | None = None
     assumptions: tuple[str, ...] = ()
     unprotected_inputs: tuple[str, ...] = ()
-    charges: tuple[Charge, ...] = ()
-    """What this row itself spent; `reserved` the planned cost, `drawn` a surplus."""
     policy_digest: str | None = None
     trust_model: str = ""
     randomness_source: str = ""

@@ -42,7 +42,7 @@ def overlapping_releases(
         records: what the plan is made from; without it only fingerprints and names tell.
     """
     with ledger.database.read() as connection:
-        shared = {} if records is None else compare(connection, records)[1]
+        shared = {} if records is None else compare(connection, records)
     overlapping: list[OverlappingRelease] = []
     for release in ledger.state().releases.values():
         row = release.reserved

@@ -5,30 +5,26 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from mechanisms.privacy.events import GuaranteeKind
 from storage.errors import InputError
 from storage.ledger import chain
-from storage.ledger.budget import Account, BudgetLine, BudgetRefused, Cost, accounts_of, budget_lines, charge_account
+from storage.ledger.budget import Account, BudgetLine, BudgetRefused, Charge, accounts_of, budget_lines, charge_account
 from storage.ledger.content import plan_content
 from storage.ledger.database import Database
 from storage.ledger.fold import Release, State, fold
-from storage.ledger.models import GENESIS, Charge, Mark, ReleasePlan, Row
+from storage.ledger.models import GENESIS, Mark, ReleasePlan, Row
 from storage.ledger.policy import DEFAULT_POLICY, Policy
 from storage.ledger.records import RecordSet
-from storage.ledger.registry import Comparison, compare
-from storage.ledger.schema import ledger_row, record_set
+from storage.ledger.registry import compare
 
 if TYPE_CHECKING:
     from storage.ledger.heads import Head
     from storage.ledger.verify import Report
-
-_T = ledger_row.c
 
 
 @dataclass(frozen=True)
@@ -90,31 +86,29 @@ class LedgerReader:
         release = self.state().release_of_key(idempotency_key)
         return None if release is None else release.row
 
+    def release_of(self, plan: ReleasePlan) -> Row | None:
+        """Returns the current row of the release that a plan has already, None where it has none."""
+        return self.find(plan.idempotency_key)
+
     def history(self, release_id: str) -> Sequence[Row]:
         """Returns all rows about a release, its audits included, oldest first."""
-        with self._reading() as (connection, state):
-            state.release(release_id)
-            return self._rows(connection, state, _T.release_id == release_id)
+        state = self.state()
+        state.release(release_id)
+        return [row for row in state.rows if row.release_id == release_id]
 
     def rows(self) -> Sequence[Row]:
         """Returns every row of the chain that has an effect, oldest first."""
-        with self._reading() as (connection, state):
-            return self._rows(connection, state)
+        return list(self.state().rows)
 
     def evaluations(self) -> Sequence[Row]:
         """Returns the rows of internal evaluations, oldest first."""
-        with self._reading() as (connection, state):
-            return self._rows(connection, state, _T.kind == "evaluation")
+        return [row for row in self.state().rows if row.kind == "evaluation"]
 
     def current(self) -> Sequence[Row]:
         """Returns each release in its current state and every other row, in order of their newest row."""
-        with self._reading() as (connection, state):
-            others = self._rows(connection, state, _T.kind != "release")
-            return sorted([*others, *(one.row for one in state.releases.values())], key=lambda row: row.sequence)
-
-    def _rows(self, connection: Connection, state: State, *where: sa.ColumnElement[bool]) -> list[Row]:
-        void = state.void
-        return [row for row in chain.select_rows(connection, *where, skip=void) if row.sequence <= state.sequence]
+        state = self.state()
+        newest = {release.row.sequence for release in state.releases.values()}
+        return [row for row in state.rows if row.kind != "release" or row.sequence in newest]
 
     def open_releases(self) -> Sequence[Row]:
         """Returns the releases that are reserved or drawn and not closed."""
@@ -142,19 +136,13 @@ class LedgerReader:
 
     def policy_before(self, row: Row) -> Policy:
         """Returns the policy that was in force when a row was written."""
-        with self._reading() as (connection, state):
-            policies = self._rows(connection, state, _T.kind == "budget-change", _T.sequence < row.sequence)
-        return Policy.parse(policies[-1].details["policy"]) if policies else DEFAULT_POLICY
-
-    def reserved_until(self, row: Row) -> Sequence[Row]:
-        """Returns the reservations of a row's population up to this row, oldest first."""
-        reserved = (one.reserved for one in self.state().releases.values())
-        return [one for one in reserved if one.population == row.population and one.sequence <= row.sequence]
+        rows = [one for one in self.state().rows if one.kind == "budget-change" and one.sequence < row.sequence]
+        return Policy.parse(rows[-1].details["policy"]) if rows else DEFAULT_POLICY
 
     def budget(self) -> Sequence[BudgetLine]:
         """Returns every account beside its cap: those with spending, and those that the policy names."""
         state = self.state()
-        return budget_lines(self._in_force(state), list(state.accounts.values()))
+        return budget_lines(self._in_force(state), state.accounts.values())
 
     def require_here(self, plan: ReleasePlan) -> None:
         """Requires that a plan was made under this ledger, and under what stands in it."""
@@ -186,20 +174,18 @@ class LedgerReader:
         """
         with self._reading() as (connection, state):
             policy = self._in_force(state)
-            shared, _ = self._overlap(connection, state, kind, population, fingerprint, records)
+            sought = _row({"guarantee_kind": kind, "population": population, "data_fingerprint": fingerprint})
+            shared = self._overlap(connection, state, sought, records)
             own = accounts_of(population, tuple(cohorts), privacy_unit)
             others = sorted({name for release in shared for name in release.own_accounts} - set(own))
             accounts = []
             for name in [*own, *others]:
-                account = state.accounts.get((*name, kind)) or Account(*name, kind)
+                account, cap = state.account(name, kind), policy.cap(*name, kind)
                 taken = [one.cost for one in shared if name in own and name not in one.accounts]
                 if taken:
-                    charge, _ = charge_account(account, policy.cap(*name, kind), taken, policy=policy.name)
-                    account = account.after(charge, sequence=account.sequence, last=account.last or charge.loss)
-                accounts.append(account)
-            lines = budget_lines(policy, accounts)
-            shown = {(one.account.population, one.account.cohort): one.account for one in lines}
-            accounts = [shown[account.population, account.cohort] for account in accounts]
+                    charge, _ = charge_account(account, cap, taken, policy=policy.name)
+                    account = replace(charge.after, last=account.last or charge.loss)
+                accounts.append(replace(account, delta_cap=account.delta_cap if cap is None else cap.delta))
             other = state.other_unit(population, kind, privacy_unit)
             return ProjectedBalance(tuple(accounts[: len(own)]), tuple(accounts[len(own) :]), other)
 
@@ -207,30 +193,15 @@ class LedgerReader:
         """Returns the row that refuses this plan, None where nobody did."""
         return self.state().refusals.get(plan.idempotency_key)
 
-    def release_of(self, plan: ReleasePlan) -> Row | None:
-        """Returns the current row of the release that a plan has already, None where it has none."""
-        return self.find(plan.idempotency_key)
-
     def charges(self, release_id: str) -> tuple[Charge, ...]:
         """Returns what a release was charged, its surplus at the draw included, oldest first."""
-        return tuple(
-            charge for row, charges in self.state().charges if row.release_id == release_id for charge in charges
-        )
-
-    def spend_history(self, population: str, kind: GuaranteeKind) -> Sequence[tuple[str, Charge]]:
-        """Returns every charge to a population's accounts of one guarantee kind with its time, oldest first."""
-        return [
-            (row.recorded_at, charge)
-            for row, charges in self.state().charges
-            for charge in charges
-            if row.guarantee_kind == kind and (charge.population or row.population) == population
-        ]
+        return tuple(self.state().release(release_id).charges)
 
     def verify(
         self,
         *,
         heads: Iterable[Head] = (),
-        earlier: Iterable[Row] = (),
+        earlier: Iterable[Mark] = (),
         progress: Callable[[int], None] | None = None,
     ) -> Report:
         """Checks the whole ledger; see `storage.ledger.verify.verify`."""
@@ -252,63 +223,32 @@ class LedgerReader:
             )
         if chain.hash_of(connection, mark.sequence) != mark.hash:
             raise BudgetRefused(f"the plan was made under {mark}, and the ledger has no such row any more; plan again")
-        # guard: approvals of before a recovery count no more
-        if state.recovery is not None and state.recovery.sequence > mark.sequence:
-            raise BudgetRefused(
-                f"the plan was made before the ledger was recovered (row {state.recovery.sequence}), and so were its "
-                "approvals; plan again"
-            )
 
     def _charges(
         self, connection: Connection, state: State, content: dict[str, Any], records: RecordSet | None
-    ) -> tuple[tuple[Charge, ...], list[Release], Comparison | None]:
+    ) -> tuple[tuple[Charge, ...], list[Release]]:
         if state.policy is None and self._policy is not None:
             state = State(policy=self._policy)
-        row = Row.model_construct(**content, sequence=1, previous_hash=GENESIS, recorded_at="", state="reserved")
-        shared, comparison = self._overlap(
-            connection, state, row.guarantee_kind, str(row.population), str(row.data_fingerprint), records
-        )
-        charges, problem = state.price(Release(row, row, Cost.of(vars(row)), set()), shared)
-        if problem is not None:
+        release = Release(_row(content))
+        shared = self._overlap(connection, state, release.row, records)
+        charges, problem = state.price(release, shared)
+        if problem:
             raise BudgetRefused(problem)
-        return charges, shared, comparison
+        return charges, shared
 
-    def _overlap(
-        self,
-        connection: Connection,
-        state: State,
-        kind: GuaranteeKind,
-        population: str,
-        fingerprint: str,
-        records: RecordSet | None,
-    ) -> tuple[list[Release], Comparison | None]:
-        """Returns earlier releases of the same guarantee kind that share records with these.
-
-        So do those of another population that share units; within one, the account of its units has all of them. One
-        whose marks are gone from the registry is taken to share them. Of one that was reserved without marks only the
-        fingerprint of the whole data set is known. The comparison with all of them encodes the records.
-        """
+    def _overlap(self, connection: Connection, state: State, row: Row, records: RecordSet | None) -> list[Release]:
+        """Returns earlier releases that share records with a planned one; without its records none is known."""
         if records is None:
-            return [], None
-        comparison, shared = compare(connection, records)
+            return []
+        shared = compare(connection, records)
         if None in shared.values():
             raise InputError(
                 "registry key: the ledger's records are marked with another key than this workspace's. Give that of "
                 "the workspace that released first (private/registry.key) by AUTOCODER_REGISTRY_KEY."
             )
-        stored = set(connection.scalars(sa.select(record_set.c.sequence)))
-        overlapping = []
-        for release in state.releases.values():
-            reserved = release.reserved
-            common = shared.get(reserved.sequence)
-            if release.kind != kind:
-                continue
-            if common is not None:
-                # guard: a unit is known in another population
-                if common.records or (common.units and reserved.population != population):
-                    overlapping.append(release)
-            elif reserved.sequence not in stored and (
-                "records" in reserved.details or reserved.data_fingerprint == fingerprint
-            ):
-                overlapping.append(release)
-        return overlapping, comparison
+        return state.sharing(row, shared)
+
+
+def _row(content: dict[str, Any]) -> Row:
+    """Returns the row of a release that no ledger has yet."""
+    return Row.model_construct(**content, sequence=0, previous_hash=GENESIS, recorded_at="", state="reserved")

@@ -12,10 +12,11 @@ from typing import Any
 
 from storage.errors import InputError
 from storage.ledger.amounts import short
-from storage.ledger.models import Charge, Row
+from storage.ledger.budget import Charge
+from storage.ledger.models import Row
 from storage.ledger.policy import RegistryStatement
 from storage.ledger.reader import LedgerReader
-from storage.ledger.report import markdown_table
+from storage.ledger.report import markdown
 
 
 @dataclass(frozen=True)
@@ -38,17 +39,18 @@ class Deployment:
         reserved = rows["reserved"]
         stated = ledger.policy_before(reserved).registry or later
         charges = {charge.account: charge for charge in ledger.charges(release_id)}
-        repeated = len(ledger.reserved_until(reserved)) > 1
+        others = [one.reserved for one in ledger.state().releases.values() if one.row.population == reserved.population]
+        repeated = any(one.sequence < reserved.sequence for one in others)
         return None if stated is None else Deployment(rows["drawn"], tuple(charges.values()), stated, repeated)
 
     @property
     def budget(self) -> str:
         """Returns the caps of its accounts. Sums depend on which records other releases share, so none leaves."""
         parts = [
-            f"{charge.cohort}: at most ε {short(charge.epsilon_cap)}"
-            + (f" at δ {short(charge.delta_cap)}" if charge.delta_cap is not None else "")
+            f"{charge.account}: at most ε {short(charge.epsilon_cap)}"
+            + (f" at δ {short(charge.after.delta_cap)}" if charge.after.delta_cap is not None else "")
             for charge in self.charges
-            if charge.population is None
+            if charge.own
         ]
         return "Accounts of records, which all releases of the same records are charged to, never reset. " + "; ".join(
             parts
@@ -158,8 +160,7 @@ def answers(deployment: Deployment) -> str:
         ("Who has access to data and product?", stated.actors),
         ("Why these parameters?", stated.justification),
     ]
-    table = markdown_table(("question", "answer"), rows)
-    return f"# NIST SP 800-226: release {row.release_id}\n\n{table}\n"
+    return markdown(f"NIST SP 800-226: release {row.release_id}", {"Questions and answers": rows})
 
 
 def _variant(row: Row, *, pure: bool) -> str:

@@ -56,7 +56,7 @@ class RecordSet:
         start = len(_MAGIC) + _KEY_ID
         marks = np.frombuffer(content[start:], dtype="<u8") if (len(content) - start) % 8 == 0 else np.empty(0)
         if content[: len(_MAGIC)] != _MAGIC or not len(marks) or int(marks[0]) > len(marks) - 1:
-            raise StorageError("a set of records in the workspace is damaged. Restore it, or plan again.")
+            raise StorageError("a set of records is damaged. Restore ledger and workspace, or plan again.")
         contents, units = np.split(marks[1:].astype(np.uint64), [int(marks[0])])
         return RecordSet(content[len(_MAGIC) : start], contents, units)
 
@@ -78,19 +78,9 @@ class RecordSet:
         """
         return {"key": self.key_id.hex(), "marks": [f"{mark:016x}" for mark in self.contents[:_SAMPLED].tolist()]}
 
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """Returns the numbers of marks of contents and of units."""
-        return len(self.contents), len(self.units)
-
     def shared(self, other: RecordSet) -> Shared:
         """Returns how many marks the two have in common."""
-        contents, units = (int(positions(getattr(self, n), getattr(other, n))[0].sum()) for n in KINDS)
-        return Shared(contents, units)
-
-
-KINDS = ("contents", "units")
-"""Kinds of marks, each an array of `RecordSet`."""
+        return Shared(_common(self.contents, other.contents), _common(self.units, other.units))
 
 
 class Shared(NamedTuple):
@@ -170,10 +160,8 @@ def _sorted(marks: list[bytes]) -> NDArray[np.uint64]:
     return np.unique(np.frombuffer(b"".join(marks), dtype="<u8").astype(np.uint64))
 
 
-def positions(marks: NDArray[np.uint64], among: NDArray[np.uint64]) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:
-    """Returns which of sorted marks are among others, and where they are there."""
+def _common(marks: NDArray[np.uint64], among: NDArray[np.uint64]) -> int:
+    """Counts sorted marks that are among others."""
     if not len(marks) or not len(among):
-        return np.zeros(len(marks), dtype=np.bool_), np.empty(0, dtype=np.intp)
-    places = np.searchsorted(among, marks).clip(max=len(among) - 1)
-    present = among[places] == marks
-    return present, places[present]
+        return 0
+    return int((among[np.searchsorted(among, marks).clip(max=len(among) - 1)] == marks).sum())

@@ -1,55 +1,133 @@
-"""The ledger for people and other programs: JSON and CSV export, budget table, Markdown."""
+"""The ledger for people and other programs: one release in sections, as text or Markdown; rows and budgets as data."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from storage.errors import InputError
+from storage.figures import delta_text, epsilon_text
+from storage.ledger import chain
 from storage.ledger.amounts import short
-from storage.ledger.budget import BudgetLine
-from storage.ledger.models import Row
-from storage.tables.formulas import escape_formula
+from storage.ledger.budget import BudgetLine, Charge
+from storage.ledger.models import Mark
+from storage.ledger.reader import LedgerReader
+
+Section = Sequence[tuple[str, str]]
+"""Labels and values; a value without label is a line of a list."""
+
+_MEANING = {
+    "formal": "a finite-sample (ε, δ) guarantee, for every data set, given the trust model and the randomness below",
+    "asymptotic-local": (
+        "NOT a formal guarantee: ε was estimated on this one data set, holds in the limit of many records, is low too "
+        "where a model fits its training records closely, and is never added to a formal one"
+    ),
+    "none": "nothing is guaranteed",
+}
+_STATE = {
+    "reserved": "the budget is charged, nothing was drawn or left the house",
+    "drawn": "the one draw exists, its bundle is not recorded yet",
+    "committed": "the bundle stands and may be handed over",
+    "burned": "closed without a bundle; what it spent stays spent",
+}
 
 
-def to_json(rows: Iterable[Row]) -> str:
-    """Return rows as a JSON array; each holds its hash, so the file can be verified against later."""
-    return json.dumps([row.as_json() for row in rows], ensure_ascii=False, indent=1)
+def describe(ledger: LedgerReader, release_id: str) -> dict[str, Section]:
+    """Returns all that the ledger says of a release, in sections."""
+    release, history = ledger.state().release(release_id), ledger.history(release_id)
+    row, revoked = release.row, release.revoked
+    tree = {True: "with uncommitted changes", False: "clean", None: "unknown"}[row.code_dirty]
+    unit = f"{row.privacy_unit}, of at most {row.max_records_per_unit or 1} records"
+    relation = {"replace-one": "replaced", "add-remove": "added or removed"}.get(row.neighbouring_relation or "", "–")
+    sections: dict[str, Section] = {
+        "What": _present(
+            state=f"{row.state}: {_STATE[row.state]}",
+            revoked=None if revoked is None else f"{revoked.recorded_at[:10]}, {revoked.details.get('reason', '')}",
+            mechanism=row.mechanism, population=row.population, label=row.label, cohorts=", ".join(row.cohorts),
+            records=f"about {row.records_rounded}", supersedes=row.supersedes, reason=row.reason,
+        ),
+        f"Guarantee: {row.guarantee_kind}": _present(
+            meaning=_MEANING[row.guarantee_kind], ε=row.epsilon,
+            δ=row.delta if row.delta is not None else row.delta_text or "not quantified",
+            neighbours=f"one unit {relation}",
+            unit=unit, sensitivity=row.sensitivity, ε_under_add_remove=row.epsilon_add_remove, draws=row.draws,
+            probability_that_a_fresh_draw_exceeds_it=row.mc_failure_prob, accountant=row.accountant,
+            measured_beside_the_claim=row.details.get("audit", {}).get("line"), trust_model=row.trust_model,
+            randomness=row.randomness_source, floating_point=row.floating_point_caveat,
+        ),
+        "Rests on": [("", line) for line in row.assumptions] or [("", "nothing stated")],
+        "Not protected": [("", line) for line in row.unprotected_inputs] or [("", "nothing stated")],
+        "Cost": [(charge.account, cost_text(charge)) for charge in release.charges],
+        "Provenance": _present(
+            requester=row.requester, approvals=", ".join(row.approvals) or "none; the policy demanded none",
+            code=f"{row.code_commit} ({tree})", lock_file=row.lock_digest, parameters=row.parameters_digest,
+            records=row.data_fingerprint, draw=row.draw_digest, bundle=row.bundle_digest, policy=row.policy_digest,
+            **row.artifact_digests, event=json.dumps(row.event, ensure_ascii=False, sort_keys=True),
+        ),
+        "History": [
+            (f"row {one.sequence}", " ".join((one.recorded_at[:19], one.kind, one.state, one.hash))) for one in history
+        ],
+    }  # fmt: skip
+    return sections
 
 
-def to_csv(rows: Iterable[Row]) -> str:
-    """Return rows as CSV, one column a field; lists and objects as JSON."""
-    output = io.StringIO()
-    writer = csv.writer(output, lineterminator="\r\n")
-    names = list(Row.model_fields)
-    writer.writerow(names)
-    for row in rows:
-        content = row.as_json()
-        writer.writerow([_cell(content[name]) for name in names])
-    return output.getvalue()
+def _present(**fields: Any) -> Section:
+    return [
+        (name.replace("_", " "), short(value) if isinstance(value, Decimal) else str(value))
+        for name, value in fields.items()
+        if value not in (None, "")
+    ]
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, (list, dict)):
-        return json.dumps(value, ensure_ascii=False, sort_keys=True)
-    return escape_formula(str(value))
+def cost_text(charge: Charge) -> str:
+    """Says what an account was charged, and what is used and left of it, each ε with the δ at which it holds."""
+    before, after, loss = charge.before, charge.after, charge.loss
+    counted = after.delta_cap is not None
+    asked = f"ε {epsilon_text(loss.epsilon)}" + (f" at δ {delta_text(loss.delta)}" if counted else "")
+    used = (
+        f"ε {epsilon_text(before.epsilon)} before, {epsilon_text(after.epsilon)} after of {short(charge.epsilon_cap)}"
+    )
+    return f"{asked}; {used}" + (f", at δ {delta_text(after.delta)}" if counted else "") + f" ({after.rule})"
 
 
-def read_export(path: Path) -> Sequence[Row]:
-    """Read rows that `to_json` wrote."""
+def page(ledger: LedgerReader, release_id: str) -> str:
+    """Returns all that the ledger says of a release as Markdown, for a review board's files."""
+    return markdown(f"Release {release_id}", describe(ledger, release_id))
+
+
+def markdown(title: str, sections: Mapping[str, Section]) -> str:
+    """Returns a page: a table or a list a section."""
+    parts = [f"# {escape(title)}"]
+    for name, rows in sections.items():
+        parts.append(f"## {escape(name)}")
+        if all(not label for label, _ in rows):
+            parts.append("\n".join(f"- {escape(value)}" for _, value in rows))
+        else:
+            parts.append(markdown_table(("", ""), rows))
+    return "\n\n".join(parts) + "\n"
+
+
+def export(ledger: LedgerReader) -> str:
+    """Returns every row as it is stored, as a JSON array; each has its hash, so the file can be verified against."""
+    with ledger.database.read() as connection:
+        rows = [json.loads(entry.body) | {"hash": entry.hash} for entry in chain.entries(connection)]
+    return json.dumps(rows, ensure_ascii=False, indent=1)
+
+
+def read_export(path: Path) -> Sequence[Mark]:
+    """Reads which rows an export has."""
     try:
-        return [Row.model_validate(row) for row in json.loads(path.read_text(encoding="utf-8"))]
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        return [Mark(ledger=rows[0]["hash"], sequence=row["sequence"], hash=row["hash"]) for row in rows]
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError, ValidationError) as error:
         raise InputError(f"{path}: not a JSON export of a ledger") from error
 
 

@@ -1,36 +1,25 @@
-"""Detects a ledger that is not the one used before, and restores its rows or records who signed to abandon them.
-
-A workspace keeps every row that it saw (`journal.py`). A database that went back to a backup, or is gone, gets the rows
-that it lacks from there, exactly: they are linked to its last one by their hashes, and nothing is decided. Where that
-can't be, since the two went different ways or nothing was kept, those who approve releases sign which history is given
-up. From then on plans from before, and with them their approvals, count no more.
-"""
+"""Detects a ledger that is not the one used before, and puts its rows back from a journal, exactly as they were."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from itertools import dropwhile
+from typing import TYPE_CHECKING
 
 from sqlalchemy.engine import Connection
 
-from storage.artifacts import digest
 from storage.durable import write_atomically
-from storage.errors import InputError, StorageError
+from storage.errors import StorageError
 from storage.ledger import chain
-from storage.ledger.content import policy_content, recovery_content, recovery_terms
+from storage.ledger.chain import Entry
 from storage.ledger.database import Database, database_exists
-from storage.ledger.decisions import Decision, Matter, approvers
-from storage.ledger.fold import fold, policy_after
+from storage.ledger.fold import fold
 from storage.ledger.heads import encoded_key
-from storage.ledger.journal import JournalEntry, journals_of, own_journal
-from storage.ledger.models import Mark, Row
+from storage.ledger.journal import Journal, journals_of
+from storage.ledger.models import GENESIS, Mark, Row
 from storage.ledger.policy import DEFAULT_POLICY, Policy
 from storage.ledger.records import RecordSet
-from storage.ledger.registry import compare, register
+from storage.ledger.registry import register
 from storage.paths import Workspace
 
 if TYPE_CHECKING:
@@ -44,8 +33,8 @@ class RollbackFinding:
     problem: str
     mark: Mark
     """The row that was used before."""
-    missing: tuple[str, ...]
-    """Bodies of the rows that the ledger lacks, in order; empty where they are not kept, or do not follow."""
+    missing: tuple[Entry, ...]
+    """The rows that the ledger lacks, in order; empty where they do not follow its last one."""
 
 
 def detect(url: str, workspace: Workspace) -> RollbackFinding | None:
@@ -55,15 +44,23 @@ def detect(url: str, workspace: Workspace) -> RollbackFinding | None:
         for journal in journals:
             if (mark := journal.last()) is not None:
                 problem = f"no ledger at {database.url.database}, {journal.name} has used {mark}"
-                return RollbackFinding(problem, mark, _missing((0, chain.GENESIS), workspace, mark))
+                return RollbackFinding(problem, mark, _missing((0, GENESIS), journal))
         return None
     database.prepare()
     with database.read() as connection:
         for journal in journals:
             problem, mark = journal.problem(connection), journal.last()
-            if problem is not None and mark is not None:
-                return RollbackFinding(problem, mark, _missing(chain.last(connection), workspace, mark))
+            if problem and mark is not None:
+                return RollbackFinding(problem, mark, _missing(chain.last(connection), journal))
     return None
+
+
+def _missing(last: tuple[int, str], journal: Journal) -> tuple[Entry, ...]:
+    """Returns the rows of a journal behind the ledger's last one, where they go on from it."""
+    rows = list(dropwhile(lambda entry: entry.sequence < last[0], journal.rows()))
+    if last[0] == 0:
+        return tuple(rows)
+    return tuple(rows[1:]) if rows and rows[0].hash == last[1] else ()
 
 
 def restore(
@@ -87,27 +84,32 @@ def restore(
     database.prepare()
     with database.write() as connection:
         state = fold(chain.entries(connection))
-        rows = [state.take(_entry(body)) for body in finding.missing]
+        present = state.sequence
+        rows = [row for entry in finding.missing if (row := state.take(entry)) is not None]
         state.require_sound()
         own = None if key is None else encoded_key(key)
-        vouched = max((row.sequence for row in rows if row is not None and own and row.signer == own), default=0)
+        vouched = max((row.sequence for row in rows if own and row.signer == own), default=0)
         for bad in state.bad:
             # guard: rows that do not follow are not put back
-            if state.sequence - len(rows) < bad.sequence and bad.sequence > vouched:
+            if present < bad.sequence and bad.sequence > vouched:
                 raise StorageError(f"recover: {bad.problem}. No row was put back. Restore the journal from a copy")
         for row in rows:
-            if row is not None and row.sequence > vouched:
+            if row.sequence > vouched:
                 _require_known_policy(row, policy)
-        for body in finding.missing:
-            row = chain.parse(body, chain.put(connection, body).hash)
-            records = load_marks(workspace, row)
-            stored = None if records is None else compare(connection, records)[0].encode()
-            # without a set that it builds on it is another; a release without its set is taken to share all records
-            if stored is not None and hashlib.sha256(stored).hexdigest() == row.details["records"]["stored"]:
-                register(connection, row.sequence, stored)
+        current = {row.sequence: row for row in rows}
+        for entry in finding.missing:
+            chain.put(connection, entry.body)
+            _restore_records(connection, workspace, current.get(entry.sequence))
         for journal in journals_of(workspace):
             journal.check(connection)
     return len(finding.missing)
+
+
+def _restore_records(connection: Connection, workspace: Workspace, row: Row | None) -> None:
+    # a release without its set is taken to share all records
+    records = None if row is None else load_marks(workspace, row)
+    if row is not None and records is not None and records.digest == row.details["records"]["set"]:
+        register(connection, row.sequence, records)
 
 
 def _require_known_policy(row: Row, named: Policy | None) -> None:
@@ -120,89 +122,9 @@ def _require_known_policy(row: Row, named: Policy | None) -> None:
         )
 
 
-def _entry(body: str) -> chain.Entry:
-    return chain.Entry(json.loads(body)["sequence"], chain.digest(body), body)
-
-
-def request_recovery(
-    url: str, workspace: Workspace, finding: RollbackFinding, *, requester: str, reason: str
-) -> dict[str, Any]:
-    """Returns what those who approve are to sign, as plain data."""
-    if finding.missing:
-        raise InputError("recover: the rows are kept here; put them back (--apply), nothing needs to be given up")
-    if not reason.strip():
-        raise InputError("--reason: say why the other history is given up")
-    database = Database(url, lock_timeout=60.0)
-    database.prepare()
-    with database.read() as connection:
-        first = chain.hash_of(connection, 1)
-        sequence, row_hash = chain.last(connection)
-        current = None if first is None else Mark(ledger=first, sequence=sequence, hash=row_hash)
-        policy = _policy(connection, workspace, finding.mark)
-    if not policy.approvals.approvers:
-        raise InputError(
-            f"recover: policy {policy.name} lists nobody who may give up a ledger. Restore the one "
-            "that was used, or begin another workspace"
-        )
-    rows = [
-        row
-        for row in _journal_rows(workspace)
-        if row.kind == "release" and (current is None or row.sequence > current.sequence)
-    ]
-    newest = {row.release_id: row for row in rows}
-    return {
-        "abandoned": finding.mark.model_dump(),
-        "continued": None if current is None else current.model_dump(),
-        "policy": policy.as_json(),
-        "requester": requester,
-        "reason": reason.strip(),
-        "releases": [
-            {
-                "release_id": row.release_id,
-                "state": row.state,
-                "population": row.population,
-                "cohorts": list(row.cohorts),
-                "guarantee_kind": row.guarantee_kind,
-                "epsilon": row.as_json()["epsilon"],
-            }
-            for row in newest.values()
-        ],
-    }
-
-
-def accept_recovery(url: str, workspace: Workspace, content: dict[str, Any], decisions: Sequence[Decision]) -> Row:
-    """Go on with the ledger at hand; record who signed, and what is given up."""
-    finding = detect(url, workspace)
-    if finding is None:
-        raise InputError("recover: this is the ledger that was used before; there is nothing to give up")
-    if content != request_recovery(url, workspace, finding, requester=content["requester"], reason=content["reason"]):
-        raise InputError("recover: the ledger or its journal changed since. Ask for signatures again")
-    policy, name = Policy.parse(content["policy"]), digest(content)
-    matter = Matter("recovery", name, recovery_terms(content), content["requester"])
-    names = approvers(decisions, policy.approvals, matter)
-    if len(names) < max(1, policy.approvals.minimum):
-        raise InputError(f"recover: {max(1, policy.approvals.minimum)} signatures are needed, {len(names)} given")
-    database = Database(url, lock_timeout=60.0)
-    with database.write() as connection:
-        state = fold(chain.entries(connection))
-        if state.policy is None:
-            reason = "policy of the ledger that is lost"
-            first = policy_content(policy, None, requester=content["requester"], reason=reason)
-            state.take(chain.append(connection, first))
-        row = state.take(chain.append(connection, recovery_content(content, name, names, decisions)))
-        state.require_sound()
-        if row is None or (state.bad and state.bad[-1].sequence == state.sequence):
-            raise InputError(f"recover: {state.bad[-1].problem}")
-    with database.read() as connection:
-        for journal in journals_of(workspace):
-            if journal.last() is not None:
-                journal.anchor(connection, row)
-    return row
-
-
 def save_marks(workspace: Workspace, records: RecordSet) -> None:
-    """Keep a release's set of records in the workspace, to put it back beside its row."""
-    file = _marks_file(workspace, records.digest)
+    """Keeps a release's set of records in the workspace, to put it back beside its row."""
+    file = workspace.private / "registry" / f"{records.digest}.marks"
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, records.encode())
@@ -210,62 +132,6 @@ def save_marks(workspace: Workspace, records: RecordSet) -> None:
 
 def load_marks(workspace: Workspace, row: Row) -> RecordSet | None:
     """Returns the set of records of a reserved release, where it is kept here."""
-    records = row.details.get("records") if row.state == "reserved" else None
-    file = None if records is None else _marks_file(workspace, records["set"])
+    named = row.details.get("records") if row.state == "reserved" else None
+    file = workspace.private / "registry" / f"{named['set']}.marks" if named else None
     return None if file is None or not file.is_file() else RecordSet.decode(file.read_bytes())
-
-
-def _marks_file(workspace: Workspace, digest_: str) -> Path:
-    return workspace.private / "registry" / f"{digest_}.marks"
-
-
-def _journal_rows(workspace: Workspace) -> list[Row]:
-    return [chain.parse(entry.body, entry.mark.hash) for entry in _entries(workspace)]
-
-
-def _bodies(workspace: Workspace, mark: Mark) -> dict[int, tuple[str, str]]:
-    """Hash and body of the rows kept of one ledger, as far as the mark; empty where they do not reach it."""
-    entries = [row for row in _entries(workspace) if row.mark.ledger == mark.ledger]
-    rows = {row.mark.sequence: (row.mark.hash, row.body) for row in entries if row.mark.sequence <= mark.sequence}
-    whole = all(chain.digest(body) == row_hash for row_hash, body in rows.values())
-    return rows if whole and rows.get(mark.sequence, ("", ""))[0] == mark.hash else {}
-
-
-def _run(rows: dict[int, tuple[str, str]], first: int, last: int, previous: str) -> tuple[str, ...]:
-    """Bodies of rows `first` to `last`, if they are all there and linked to `previous`."""
-    bodies: list[str] = []
-    for sequence in range(first, last + 1):
-        row_hash, body = rows.get(sequence, ("", "{}"))
-        if json.loads(body).get("previous_hash") != previous:
-            return ()
-        bodies.append(body)
-        previous = row_hash
-    return tuple(bodies)
-
-
-def _missing(last: tuple[int, str], workspace: Workspace, mark: Mark) -> tuple[str, ...]:
-    """Bodies of the rows behind the last one, by sequence and hash, up to the mark."""
-    sequence, row_hash = last
-    return _run(_bodies(workspace, mark), sequence + 1, mark.sequence, row_hash) if sequence < mark.sequence else ()
-
-
-def _policy(connection: Connection, workspace: Workspace, mark: Mark) -> Policy:
-    """The policy in force after the rows that were used before, else the ledger's own; never one that a row claims."""
-    policy_rows = [
-        row for entry in _entries(workspace) if entry.mark.ledger == mark.ledger for row in _policy_rows(entry)
-    ]
-    policy = policy_after(policy_rows, mark.ledger) or fold(chain.entries(connection)).policy
-    if policy is None:
-        raise InputError("recover: the policy is unknown, so nobody can sign to give up the ledger. Restore it")
-    return policy
-
-
-def _policy_rows(entry: JournalEntry) -> list[Row]:
-    whole = chain.digest(entry.body) == entry.mark.hash
-    row = chain.parse(entry.body, entry.mark.hash) if whole else None
-    return [row] if row is not None and row.kind == "budget-change" else []
-
-
-def _entries(workspace: Workspace) -> list[JournalEntry]:
-    journal = own_journal(workspace)
-    return list(journal.rows()) if journal.file.is_file() else []

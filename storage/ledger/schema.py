@@ -6,10 +6,10 @@ of each release's records, beside the row of its reservation, which has their di
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, String, Table, Text, text
+from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, String, Table, Text
 
 REVISION = "0001"
-"""The newest migration; a database at another one is migrated or refused."""
+"""Of the tables; a database with another one is refused."""
 VERSION_TABLE = "ledger_version"
 
 metadata = MetaData()
@@ -29,8 +29,6 @@ ledger_row = Table(
 )
 COLUMNS = tuple(column.name for column in ledger_row.columns if column.name not in ("hash", "body"))
 """Columns that repeat a field of the body under the same name."""
-# In the words of the index on policies. One on all kinds would tempt SQLite's planner to read every release.
-POLICY_ROW = text("kind = 'budget-change'")
 
 record_set = Table(
     "record_set",

@@ -2,7 +2,7 @@
 
 A trigger of the right name that does nothing protects nothing. `sql/DIALECT/` has the tables (`schema.sql`), what keeps
 them append-only (`triggers.sql`) and, for PostgreSQL, the procedures by which the pipeline's role writes
-(`writer.sql`). A text that a migration of a released version used is never edited; a newer migration replaces it.
+(`writer.sql`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from importlib.resources import files
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from storage.ledger.schema import REVISION, VERSION_TABLE
+
 
 def statements(dialect: str, *names: str) -> list[str]:
     """Return the statements of SQL files, which a blank line ends each, without comments before them."""
@@ -21,10 +23,21 @@ def statements(dialect: str, *names: str) -> list[str]:
     return [part.removesuffix(";") for part in parts if part]
 
 
-def create(connection: Connection, *names: str) -> None:
-    """Run SQL files of this database's dialect."""
-    for statement in statements(connection.dialect.name, *names):
+def create(connection: Connection) -> None:
+    """Creates tables and triggers; on PostgreSQL also the procedures that write, each with a fixed search path."""
+    server = connection.dialect.name == "postgresql"
+    for statement in statements(connection.dialect.name, "schema", "triggers"):
         connection.execute(sa.text(statement.replace(":", "\\:")))
+    if server:
+        schema, path = connection.execute(
+            sa.text("SELECT quote_ident(current_schema()), current_setting('search_path')")
+        ).one()
+        set_path = sa.text("SELECT set_config('search_path', :path, true)")
+        connection.execute(set_path, {"path": f"{schema}, pg_temp"})
+        for statement in statements("postgresql", "writer"):
+            connection.execute(sa.text(statement.replace(":", "\\:")))
+        connection.execute(set_path, {"path": path})
+    connection.execute(sa.text(f"INSERT INTO {VERSION_TABLE} VALUES ('{REVISION}')"))
 
 
 def changed(connection: Connection) -> list[str]:

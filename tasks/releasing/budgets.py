@@ -41,8 +41,6 @@ class AccountBalance:
     """Releases of this size that it could take, as if their noise were Gaussian; None while epsilon is unknown."""
     delta_left: Decimal | None = None
     """None: deltas do not add up in it."""
-    remains: tuple[tuple[int, Decimal], ...] = ()
-    """What remains after this release and so many more of its size."""
     population: str | None = None
     """Of an earlier release of the same records or units, where that has another name or other cohorts."""
 
@@ -105,7 +103,7 @@ class ExpectedCharge:
             delta = "" if one.delta_left is None else f", and δ {delta_text(one.delta_left, rounding=ROUND_FLOOR)}"
             lines.append(f"{one.population}/{named}: ε {left_text(one.left)} of {short(one.cap)} left{delta}")
             if one.releases:
-                lines.append(f"  after this one {describe_successors(one.releases - 1, one.remains)}")
+                lines.append(f"  after this one {describe_successors(one.releases - 1)}")
         if self.other_unit is not None:
             lines.append(f"{self.population}: earlier releases protect a {self.other_unit}; these can't be added")
         return lines
@@ -149,7 +147,7 @@ class ExpectedCharge:
         if ledger is not None:
             fingerprint = ""
             records = None if dataset is None else find_record_set(context, dataset)
-            by_name = records is None and any(line.account.sequence for line in ledger.budget())
+            by_name = records is None and any(line.used for line in ledger.budget())
             if dataset is not None and records is not None:
                 fingerprint = context.store.figures(dataset)["fingerprint"]
                 sought = ReleasePlan.model_construct(
@@ -167,11 +165,10 @@ class ExpectedCharge:
             left = None if cap is None or cap.delta is None or one.exact else cap.delta - one.delta
             size = None if epsilon is None else amounts.epsilon(epsilon)
             stated = amounts.delta(delta) if delta else None
-            expected = None if size is None else budget.forecast(one, cap, size, stated)
-            releases, remains = (None, ()) if expected is None else (expected.releases, expected.remains)
+            releases = None if size is None else budget.forecast(one, cap, size, stated)
             most, whose = None if cap is None else cap.epsilon, None if one in projected.accounts else one.population
             left = left if kind == "formal" else None
-            accounts.append(AccountBalance(one.cohort, one.epsilon, most, releases, left, remains, whose))
+            accounts.append(AccountBalance(one.cohort, one.epsilon, most, releases, left, whose))
         return ExpectedCharge(
             population,
             kind,
@@ -186,12 +183,9 @@ class ExpectedCharge:
         )
 
 
-def describe_successors(more: int, remains: Sequence[tuple[int, Decimal]]) -> str:
-    """Describes what remains of a budget after a release, and after its successors of the same size."""
-    if not remains:
-        return "no more of its size fits"
-    left = [f"ε {down(epsilon)} {f'after {number} more' if number else 'remain'}" for number, epsilon in remains]
-    return f"{', '.join(left)}; about {more} more of its size fit"
+def describe_successors(more: int) -> str:
+    """Describes how many releases of a release's size fit after it."""
+    return f"about {more} more of its size fit" if more > 0 else "no more of its size fits"
 
 
 def ledger_overview(context: Context, settings: LedgerParameters) -> dict[str, Any]:
@@ -203,7 +197,7 @@ def ledger_overview(context: Context, settings: LedgerParameters) -> dict[str, A
     sequence, row_hash = ledger.head()
     return {
         "ledger": {"row": sequence, "hash": row_hash, "policy": ledger.policy().name},
-        "budget": budget_json([line for line in ledger.budget() if line.account.sequence]),
+        "budget": budget_json([line for line in ledger.budget() if line.used]),
         "open_releases": [
             {"release": row.release_id, "state": row.state, "since": row.recorded_at} for row in ledger.open_releases()
         ],

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mechanisms.errors import MechanismError
-from mechanisms.privacy.events import is_exact
+from mechanisms.privacy.events import GuaranteeKind, is_exact
 from storage.errors import InputError, StorageError
 from storage.ledger import BudgetRefused, Charge, Ledger, ReleasePlan, Row
-from storage.ledger.budget import Account, Cost, Forecast, further
+from storage.ledger.budget import Cost, further
 from storage.ledger.composition import total
 from storage.ledger.content import plan_content
 from storage.ledger.overlapping_releases import other_population_names, overlapping_releases
@@ -242,15 +242,17 @@ def _cost(checked: CheckedPlan, records: RecordSet | None) -> Answer:
     except BudgetRefused as refused:
         return Answer("cost", "warning", figures | {"refusal": str(refused), "fits": 0})
     figures["accounts"] = len(charges)
-    tightest = min(charges, key=_left)
-    forecast = min((_further(charge, checked) for charge in charges), key=lambda one: one.releases)
-    figures["further"] = describe_successors(forecast.releases, ((0, _left(tightest)), *forecast.remains))
-    _, after, cap = min((_left(charge), charge.epsilon_after, charge.epsilon_cap) for charge in charges)
-    figures["after"] = [up(after), up(cap)]
+    tightest = min(charges, key=lambda one: one.left)
+    caps = {one: checked.policy.cap(*one) for one in (_account(charge) for charge in charges)}
+    more = min(further(charge.after, caps[_account(charge)]) for charge in charges)
+    figures["further"] = f"ε {down(tightest.left)} remain; {describe_successors(more)}"
+    figures["after"] = [up(tightest.after.epsilon), up(tightest.epsilon_cap)]
     figures["delta_spent"] = [
-        c.account
-        for c in charges
-        if c.composition == "basic" and c.delta_cap is not None and c.delta_after >= c.delta_cap
+        charge.account
+        for charge in charges
+        if not charge.after.exact
+        and charge.after.delta_cap is not None
+        and charge.after.delta >= charge.after.delta_cap
     ]
     verdict: PlanVerdict = "warning" if same is not None else "investigate" if figures["delta_spent"] else "fine"
     return Answer("cost", verdict, figures, table=_charges(charges, plan))
@@ -259,32 +261,23 @@ def _cost(checked: CheckedPlan, records: RecordSet | None) -> Answer:
 def _charges(charges: Sequence[Charge], plan: ReleasePlan) -> Table:
     """Tabulates the charges; spent amounts include releases of the same records under other names."""
     head = ["account", "ε spent before", "this release", "after", "cap", "remains"]
-    with_delta = any(charge.delta_cap is not None for charge in charges)
+    with_delta = any(charge.after.delta_cap is not None for charge in charges)
     head += ["δ after", "δ cap"] if with_delta else []
-    rows = []
+    rows, cost = [], Cost.of(plan_content(plan))
     for one in charges:
-        name = one.account + (" (shares records)" if one.population else "")
-        before = one.spent.plus(Cost.of(plan_content(plan)).loss(one.neighbouring_relation), -1)
-        held = total(before, rule=one.composition, delta=one.delta_cap)
-        row = [name, *map(up, (held, one.epsilon_after - held, one.epsilon_after, one.epsilon_cap))]
-        row.append(down(_left(one)))
+        after = one.after
+        before = after.spent.plus(cost.loss(str(after.neighbouring_relation)), -1)
+        held = total(before, rule=after.rule or "basic", delta=after.delta_cap)
+        name = one.account + ("" if one.own else " (shares records)")
+        row = [name, *map(up, (held, after.epsilon - held, after.epsilon, one.epsilon_cap)), down(one.left)]
         if with_delta:
-            row += [f"{float(one.delta_after):.3g}", "–" if one.delta_cap is None else f"{float(one.delta_cap):.3g}"]
+            row += [f"{float(after.delta):.3g}", "–" if after.delta_cap is None else f"{float(after.delta_cap):.3g}"]
         rows.append(row)
     return head, rows
 
 
-def _further(charge: Charge, plan: CheckedPlan) -> Forecast:
-    """Returns the forecast for more releases of this size after this one."""
-    kind = plan.plan.claim.guarantee_kind
-    name = charge.population or plan.plan.population
-    account = Account(name, charge.cohort, kind).after(charge, sequence=0, last=charge.loss)
-    cap = plan.policy.cap(account.population, account.cohort, kind)
-    return Forecast(0, ()) if cap is None else further(account, cap)
-
-
-def _left(charge: Charge) -> Decimal:
-    return charge.epsilon_cap - charge.epsilon_after
+def _account(charge: Charge) -> tuple[str, str, GuaranteeKind]:
+    return charge.after.population, charge.after.cohort, charge.after.guarantee_kind
 
 
 def _accuracy(scores: Mapping[str, float], *references: Figures | None) -> Answer:

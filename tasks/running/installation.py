@@ -8,7 +8,6 @@ EXTRA = "pip install '.[train]'"
 TRAINING = frozenset(
     {
         "absl",
-        "alembic",
         "datasets",
         "distributed",
         "docket",

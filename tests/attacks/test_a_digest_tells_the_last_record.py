@@ -18,8 +18,7 @@ from storage.artifacts import digest, file_digest
 from storage.bundle.proof import proof_of
 from storage.demo_data import write_demo_data
 from storage.ingest import IngestConfig
-from storage.ledger import Ledger
-from storage.ledger.certificate import certificate
+from storage.ledger import Ledger, report
 from storage.ledger.content import anticipated
 from tasks.bundle.statement import statement, statement_page
 from tasks.fitting.candidate import Candidate
@@ -80,7 +79,7 @@ def outputs(home: Path, records: dict[str, Any]) -> dict[str, str]:
     part = {"settings": Part(end=1), "inputs": inputs, "key": step.key(context.store), "home": None, "device": "cpu"}
     payload = PartRequest[Part].model_validate(part)
     return {
-        "certificate": certificate(ledger, release_id),
+        "certificate": report.page(ledger, release_id),
         "plan page": plan_page.markdown(page) + plan_page.html(page),
         "statement": json.dumps(claimed) + statement_page(claimed),
         "proof": json.dumps(proof_of(committed, files, key=None)),

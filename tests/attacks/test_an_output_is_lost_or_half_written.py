@@ -10,13 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from releases import release_key
 
 from flows.commands import ledger as ledger_command
 from flows.commands import options
 from storage.errors import InputError
-from storage.ledger import Evaluation, Ledger
-from storage.ledger.report import to_csv
 from storage.paths import Workspace
 from storage.tables.narratives import Narratives
 from storage.tables.reader import survey
@@ -102,11 +99,3 @@ def test_a_workspace_whose_path_ends_a_url(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="question mark"):
             _ = Workspace(tmp_path / name).create().ledger_url
     assert Workspace(tmp_path / "a #%41&").create().ledger_url.endswith("/a #%41&/ledger.db")
-
-
-@pytest.mark.parametrize("text", ["=1+1", " =1+1", "\uff1d1+1", "\n@x", "-cmd|' /C calc'!A0", "+1+1"])
-def test_a_formula_in_the_ledgers_table(tmp_path: Path, text: str) -> None:
-    """A label of an evaluation, by the rule for every other table; a number stays one."""
-    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", key=release_key())
-    ledger.record(Evaluation(label=text, population="p", data_fingerprint="none", requester="lead"))
-    assert f"'{text}" in to_csv(ledger.rows())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import resource
 import shutil
@@ -16,15 +14,15 @@ from typing import Any
 import pytest
 from ledger_sites import Site, append_past
 from releases import make_plan, release_key
+from sqlalchemy.engine import Connection
 
-from storage.artifacts import digest
 from storage.errors import InputError, StorageError
-from storage.ledger import BudgetRefused, Ledger, Policy, ReleasePlan, Row, chain, rollback
-from storage.ledger.content import policy_content, recovery_content, recovery_terms
+from storage.ledger import BudgetRefused, Ledger, Policy, ReleasePlan, chain, rollback
+from storage.ledger.content import policy_content
 from storage.ledger.decisions import Decision, sign
 from storage.ledger.heads import public_pem
-from storage.ledger.journal import VARIABLE, ForeignLedger, Journal, journals_of, own_journal
-from storage.ledger.models import GENESIS, Evaluation, Mark
+from storage.ledger.journal import VARIABLE, ForeignLedger, Journal, journals_of, line_of, own_journal
+from storage.ledger.models import Evaluation, Mark
 from storage.paths import Workspace
 
 DECLARES = (
@@ -32,11 +30,9 @@ DECLARES = (
         "one plan is drawn once",
         "the plan in a new workspace, also with its ledger's name written over and the artifacts copied; "
         "`--ledger-url`; the ledger deleted, empty, restored after approval at each state, restored and "
-        "gone on with; recoveries signed by nobody, a stranger, the requester, for another state; SIGKILL"
-        " around the journal's line; lines appended to the witness of a restored workspace: older, "
-        "repeated, further than the restored ledger, of another one, unknown, recoveries that nobody "
-        "signed, were signed for another state, or were used before; a journal's line left out or moved, "
-        "torn at any brace, or cut short by a full disk",
+        "gone on with; SIGKILL around the journal's line; lines appended to the witness of a restored workspace: "
+        "older, repeated, further than the restored ledger, of another one, unknown; a journal's line left out or "
+        "moved, torn at any brace, or cut short by a full disk",
         "database and workspace restored together without a witness; whoever reads the posterior draws by hand",
     ),
 )
@@ -207,71 +203,17 @@ def test_a_restored_ledger_that_went_on(house: Workspace, tmp_path: Path) -> Non
     assert found.missing == ()
 
 
-def signed(content: dict[str, Any], key: Any = KEY) -> Decision:
-    return sign(key, subject="recovery", decision="approve", digest=digest(content), terms=recovery_terms(content))
-
-
-@pytest.mark.parametrize("state", ["forked", "deleted"])
-def test_a_ledger_is_given_up_by_signature_alone(house: Workspace, tmp_path: Path, state: str) -> None:
-    """Nobody's, a stranger's, the requester's own, one over another state: none does. Old plans count no more after."""
-    ledger = ensure_genesis_row(house)
-    old = planned(ledger)
-    restore = backup(house, tmp_path / "backup.db")
-    released(ledger, planned(ledger, "a"))
-    restore()
-    if state == "forked":
-        Ledger.open(house.ledger_url, key=release_key()).change_policy(STRICT, requester="x", reason="same")
-        other = Ledger.open(house.ledger_url, key=release_key())
-        plan = planned(other, "b")
-        other.reserve(plan, plan_digest="d" * 64, decisions=[approved(plan)])
-    else:  # and what was kept is gone, too
-        for left in house.home.glob("ledger.db*"):
-            left.unlink()
-        own = own_journal(house)
-        last = own.last()
-        assert last is not None
-        policy, *_ = own.file.read_bytes().splitlines(keepends=True)
-        own.file.write_bytes(policy)
-        own.file.write_bytes(policy + lines_after(own.file, last))
-    found = rollback.detect(house.ledger_url, house)
-    assert found is not None
-    assert found.missing == ()
-    content = rollback.request_recovery(house.ledger_url, house, found, requester="lead", reason="the disk is lost")
-    other_state = content | {"continued": content["abandoned"]}
-    for decisions in ([], [signed(content, officer())], [signed(other_state)], [signed(content | {"reason": "x"})]):
-        with pytest.raises(InputError):
-            rollback.accept_recovery(house.ledger_url, house, content, decisions)
-    by_themselves = rollback.request_recovery(
-        house.ledger_url, house, found, requester="Officer", reason="the disk is lost"
-    )
-    with pytest.raises(InputError, match="the requester cannot decide"):
-        rollback.accept_recovery(house.ledger_url, house, by_themselves, [signed(by_themselves)])
-    with pytest.raises(ForeignLedger):
-        opened(house)
-    row = rollback.accept_recovery(house.ledger_url, house, content, [signed(content)])
-    assert row.approvals == ("Officer",)
-    again = opened(house)
-    assert again.verify().ok
-    assert again.policy() == STRICT, "what approvals are asked for is not lost with the ledger"
-    with pytest.raises(BudgetRefused, match=r"before the ledger was recovered|was made under"):
-        again.reserve(old, plan_digest="d" * 64, decisions=[approved(old)])
-    new = planned(again, "new")
-    released(again, new)
-    assert again.verify().ok
-    assert rollback.detect(house.ledger_url, house) is None
-
-
 def test_a_policy_that_nobody_signed_in_the_journal(house: Workspace, tmp_path: Path) -> None:
     """Any worker writes there. Nothing of it is put back; the owner's own rows are, and a policy that is named."""
     lax = Policy.parse({"name": "lax", "default": {"asymptotic-local": {"epsilon": 1000}}})
     ledger = ensure_genesis_row(house)
     restore = backup(house, tmp_path / "backup.db")
     copied = Ledger.open(f"sqlite:///{tmp_path / 'backup.db'}", key=release_key())
-    content = policy_content(lax, STRICT, requester="lead", reason="more", approvals=("Officer",))
+    content = policy_content(lax, requester="lead", reason="more", approvals=("Officer",))
     append_past(copied, content)
     forged = own_journal(house)
     with copied.database.read() as connection:
-        forged.append(forged.pending_lines(connection))
+        forged.append(connection)
     assert ledger.policy() == STRICT
     found = rollback.detect(house.ledger_url, house)
     assert found is not None
@@ -306,21 +248,6 @@ def test_a_first_policy_that_nobody_signed_in_the_journal(house: Workspace) -> N
     assert rollback.restore(house.ledger_url, house, found, key=own) == 4
 
 
-def test_a_recovery_nobody_can_sign(house: Workspace) -> None:
-    """A policy that names no approver lends nobody the right to give a ledger up."""
-    opened(house).ensure_genesis_row(requester="operator")
-    own = own_journal(house)
-    last = own.last()
-    assert last is not None
-    own.file.write_bytes(json.dumps(last.model_dump() | {"previous": GENESIS}).encode() + b"\n")
-    for left in house.home.glob("ledger.db*"):
-        left.unlink()
-    found = rollback.detect(house.ledger_url, house)
-    assert found is not None
-    with pytest.raises(InputError, match="nobody"):
-        rollback.request_recovery(house.ledger_url, house, found, requester="lead", reason="lost")
-
-
 def test_the_whole_workspace_restored_is_told_by_a_witness(
     house: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,32 +269,17 @@ def test_the_whole_workspace_restored_is_told_by_a_witness(
     monkeypatch.setenv(VARIABLE, str(tmp_path / "unmounted" / "witness"))
     with pytest.raises(Exception, match=r"does not exist\. Mount its disk"):
         released(opened(house), plan)
-    rows = [json.loads(line).get("body") for line in witness.read_bytes().splitlines()]
-    kinds = {json.loads(row)["kind"] for row in rows if row is not None}
-    assert kinds == {"budget-change"}, "a witness has heads and policies alone"
-
-
-def lines_after(witness: Path, *marks: Mark, **more: Any) -> bytes:
-    """Lines that go on from the last one of a witness, as whoever may append could write them."""
-    lines, previous = b"", witness.read_bytes().splitlines()[-1]
-    for mark in marks:
-        content = mark.model_dump() | more | {"previous": hashlib.sha256(previous).hexdigest()}
-        previous = json.dumps(content, separators=(",", ":")).encode()
-        lines += previous + b"\n"
-    return lines
 
 
 def test_what_is_appended_to_a_witness(house: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Database and workspace restored: no line that somebody adds to the witness makes it believe the older state.
 
-    An older line again, one with the restored head, chained to the end or not, one further than the restored ledger,
-    one of another ledger, an unknown one, a recovery that nobody signed, one that was signed for another state.
+    An older line again, rows of the restored ledger that went on, one of another ledger, an unknown one.
     """
     witness = tmp_path / "witness"
     monkeypatch.setenv(VARIABLE, str(witness))
     ledger = ensure_genesis_row(house)
-    plan, head = planned(ledger), ledger.mark()
-    assert head is not None
+    plan = planned(ledger)
     saved = tmp_path / "saved"
     shutil.copytree(house.home, saved)
     first = witness.read_bytes().splitlines(keepends=True)[0]
@@ -381,68 +293,45 @@ def test_what_is_appended_to_a_witness(house: Workspace, tmp_path: Path, monkeyp
     grown = Ledger.open(house.ledger_url, key=release_key())
     for key in ("x", "y", "z", "w"):
         grown.record(Evaluation(label=key, population="p", data_fingerprint="f", requester="r"))
-    ahead = grown.mark()
-    assert ahead is not None
-    assert ahead.sequence > last.sequence
-    content_of = {"abandoned": last.model_dump(), "continued": head.model_dump(), "requester": "lead", "reason": "x"}
-    recoveries = []
-    for decisions in ([], [signed(content_of, officer())], [signed(content_of | {"continued": last.model_dump()})]):
-        number = {"sequence": head.sequence + 1, "previous_hash": head.hash, "recorded_at": chain.now()}
-        chained = recovery_content(content_of, digest(content_of), ["Officer"], decisions)
-        body = chain.canonical(Row.model_validate(chained | number).model_dump(mode="json", exclude={"hash"}))
-        mark = Mark(ledger=head.ledger, sequence=head.sequence + 1, hash=chain.digest(body))
-        assert chain.parse(body, mark.hash).kind == "recovery"
-        recoveries.append(lines_after(witness, mark, body=body))
+    with grown.database.read() as connection:
+        rows = list(chain.entries(connection))
+    assert rows[-1].sequence > last.sequence
+    foreign = chain.Entry(last.sequence + 1, chain.digest("{}"), "{}")
     for added in (
         first,
-        json.dumps(head.model_dump()).encode() + b"\n",
-        lines_after(witness, head),
-        lines_after(witness, last),
-        lines_after(witness, ahead),
-        lines_after(witness, ahead.model_copy(update={"ledger": "1" * 64})),
-        lines_after(witness, last.model_copy(update={"sequence": last.sequence + 1})),
+        line_of(rows[-1]),
+        line_of(rows[last.sequence]),
+        line_of(rows[1]),
+        b"".join(line_of(row) for row in rows[2:]),
+        line_of(foreign),
         b"x" * 200_000 + b"\n",
         b"{}\n",
-        *recoveries,
+        b"\n\n\n",
+        b"5 " + last.hash.encode() + b" torn",
     ):
         witness.write_bytes(content + added)
         with pytest.raises(ForeignLedger):
             opened(house)
         assert witness.read_bytes() == content + added
-    for torn in (b'{"ledger":"', b"\n\n\n", b'{"ledger":"' + b"0" * 64 + b'","seq\n'):  # a power cut's, no refusal
-        witness.write_bytes(content + torn)
-        with pytest.raises(ForeignLedger, match=r"went back|rewritten"):
-            opened(house)
 
 
-def test_a_witness_goes_on_after_a_signed_recovery_alone(
+def test_both_restored_get_their_rows_back_from_the_witness(
     house: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The line of it has the signatures; the same line again, once the ledger went on, is a refusal."""
-    witness = tmp_path / "witness"
-    monkeypatch.setenv(VARIABLE, str(witness))
+    """Database and journal together went back; the release stands, and the same plan is not drawn again."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "witness"))
     ledger = ensure_genesis_row(house)
+    plan = planned(ledger)
     saved = tmp_path / "saved"
     shutil.copytree(house.home, saved)
-    released(ledger, planned(ledger))
+    release_id = released(ledger, plan)
     shutil.rmtree(house.home)
     shutil.copytree(saved, house.home)
-    finding = rollback.detect(house.ledger_url, house)
-    assert finding is not None
-    content = rollback.request_recovery(house.ledger_url, house, finding, requester="lead", reason="the disk is lost")
-    rollback.accept_recovery(house.ledger_url, house, content, [signed(content)])
-    again = opened(house)
-    recovery = witness.read_bytes().splitlines(keepends=True)[-1]
-    assert json.loads(json.loads(recovery)["body"])["kind"] == "recovery"
-    released(again, planned(again, "new"))
-    opened(house)
-    body = json.loads(recovery)["body"]
-    mark = Mark.model_validate({name: json.loads(recovery)[name] for name in Mark.model_fields})
-    before = witness.read_bytes()
-    for added in (recovery, lines_after(witness, mark, body=body)):
-        witness.write_bytes(before + added)
-        with pytest.raises(ForeignLedger, match="line"):
-            opened(house)
+    found = rollback.detect(house.ledger_url, house)
+    assert found is not None
+    assert rollback.restore(house.ledger_url, house, found, key=release_key().public_key()) == 3
+    again = opened(house).reserve(plan, plan_digest="d" * 64, decisions=[approved(plan)])
+    assert (again.release_id, again.state) == (release_id, "committed")
 
 
 def test_a_journal_that_is_written_again(house: Workspace) -> None:
@@ -488,10 +377,10 @@ def test_a_disk_that_takes_half_a_line(house: Workspace, monkeypatch: pytest.Mon
     append, size = Journal.append, own_journal(house).file.stat().st_size
     usual = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def on_a_full_disk(journal: Journal, lines: bytes) -> None:
+    def on_a_full_disk(journal: Journal, connection: Connection) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 40, usual[1]))
         try:
-            append(journal, lines)
+            append(journal, connection)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, usual)
 
@@ -507,7 +396,7 @@ def test_a_disk_that_takes_half_a_line(house: Workspace, monkeypatch: pytest.Mon
 
 
 KILLED = """
-import os, signal, sys
+import os, signal, sys, sqlalchemy
 from storage.ledger import journal
 from storage.paths import Workspace
 sys.path.insert(0, {tests!r})
@@ -521,11 +410,11 @@ die = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
 if point == "before the line":
     journal.Journal.append = die
 elif point == "a torn line":
-    chained = journal.Journal._chained
-    journal.Journal._chained = lambda self, lines: chained(self, lines)[: len(chained(self, lines)) // 2]
+    line_of = journal.line_of
+    journal.line_of = lambda *row: line_of(*row)[: len(line_of(*row)) // 2]
     os.fsync = die
 elif point == "before the commit":
-    journal.Journal.pending_lines = die
+    sqlalchemy.event.listen(ledger.database.engine, "commit", die)
 ledger.reserve(plan)
 die()
 """
@@ -546,7 +435,7 @@ def test_killed_around_the_journals_line(house: Workspace, point: str) -> None:
     assert row.state == "reserved"
     kept = own_journal(house).last()
     assert (kept.sequence, kept.hash) == ledger.head() if kept else False
-    assert [row.mark.sequence for row in own_journal(house).rows()] == list(range(1, ledger.head()[0] + 1))
+    assert [row.sequence for row in own_journal(house).rows()] == list(range(1, ledger.head()[0] + 1))
 
 
 @pytest.mark.postgres

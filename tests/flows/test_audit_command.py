@@ -137,13 +137,13 @@ def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) ->
     )
     (row,) = [one for one in site.ledger.rows() if one.kind == "release" and one.state == "committed"]
     assert row.details["audit"]["line"] == said["line"]
-    here = ("--home", str(site.job.home), "--out", str(tmp_path / "certificate"))
-    command("ledger", "export", "certificate", "--release", release, *here)
+    here = ("--home", str(site.job.home), "--out", str(tmp_path / "certificate.md"))
+    command("ledger", "export", "page", "--release", release, *here)
     planned = PlannedRelease.load(Path(site.plan))
     checked = check(planned, site.ledger)
     stands = approval.approval_status(Context(home=str(site.job.home)), checked)
     plan = plan_page.markdown(plan_page.page_of(checked, stands, file=site.plan, context=plan_page.PlanContext()))
-    certificate = (tmp_path / "certificate" / "certificate.md").read_text()
+    certificate = (tmp_path / "certificate.md").read_text()
     measured = said["line"].split("; overridden")[0]
     for told in (certificate, (bundle / PAGE).read_text(), plan):
         assert measured in told.replace("\\", "")

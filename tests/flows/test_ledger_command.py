@@ -1,6 +1,5 @@
 """`autocoder ledger` and `autocoder keys` as a user meets them."""
 
-import csv
 import json
 import re
 import stat
@@ -148,11 +147,12 @@ def test_a_release_at_80_columns(home):
     assert lines[0] == f"Release {release}: committed"
     text = " ".join(" ".join(lines).split())
     for part in (
-        "What swag-ppm for population injuries, label first | quarter",
-        "about 86,210 records",
-        "Claim asymptotic-local, ε 4.5",
-        "Δ 2.25, over 500 draws",
-        "Cost 2023: ε",
+        "mechanism swag-ppm population injuries label first | quarter",
+        "about 86210",
+        "Guarantee: asymptotic-local",
+        "ε 4.5",
+        "sensitivity 2.25",
+        "Cost 2023 ε",
         "Rests on - SWAG stands for the posterior",
         "Not protected - weights",
         "History",
@@ -188,7 +188,7 @@ def test_show_tells_all_of_one_release(home):
     release = listed(home)[1]["release_id"]
     shown = json.loads(run("show", release, "--home", home, "--json"))
     assert [row["state"] for row in shown["history"]] == ["reserved", "drawn", "committed"]
-    assert shown["charges"] == []
+    assert [charge["cohort"] for charge in shown["charges"]] == ["2023", "2024", "2023", "2024"]
     assert release in run("show", release, "--home", home)
     with pytest.raises(InputError, match="nobody"):
         run("show", "nobody", "--home", home)
@@ -242,31 +242,24 @@ def test_head_without_a_key_goes_to_standard_output(home):
 
 
 def test_exports_hold_every_row(home, tmp_path):
-    """JSON verifies against the ledger later; CSV keeps a text that a spreadsheet would run as text."""
+    """JSON verifies against the ledger later."""
     run("export", "rows", "--home", home, "--out", tmp_path / "ledger.json")
     assert len(json.loads((tmp_path / "ledger.json").read_text())) == 6
     assert "6 rows read" in run("verify", "--home", home, "--against", tmp_path / "ledger.json")
-    run("export", "table", "--home", home, "--out", tmp_path / "ledger.csv")
-    with (tmp_path / "ledger.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 6
-    assert rows[3]["epsilon"] == "4.500000000000"
-    assert rows[3]["requester"] == "'=operator"
     with pytest.raises(InputError, match="No such file"):
         run("export", "rows", "--home", home, "--out", tmp_path / "absent" / "x.json")
 
 
-def test_the_certificate_of_a_release(home, tmp_path):
-    """What was claimed and what it isn't, the arithmetic, the persons, the hashes, and a picture."""
+def test_a_page_of_a_release(home, tmp_path):
+    """What was claimed and what it isn't, the arithmetic, the persons, the hashes."""
     release = listed(home)[1]["release_id"]
-    run("export", "certificate", "--release", release, "--home", home, "--out", tmp_path / "out")
-    text = (tmp_path / "out" / "certificate.md").read_text()
+    run("export", "page", "--release", release, "--home", home, "--out", tmp_path / "release.md")
+    text = (tmp_path / "release.md").read_text()
     for part in (
-        release, "Not a formal guarantee", "| ε | 4.5 |", "O(n^-1/2)", "2.25", "86210", "SWAG stands for the posterior",
+        release, "NOT a formal guarantee", "| ε | 4.5 |", "O(n^-1/2)", "2.25", "86210", "SWAG stands for the posterior",
         "weights", "first \\| quarter", "| 2024 |", "=operator", "abcdef", listed(home)[1]["hash"],
     ):  # fmt: skip
         assert part in text, part
-    assert (tmp_path / "out" / "spend.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_recover_says_and_only_with_apply_does(home):

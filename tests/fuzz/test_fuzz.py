@@ -266,7 +266,7 @@ def test_other_lines_of_a_witness_accept_no_other_ledger(tmp_path: Path, example
         ledger = Ledger.open(f"sqlite:///{place}", key=release_key(), journals=(witness,))
         ledger.reserve(make_plan(f"k{number}", ledger=ledger.ensure_genesis_row(requester="operator")))
     whole = witness.file.read_bytes()
-    written = {(line["sequence"], line["hash"]) for line in map(json.loads, whole.splitlines())}
+    written = {(row.sequence, row.hash) for row in witness.rows()}
     engines = [sa.create_engine(f"sqlite:///{file}") for file in (place, tmp_path / "backup.db")]
 
     def holds(content: bytes) -> None:

@@ -148,7 +148,8 @@ def _plan(home: Path, branch: str, released: dict[str, Any] | None) -> dict[str,
         last = max(of_it, key=lambda row: row["sequence"])
         found["event"] = last["event"]
         found["claim"] = {name: last[name] for name in (*CLAIM, "state")}
-        found["charges"] = [_charge(charge) for row in of_it for charge in row["charges"]]
+        shown = _command("ledger", "show", released["release_id"], "--home", home)
+        found["charges"] = [_charge(charge) for charge in shown["charges"]]
         bundle = Path(released["bundle"])
         files = sorted(path.relative_to(bundle) for path in bundle.rglob("*") if path.is_file())
         found["bundle"] = [str(file) for file in files]

@@ -178,7 +178,7 @@ def test_a_row_with_the_workers_signature_and_no_officers_is_named_charged_and_n
     written = append_past(ledger, content, key=release_key())
     report = ledger.verify()
     assert [bad.sequence for bad in report.bad] == [written]
-    assert [line.account.epsilon for line in ledger.budget() if line.account.sequence] == [row.epsilon]
+    assert [line.account.epsilon for line in ledger.budget() if line.used] == [row.epsilon]
     with pytest.raises(StorageError, match="does not bear it out"):
         ledger.mark_drawn(str(row.release_id), draw_digest="d", plan_digest=row.details["plan_digest"])
     ledger.reserve(plan("x"), plan_digest="e" * 64, decisions=(decide("officer", plan("x"), digest="e" * 64),))

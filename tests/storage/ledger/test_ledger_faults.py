@@ -72,7 +72,7 @@ def pid_of(connection):
 
 
 def spending(ledger):
-    return [(line.account.cohort, line.account.epsilon) for line in ledger.budget() if line.account.sequence]
+    return [(line.account.cohort, line.account.epsilon) for line in ledger.budget() if line.used]
 
 
 @pytest.mark.postgres

@@ -10,6 +10,7 @@ from storage.errors import StorageError
 from storage.ledger import Evaluation, Ledger
 from storage.ledger.chain import canonical
 from storage.ledger.heads import state_head
+from storage.ledger.report import export, read_export
 from storage.ledger.schema import COLUMNS
 
 
@@ -61,12 +62,12 @@ def rewrite_from(site, first, change):
 def assert_bad(ledger, row, problem, **outside):
     """The first bad row is this one, and is said to be bad for this."""
     report = ledger.verify(**outside)
-    assert report.first_bad_row == row
+    assert report.bad[0].sequence == row
     assert problem in report.problem
 
 
 SWAP = [f"UPDATE ledger_row SET sequence = {to} WHERE sequence = {at}" for at, to in ((5, 99), (6, 5), (99, 6))]
-BODY = "UPDATE ledger_row SET body = replace(body, '\"2024\"', '\"2025\"') WHERE sequence = 3"
+BODY = "UPDATE ledger_row SET body = replace(body, '\"drawn\"', '\"burned\"') WHERE sequence = 3"
 
 
 @pytest.mark.parametrize(
@@ -108,15 +109,16 @@ def test_a_truncated_tail_is_found_by_an_exported_head(site, ledger):
     assert_bad(ledger, 6, "ends at row 5", heads=[head])
 
 
-def test_a_rewritten_chain_is_found_by_a_head_and_named_by_an_export(site, ledger):
+def test_a_rewritten_chain_is_found_by_a_head_and_named_by_an_export(site, ledger, tmp_path):
     """Row 7, which nobody signs, forged: a head of row 4 still holds, that of row 7 doesn't; an export names row 7."""
-    early, late, export = state_head(4, ledger.rows()[3].hash), state_head(*ledger.head()), ledger.rows()
+    early, late = state_head(4, ledger.rows()[3].hash), state_head(*ledger.head())
+    (tmp_path / "export.json").write_text(export(ledger))
     site.disarm()
     rewrite_from(site, 7, lambda row: row.update(requester="somebody else"))
     assert ledger.verify().ok
     assert ledger.verify(heads=[early]).ok
     assert_bad(ledger, 7, "between 5 and 7", heads=[early, late])
-    assert_bad(ledger, 7, "from row 7 on", earlier=export)
+    assert_bad(ledger, 7, "from row 7 on", earlier=read_export(tmp_path / "export.json"))
 
 
 def test_every_row_of_a_release_that_was_rewritten_is_named(site, ledger):

@@ -1,9 +1,6 @@
-"""Stored sets of records: the comparison through them is that of the whole sets, and each mark is stored once."""
+"""Sets of records as the ledger stores them: what they share, and what `verify` makes of one that was changed."""
 
 from __future__ import annotations
-
-import hashlib
-import random
 
 import pytest
 from ledger_sites import Site
@@ -12,7 +9,6 @@ from releases import make_plan
 from storage.errors import StorageError
 from storage.ledger import Policy
 from storage.ledger.records import RecordSet, Shared
-from storage.ledger.registry import Comparison, StoredSet
 
 KEY = b"k" * 32
 CAP = Policy.parse({"name": "wide", "default": {"asymptotic-local": {"epsilon": 1000}}})
@@ -24,22 +20,10 @@ def records(first: int, last: int, *, key: bytes = KEY) -> RecordSet:
     return RecordSet.of(every, key=key, units={f"unit {n // 10}" for n in range(first, last)})
 
 
-def test_a_comparison_through_stored_sets_is_that_of_the_whole_sets() -> None:
-    """Forty sets at random: overlapping, equal, disjoint, empty."""
-    draw = random.Random(11)
-    stored: list[bytes] = []
-    sets: list[RecordSet] = []
-    for _ in range(40):
-        first = draw.randrange(0, 400, 7)
-        one = records(first, first + draw.choice([0, 1, 50, 120]))
-        comparison = Comparison(one)
-        for at, content in enumerate(stored):
-            shared = comparison.take(at, StoredSet.decode(content))
-            assert shared == one.shared(sets[at])
-        sets.append(one)
-        stored.append(comparison.encode())
-    marks = [mark for content in stored for mark in StoredSet.decode(content).new.contents.tolist()]
-    assert len(marks) == len(set(marks)) == len({mark for one in sets for mark in one.contents.tolist()})
+@pytest.mark.parametrize(("first", "last"), [(0, 20), (10, 30), (19, 21), (20, 30), (0, 0)])
+def test_what_two_sets_share_is_what_is_in_both(first: int, last: int) -> None:
+    common = range(max(first, 0), min(last, 20))
+    assert records(first, last).shared(records(0, 20)) == Shared(len(common), len({n // 10 for n in common}))
 
 
 def test_a_set_with_units_is_read_back(site: Site) -> None:
@@ -57,46 +41,34 @@ def test_a_set_with_units_is_read_back(site: Site) -> None:
     assert (report.ok, report.notes) == (True, ()), report.problem
 
 
-def test_a_window_stores_a_quarters_marks() -> None:
-    """Of eight quarters the newest is stored, eight bytes a record; the others take a few bytes each."""
-    stored: list[bytes] = []
-    for quarter in range(12):
-        comparison = Comparison(records(1000 * max(0, quarter - 7), 1000 * (quarter + 1)))
-        for at, content in enumerate(stored):
-            comparison.take(at, StoredSet.decode(content))
-        stored.append(comparison.encode())
-    assert {len(content) // 100 for content in stored} <= {88, 89, 90, 91, 92}
-    assert len(records(4000, 12000).encode()) > 64_000
+@pytest.mark.parametrize("damage", [b"", b"autocoder records 1\n", b"{}"])
+def test_a_damaged_set_is_no_comparison(damage: bytes) -> None:
+    for content in (damage, records(0, 10).encode()[:-3]):
+        with pytest.raises(StorageError, match="damaged"):
+            RecordSet.decode(content)
 
 
-def test_a_set_that_builds_on_a_lost_one_shares_everything() -> None:
-    """It can only be charged more."""
-    first, second = records(0, 10), Comparison(records(0, 20))
-    second.take(1, StoredSet.decode(Comparison(first).encode()))
-    apart = Comparison(records(500, 510))
-    shared = apart.take(2, StoredSet.decode(second.encode()))
-    assert shared is not None
-    assert shared.records
-    assert shared.units
+def test_a_lost_set_counts_as_sharing_everything_and_verify_goes_on(sqlite_site: Site) -> None:
+    """Of three releases the first one's set is gone: what comes later is charged to its account; it alone is named."""
+    ledger = sqlite_site.open(CAP)
+    first = ledger.reserve(make_plan("a", data_fingerprint="a" * 64), records=records(0, 10))
+    ledger.reserve(make_plan("b", data_fingerprint="b" * 64), records=records(5, 15))
+    sqlite_site.disarm()
+    sqlite_site.sql(f"DELETE FROM record_set WHERE sequence = {first.sequence}")
+    last = ledger.reserve(make_plan("c", population="other", data_fingerprint="c" * 64), records=records(50, 60))
+    assert last.details["records"]["overlap"] == [first.release_id]
+    report = ledger.verify()
+    assert [bad.sequence for bad in report.bad] == [first.sequence]
+    assert "the set of records beside it is gone" in report.problem
 
 
-def test_another_key_and_a_damaged_set_are_no_comparison() -> None:
-    """None for the one, an error that names the remedy for the other."""
-    content = Comparison(records(0, 10)).encode()
-    assert Comparison(records(0, 10, key=b"x" * 32)).take(1, StoredSet.decode(content)) is None
-    for damaged in (b"", content[:-3], b"{}\n", b'["a"]\n' + content):
-        with pytest.raises(StorageError, match="ledger verify"):
-            StoredSet.decode(damaged)
-
-
-def test_verify_names_a_set_that_stores_a_mark_again(sqlite_site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its digest fits, and what it shares would be hidden from later releases."""
+def test_verify_names_a_row_that_hides_what_it_shares(sqlite_site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The releasing worker's own row with its own set, which says that it shares nothing: it was charged too little."""
     ledger = sqlite_site.open(CAP)
     ledger.reserve(make_plan("a", data_fingerprint="a" * 64), records=records(0, 10))
-    hiding_all = Comparison(records(5, 15)).encode()
-    monkeypatch.setattr(Comparison, "take", lambda *_: Shared(0, 0))
-    row = ledger.reserve(make_plan("b", population="other", data_fingerprint="b" * 64), records=records(5, 15))
-    assert row.details["records"]["stored"] == hashlib.sha256(hiding_all).hexdigest()
+    with monkeypatch.context() as hidden:
+        hidden.setattr(RecordSet, "shared", lambda *_: Shared(0, 0))
+        row = ledger.reserve(make_plan("b", population="other", data_fingerprint="b" * 64), records=records(5, 15))
     report = ledger.verify()
-    assert report.first_bad_row == row.sequence
-    assert "set of records is not as the program stores one" in report.problem
+    assert [bad.sequence for bad in report.bad] == [row.sequence]
+    assert "shares records with other releases than it says" in report.problem

@@ -274,7 +274,7 @@ def test_a_record_for_regulators_travels_in_the_bundle(sealed: Sealed, tmp_path:
         authors=("A. Officer",),
     )
     drawn = next(row for row in sealed.ledger.history(str(sealed.row.release_id)) if row.state == "drawn")
-    charges = sealed.ledger.history(str(sealed.row.release_id))[0].charges
+    charges = sealed.ledger.charges(str(sealed.row.release_id))
     folder = tmp_path / "with"
     folder.mkdir()
     expected = sealed.refill(folder, deployment=Deployment(drawn, charges, stated, repeated=False))

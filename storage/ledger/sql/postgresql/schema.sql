@@ -9,11 +9,11 @@ CREATE TABLE ledger_row (
   CONSTRAINT ledger_row_hash UNIQUE (hash)
 );
 
-CREATE INDEX ledger_row_by_release ON ledger_row (release_id, sequence);
-
-CREATE INDEX ledger_row_policy ON ledger_row (sequence) WHERE kind = 'budget-change';
-
 CREATE TABLE record_set (
   sequence BIGINT NOT NULL PRIMARY KEY,
   marks BYTEA NOT NULL
+);
+
+CREATE TABLE ledger_version (
+  version_num VARCHAR(32) NOT NULL
 );

@@ -32,7 +32,7 @@ CREATE FUNCTION ledger_append(content text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
   PERFORM ledger_put(content, ARRAY['evaluation', 'audit', 'release', 'budget-change', 'refusal', 'handover',
-    'revocation', 'recovery']);
+    'revocation']);
 END $$;
 
 REVOKE ALL ON FUNCTION ledger_append(text) FROM PUBLIC;
@@ -42,7 +42,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE newest record;
 BEGIN
   PERFORM pg_advisory_xact_lock(2021092);
-  SELECT sequence, body::jsonb -> 'details' -> 'records' ->> 'stored' AS digest INTO newest
+  SELECT sequence, body::jsonb -> 'details' -> 'records' ->> 'set' AS digest INTO newest
     FROM ledger_row ORDER BY sequence DESC LIMIT 1;
   IF newest.digest IS DISTINCT FROM encode(sha256(marks), 'hex') THEN
     RAISE EXCEPTION 'the ledger is append-only: these are not the records of the last row'

@@ -136,7 +136,7 @@ class Judge:
         # What was drawn may cost more than what its row says only until it is marked drawn.
         owed = sum((row.epsilon or Decimal(0) for row in rows.values()), Decimal(0))
         for line in self.ledger.budget():
-            if line.account.sequence and line.account.epsilon < owed:
+            if line.used and line.account.epsilon < owed:
                 self.problems.append(f"{when}: spent {line.account.epsilon} of {owed} owed")
 
 
@@ -174,7 +174,7 @@ def main() -> None:
         judge.problems.append(report.problem)
     releases = judge.rows.values()
     owed = sum((row.epsilon or Decimal(0) for row in releases), Decimal(0))
-    spent = {line.account.epsilon for line in judge.ledger.budget() if line.account.sequence}
+    spent = {line.account.epsilon for line in judge.ledger.budget() if line.used}
     if spent != {owed}:
         judge.problems.append(f"at the end spent {spent}, owed {owed}")
     sys.stdout.write(

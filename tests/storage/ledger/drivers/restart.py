@@ -58,7 +58,7 @@ def main() -> None:
             "answered_at_restarts": at_restarts,
             "recorded": len(rows),
             "lost": sorted(set(answered) - set(rows)),
-            "spent": [float(line.account.epsilon) for line in ledger.budget() if line.account.sequence],
+            "spent": [float(line.account.epsilon) for line in ledger.budget() if line.used],
             "failures": failures,
             "verify": ledger.verify().problem,
         }

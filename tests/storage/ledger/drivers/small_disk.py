@@ -72,7 +72,7 @@ def _fill(url: str, folder: Path, cluster: Cluster | None) -> None:
         "lost": sorted(set(answered) - set(rows)),
         "unanswered": len(set(rows) - set(answered)),
         "answered": len(answered),
-        "spent": [float(line.account.epsilon) for line in ledger.budget() if line.account.sequence],
+        "spent": [float(line.account.epsilon) for line in ledger.budget() if line.used],
         "verify": ledger.verify().problem,
     }
     sys.stdout.write(json.dumps(report))
