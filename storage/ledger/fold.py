@@ -29,7 +29,7 @@ from storage.ledger.content import policy_terms, signed_terms
 from storage.ledger.decisions import Matter, approvers, from_row, signer
 from storage.ledger.heads import key_id, verify_bytes
 from storage.ledger.models import GENESIS, SCHEMA_VERSION, SIGNED, Mark, Row
-from storage.ledger.policy import DEFAULT_POLICY, Policy
+from storage.ledger.policy import ALL_COHORTS, DEFAULT_POLICY, Policy
 from storage.ledger.records import Shared
 
 if TYPE_CHECKING:
@@ -206,6 +206,9 @@ class State:
         if any(other.kind != row.guarantee_kind for other in shared):
             raise Inconsistent("it names a release of another kind of guarantee with the same records")
         problems = [f"release {release_id} was refused before" if key in self.refusals else ""]
+        # guard: every release has cohorts to be charged to
+        if not row.cohorts or ALL_COHORTS in row.cohorts or len(set(row.cohorts)) < len(row.cohorts):
+            problems.append("its cohorts are not such as have accounts")
         try:
             terms = signed_terms(row.as_json())
             self._approved(row, Matter("release", row.details.get("plan_digest", ""), terms, row.requester))

@@ -189,6 +189,8 @@ ROWS: dict[str, Callable[[Row], dict[str, Any]]] = {
     "as if of records": lambda row: {"privacy_unit": "record"},
     "of another unit": lambda row: {"privacy_unit": "unit (Site)"},
     "of no unit": lambda row: {"privacy_unit": None},
+    "of no cohort": lambda row: {"cohorts": ()},
+    "of no cohort, about records": lambda row: {"cohorts": (), "privacy_unit": "record", "population": "others"},
     "of a cohort with the account's name": lambda row: {"cohorts": (ALL_COHORTS,)},
 }
 
