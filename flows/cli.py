@@ -7,38 +7,13 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable
-from typing import Annotated, ClassVar
+from importlib import import_module
+from typing import Annotated, Any, ClassVar
 
 import typer
 
 from deployments import VERSION
-from flows.commands import (
-    adopt,
-    approve,
-    audit,
-    code,
-    codelist,
-    compare,
-    demo_data,
-    deploy,
-    drift,
-    engine,
-    estimate,
-    handover,
-    keys,
-    ledger,
-    options,
-    plan,
-    purge,
-    release,
-    sample,
-    serve,
-    status,
-    successor,
-    train,
-    verify,
-)
+from flows.commands import options
 from flows.commands.help import Command, Commands
 from flows.commands.terminal import say
 from storage.errors import InputError
@@ -48,45 +23,45 @@ _INTERRUPTED = 130
 _TRAINING = {"train", "retrain", "audit", "release", "plan", "approve", "compare", "deploy", "engine", "purge"}
 """Commands that are refused in the light installation before they import anything; others once an import fails."""
 
-_COMMANDS: dict[str, dict[str, tuple[Callable[..., None] | typer.Typer, str]]] = {
+_COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "Train": {
-        "train": (train.train, "Train on your records; ends with a plan, releases nothing"),
-        "demo-data": (demo_data.demo_data, "Write made-up records and their code list, to try everything"),
-        "status": (status.status, "What waits, and the command to type next"),
+        "train": ("train:train", "Train on your records; ends with a plan, releases nothing"),
+        "demo-data": ("demo_data:demo_data", "Write made-up records and their code list, to try everything"),
+        "status": ("status:status", "What waits, and the command to type next"),
     },
     "Decide": {
-        "plan": (plan.plan, "Read a plan: what it would release, guarantee, cost, accuracy"),
-        "audit": (audit.audit, "Attack the model and compare with the claimed epsilon"),
-        "approve": (approve.approve, "Sign a decision on a plan, a policy or a recovery"),
-        "release": (release.release, "Charge the budget, then build and sign the bundle"),
+        "plan": ("plan:plan", "Read a plan: what it would release, guarantee, cost, accuracy"),
+        "audit": ("audit:audit", "Attack the model and compare with the claimed epsilon"),
+        "approve": ("approve:approve", "Sign a decision on a plan, a policy or a recovery"),
+        "release": ("release:release", "Charge the budget, then build and sign the bundle"),
     },
     "Share": {
-        "handover": (handover.handover, "Pack a bundle for a partner"),
-        "revoke": (handover.revoke, "Withdraw a released bundle"),
-        "keys": (keys.app, "Make signing keys and replace them"),
+        "handover": ("handover:handover", "Pack a bundle for a partner"),
+        "revoke": ("handover:revoke", "Withdraw a released bundle"),
+        "keys": ("keys:app", "Make signing keys and replace them"),
     },
     "Use": {
-        "adopt": (adopt.adopt, "Check and unpack a bundle that you received, fit your thresholds"),
-        "code": (code.code, "Code texts or a file"),
-        "serve": (serve.serve, "Code over HTTP, with pages to try and to review"),
-        "verify": (verify.verify, "Check a bundle's signature and contents"),
-        "sample": (sample.sample, "Draw a sample of a coded table for people to code"),
-        "estimate": (estimate.estimate, "Agreement with people, and counts by code with intervals"),
-        "drift": (drift.drift, "Compare a period with an earlier one"),
-        "successor": (successor.successor, "Compare a new bundle with the one in use"),
+        "adopt": ("adopt:adopt", "Check and unpack a bundle that you received, fit your thresholds"),
+        "code": ("code:code", "Code texts or a file"),
+        "serve": ("serve:serve", "Code over HTTP, with pages to try and to review"),
+        "verify": ("verify:verify", "Check a bundle's signature and contents"),
+        "sample": ("sample:sample", "Draw a sample of a coded table for people to code"),
+        "estimate": ("estimate:estimate", "Agreement with people, and counts by code with intervals"),
+        "drift": ("drift:drift", "Compare a period with an earlier one"),
+        "successor": ("successor:successor", "Compare a new bundle with the one in use"),
     },
     "Admin": {
-        "ledger": (ledger.app, "Releases, budgets, verification, recovery"),
-        "codelist": (codelist.codelist, "Write a code list from SKOS"),
-        "deploy": (deploy.deploy, "Register flows on a Prefect server"),
-        "engine": (engine.engine, "Scheduler and workers of a cluster"),
-        "purge": (purge.purge, "Remove old stages from the private workspace"),
+        "ledger": ("ledger:app", "Releases, budgets, verification, recovery"),
+        "codelist": ("codelist:codelist", "Write a code list from SKOS"),
+        "deploy": ("deploy:deploy", "Register flows on a Prefect server"),
+        "engine": ("engine:engine", "Scheduler and workers of a cluster"),
+        "purge": ("purge:purge", "Remove old stages from the private workspace"),
     },
     "Research": {
-        "compare": (compare.compare, "Compare methods on the same records"),
+        "compare": ("compare:compare", "Compare methods on the same records"),
     },
 }
-"""Section -> command -> what runs, and what the overview says of it."""
+"""Section -> command -> module and name of what runs, and what the overview says of it."""
 _START = {"train", "demo-data", "status", "plan", "audit", "approve", "release", "handover", "adopt", "code", "serve"}
 """Commands of the first page; `autocoder --help-all` has all."""
 
@@ -100,16 +75,24 @@ class _Overview(Commands):
     }
 
 
-app = typer.Typer(
-    name="autocoder", cls=_Overview, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
-)
-for _group in _COMMANDS.values():
-    for _name, (_command, _) in _group.items():
-        if isinstance(_command, typer.Typer):
-            app.add_typer(_command, name=_name, cls=Commands)
+def _app(chosen: str | None) -> typer.Typer:
+    """Returns the program with one command, or with all: each loads modules that the others do without."""
+    app = typer.Typer(
+        name="autocoder", cls=_Overview, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
+    )
+    commands = {name: place for group in _COMMANDS.values() for name, (place, _) in group.items()}
+    commands["retrain"] = commands["train"]
+    for name, place in commands.items():
+        if chosen in commands and name != chosen:
+            continue
+        module, _, attribute = place.partition(":")
+        command = getattr(import_module(f"flows.commands.{module}"), attribute)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, cls=Commands)
         else:
-            app.command(_name, cls=Command)(options.expand_groups(_command))
-app.command("retrain", hidden=True, cls=Command)(options.expand_groups(train.train))
+            app.command(name, hidden=name == "retrain", cls=Command)(options.expand_groups(command))
+    app.callback()(_autocoder)
+    return app
 
 
 def _version(requested: bool) -> None:
@@ -128,7 +111,6 @@ def _every_command(requested: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _autocoder(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
@@ -140,6 +122,12 @@ def _autocoder(
 
         if absent := installation.missing():
             raise InputError(installation.refusal(absent))
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":
+        return _app(None)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def main() -> None:
@@ -154,7 +142,7 @@ def main() -> None:
         signal.signal(signal.SIGINT, _stop)
     try:
         with private_errors("autocoder"):  # most commands have one of their own, which names the stage
-            app()
+            _app(next((word for word in sys.argv[1:] if not word.startswith("-")), None))()
     except StageError as error:
         _end(str(error), code=1)
     except SAFE as error:

@@ -108,7 +108,7 @@ def take(stack: Stack, out: Path) -> None:
         operator.settle()
         operator.picture(out / "waiting-release.png")
 
-    signed = stack.command("approve", release["parameters"]["plan"], "--key", str(officer), "--post")
+    signed = stack.command("approve", release["parameters"]["plan"], "--key", str(officer), "--yes", "--post")
     if signed.returncode:
         sys.exit(f"the officer could not sign: {signed.stderr}")
     stack.wait("the release", lambda: in_state(stack, release["id"], "COMPLETED"))

@@ -24,14 +24,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rfc8785
 from pydantic import BaseModel, Field
 
 from storage.durable import sync, write_atomically
 from storage.errors import StorageError
-from storage.shared_store import SharedStore
+
+if TYPE_CHECKING:
+    from storage.shared_store import SharedStore
 
 MANIFEST = "manifest.json"
 

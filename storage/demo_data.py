@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from storage import strict_yaml
-from storage.tables.reader import open_table
 
 HEADER = (
     "EventDate", "State", "City", "Primary NAICS", "Hospitalized", "Amputation", "Final Narrative", "Nature",
@@ -68,55 +67,6 @@ def narratives(records: int, *, seed: int) -> list[str]:
     """Returns the texts alone; a seed gives the same everywhere."""
     at = HEADER.index("Final Narrative")
     return [str(record[at]) for record in _records(_words(), records, random.Random(seed))]
-
-
-def is_demo_data(path: Path) -> bool:
-    """Checks whether all of a table's rows can be demo data, of any seed and number.
-
-    Its narratives then have hardly any words beyond the demo lists, and its other columns none. Real records fail at
-    their first rows: their cities, establishments and objects are not on these lists.
-    """
-    table = open_table(path, ())
-    if not set(HEADER) <= set(table.columns):
-        return False
-    allowed_cells, vocabulary, word_pattern = _allowed_cells(), _vocabulary(), re.compile(r"[^\W\d_]+")
-    words = strange = 0
-    for row in table.text_rows(HEADER):
-        cells: dict[str, str] = dict(zip(HEADER, row, strict=True))
-        if any(cells[name].strip() not in allowed for name, allowed in allowed_cells.items()):
-            return False
-        if not re.fullmatch(r"E\d{7,}", cells["Establishment"].strip()):
-            return False
-        narrative = word_pattern.findall(cells["Final Narrative"].casefold())
-        words, strange = words + len(narrative), strange + sum(word not in vocabulary for word in narrative)
-        if words > _SOME and strange > _STRANGE * words:
-            return False
-    return strange <= _STRANGE * words
-
-
-_SOME, _STRANGE = 2000, 0.1
-"""From so many words on, a larger share outside the lists rules demo data out. Of its words 2 % are misspelt."""
-
-
-@cache
-def _allowed_cells() -> dict[str, frozenset[str]]:
-    words = _words()
-    things = {thing for event in words["events"].values() for thing in event["thing"]}
-    return {
-        "State": frozenset(_STATES),
-        "City": frozenset(_CITIES),
-        "Part of Body Title": frozenset(part.capitalize() for parts in words["parts"].values() for part in parts),
-        "EventTitle": frozenset(event["title"] for event in words["events"].values()),
-        "SourceTitle": frozenset(thing.capitalize() for thing in things),
-    }
-
-
-@cache
-def _vocabulary() -> frozenset[str]:
-    texts = [(Path(__file__).with_name("demo_vocabulary.yaml")).read_text(encoding="utf-8"), " ".join(_STATES)]
-    texts += [word for pronouns in _PRONOUNS for word in pronouns]
-    texts += ["monday tuesday wednesday thursday friday saturday a an am pm m s p"]
-    return frozenset(re.findall(r"[^\W\d_]+", " ".join(texts).casefold()))
 
 
 @cache

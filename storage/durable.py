@@ -1,4 +1,4 @@
-"""Writes files that survive a power cut: under a temporary name, synced, then renamed."""
+"""Writes files that survive a power cut (under a temporary name, synced, then renamed), and reads files of others."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
+
+from storage.errors import InputError
 
 
 def sync(path: Path) -> None:
@@ -62,3 +64,17 @@ def write_atomically(path: Path, content: bytes, *, source: Path | None = None) 
     """
     with replace_atomically(path, source=source) as partial:
         partial.write_bytes(content)
+
+
+def read_regular(path: Path, most: int, *, option: str = "") -> bytes:
+    """Reads a regular file of at most so many bytes. A pipe, a device or a larger file is refused before it is read."""
+    named = f"{option} {path}".strip()
+    try:
+        # not blocking: opening a pipe would wait for its writer
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_size > most:
+                raise InputError(f"{named}: is not a regular file of at most {most:,} bytes")
+            return file.read(most)
+    except OSError as error:
+        raise InputError(f"{named}: {error.strerror}") from None

@@ -137,8 +137,6 @@ class FitParameters(BaseModel, frozen=True, extra="forbid", title="Fit"):
 
 RELEASE_BRANCH = "release"
 """Names what a retrain releases, next to the names of a comparison's branches."""
-DEMO_POPULATION = "demo"
-"""The population of invented narratives: deployments release it without approval until a policy is in force."""
 
 
 class LedgerParameters(BaseModel, frozen=True, extra="forbid", title="Ledger"):
@@ -218,7 +216,7 @@ class ReleaseParameters(BundleParameters, frozen=True, title="Release"):
         title="Release deployment",
         description="Hand the plan to this deployment (`release/release`), which waits for the approvals that the "
         "policy asks for; empty: release in this run, which a command may where the policy asks for none, and a "
-        "deployment only of the population `demo`.",
+        "deployment never.",
         pattern=r"^[^/]+/[^/]+$",
     )
     supersedes: str | None = Field(default=None, title="Supersedes", description="Release id that this one replaces.")

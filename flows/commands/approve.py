@@ -1,8 +1,9 @@
-"""Defines `autocoder approve`: signed decisions on a planned release, a policy, a recovery."""
+"""Defines `autocoder approve`: signed decisions on a planned release or a policy."""
 
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -56,13 +57,19 @@ def approve(
         Path | None, typer.Option(help="Approve this budget policy instead of a plan; prints the line.")
     ] = None,
     requester: Annotated[str, typer.Option(help="With --policy: who requests the change.")] = "",
+    agency_key: Annotated[
+        Path | None,
+        typer.Option(help="The agency's public key, or its roots; pinned on this desk at the first use."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Sign without being asked, in a script.")] = False,
 ) -> None:
     r"""Sign a decision: approve a planned release, refuse it, or let it pass despite an audit.
 
     The signature covers everything that the plan releases, and counts for that plan alone; it is saved next to the
     plan. One despite an audit covers the measurement too: a later audit blocks again. A plan without an audit cannot
     pass this way, and nobody can sign for their own request. The budget policy names the keys that count, and how many
-    are needed. `--print` and `--post` save nothing here.
+    are needed. `--print` and `--post` save nothing here. What speaks
+    against a plan is shown first, and you are asked; one that `autocoder release` would refuse is not approved.
 
     Examples
 
@@ -89,7 +96,7 @@ def approve(
     elif plan is not None and despite_audit:
         _override(plan, key, reason, to)
     elif plan is not None:
-        _decide(plan, key, "refuse" if refuse else "approve", reason, to)
+        _decide(plan, key, "refuse" if refuse else "approve", reason, to, None if refuse else Desk(agency_key, yes))
 
 
 def _override(plan: Path, key: Path, reason: str, to: DecisionTarget) -> None:
@@ -134,7 +141,15 @@ def _approve_policy(policy: Path, key: Path, to: DecisionTarget, *, requester: s
     say(decision.token)
 
 
-def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: DecisionTarget) -> None:
+@dataclass(frozen=True)
+class Desk:
+    """Holds how an officer's desk signs."""
+
+    agency_key: Path | None
+    yes: bool
+
+
+def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: DecisionTarget, desk: Desk | None = None) -> None:
     if to.only_print and to.post:
         raise InputError("--print and --post: give one of them")
     context, settings = options.select_ledger(options.home_of_plan(plan, to.home))
@@ -143,10 +158,12 @@ def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: DecisionTarg
     from storage.ledger.heads import load_private_key
     from tasks.releasing.plan import PlannedRelease
 
-    planned = PlannedRelease.load(plan)
-    _quote(planned, plan, context)
+    planned, private = PlannedRelease.load(plan), load_private_key(key)
+    _show(planned, plan, context)
+    if desk is not None:
+        _ask(planned, context, settings, desk)
     decision = sign(
-        load_private_key(key),
+        private,
         subject="release",
         decision=answer,
         digest=planned.digest,
@@ -163,8 +180,34 @@ def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: DecisionTarg
     say(outcome)
 
 
-def _quote(planned: PlannedRelease, plan: Path, context: Context) -> None:
-    """Prints what is signed on stderr: claim, measured leakage, budget, other releases of these records."""
+def _ask(planned: PlannedRelease, context: Context, settings: LedgerParameters, desk: Desk) -> None:
+    """Refuses what a release would refuse, and asks whether to sign the rest."""
+    from tasks.releasing import desk as checks
+    from tasks.releasing import ledger_access
+    from tasks.releasing.checked_plan import check
+    from tasks.running.failures import private_errors
+
+    pinned, ledger = checks.pinned_key(desk.agency_key), ledger_access.existing_ledger(context, settings)
+    with private_errors("approve"):
+        planned.require_consistent()
+        if ledger is not None:
+            checks.require_releasable(context, check(planned, ledger))
+        if ledger is not None and pinned is not None:
+            checks.require_agencys(ledger, pinned)
+    if pinned is None:
+        say(
+            "note: no key of the agency is pinned: who signed its ledger is not checked (--agency-key)",
+            err=True,
+        )
+    if desk.yes:
+        return
+    if not sys.stdin.isatty():
+        raise InputError("approve: there is no terminal to ask on. Read the plan, and give --yes to sign it")
+    typer.confirm("Sign?", abort=True, err=True)
+
+
+def _show(planned: PlannedRelease, plan: Path, context: Context) -> None:
+    """Prints what is signed on stderr: claim, measured leakage, budget, other releases, and what speaks against it."""
     from tasks.releasing import plan_page
 
     _say_contents(planned)
@@ -174,7 +217,7 @@ def _quote(planned: PlannedRelease, plan: Path, context: Context) -> None:
         say(f"  budget and audit cannot be shown: {error}", err=True)
         return
     for answer in page.answers:
-        if answer.key in _QUOTED:
+        if answer.key in _QUOTED or answer.verdict == "warning":
             say(f"  {answer.verdict}: {answer.question} {answer.text}", err=True)
     say(f"  {page.summary}; details: autocoder plan {plan}", err=True)
 
@@ -207,18 +250,13 @@ def _keep(planned: PlannedRelease, decision: Decision, context: Context, setting
 
 def outcome_of(context: Context, plan: CheckedPlan, decision: Decision, name: str) -> str:
     """Returns what a decision that was accepted changes, and what comes next."""
-    from tasks.releasing import approval, gate
+    from tasks.releasing import approval
 
     row = plan.ledger.refusal(plan.plan)
     if decision.decision == "refuse" and row is not None:
         return f"refused by {name}: ledger row {row.sequence}"
     missing = approval.approval_status(context, plan).missing
-    if missing:
-        return f"approved by {name}; {missing} more needed"
-    obstacle = gate.obstacle(plan)
-    if obstacle is not None:
-        return f"approved by {name}; `autocoder release` would refuse it now: {obstacle}"
-    return f"approved by {name}; next: autocoder release PLAN"
+    return f"approved by {name}; " + (f"{missing} more needed" if missing else "next: autocoder release PLAN")
 
 
 def _post(plan: Path, planned: PlannedRelease, decision: Decision) -> str:

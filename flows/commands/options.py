@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from flows.commands.console import ConsoleListener
 from flows.commands.help import MORE, unwrap
 from flows.commands.terminal import say
 from flows.server.settings import configure_prefect, home_of, workspace_of
@@ -26,6 +25,7 @@ from storage.paths import Workspace
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from flows.commands.console import ConsoleListener
     from storage.ledger import Ledger
     from storage.ledger.heads import Head
     from storage.ledger.journal import Journal
@@ -287,6 +287,8 @@ class OutputOptions:
 
     def progress(self, *, bars: bool = True) -> ConsoleListener:
         """Returns a listener for the stages of its block; without `bars` it shows only their ends."""
+        from flows.commands.console import ConsoleListener
+
         return ConsoleListener(bars=bars, verbose=self.verbose)
 
     def warn(self, sentences: Sequence[str]) -> None:

@@ -44,7 +44,6 @@ def verify(
     from storage.bundle.archive import open_folder
     from storage.bundle.check import check
     from storage.bundle.folder import UnsoundBundle
-    from tasks.bundle.golden import check_answers
 
     bundle = bundle.expanduser()
     adopted = AdoptedBundle.read(bundle) if key is None else None
@@ -55,7 +54,11 @@ def verify(
     try:
         with open_folder(bundle) as folder:
             sound = check(folder, trust, unsigned=allow_unsigned)
-            answers = None if golden is False else check_answers(folder, sound.contents, required=bool(golden))
+            answers = None
+            if golden is not False:
+                from tasks.bundle.golden import check_answers
+
+                answers = check_answers(folder, sound.contents, required=bool(golden))
     except UnsoundBundle as fault:
         if as_json:
             say(json.dumps({"sound": False, "file": fault.file, "problem": fault.problem}))

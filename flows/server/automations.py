@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
 
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
+from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.process import ProcessWorker
@@ -20,34 +20,14 @@ from storage import strict_yaml
 from storage.errors import InputError
 
 _BLOCK = "autocoder-notifications"
-WORKER_VARIABLES = ("command", "env", "working_dir")
-"""Job variables that no run may set: records, ledger and keys are those of the worker's environment."""
 
 
 def apply_pools(names: Sequence[str]) -> None:
-    """Create process work pools, or update them."""
-    template = _job_template()
+    """Create process work pools. One that exists, with its type and limit of runs, is the organisation's."""
     with server() as client:
         for name in names:
-            try:
-                client.create_work_pool(WorkPoolCreate(name=name, type=ProcessWorker.type, base_job_template=template))
-            except ObjectAlreadyExists:
-                # A pool of another type, and each pool's limit of runs, is the organisation's (docs/scale.md).
-                if client.read_work_pool(name).type == ProcessWorker.type:
-                    client.update_work_pool(name, WorkPoolUpdate(base_job_template=template))
-
-
-def _job_template() -> dict[str, Any]:
-    """Returns the template of a process, without the variables of the worker.
-
-    It has no `env`: Prefect would add a run's variables even to an empty one.
-    """
-    template = copy.deepcopy(ProcessWorker.get_default_base_job_template())
-    for name in WORKER_VARIABLES:
-        template["variables"]["properties"].pop(name, None)
-        template["job_configuration"][name] = None
-    del template["job_configuration"]["env"]
-    return template
+            with suppress(ObjectAlreadyExists):
+                client.create_work_pool(WorkPoolCreate(name=name, type=ProcessWorker.type))
 
 
 def apply_rules(file: Path, *, webhook: str | None) -> list[str]:

@@ -119,16 +119,6 @@ def settings(name: str) -> set[str]:
     return {*texts(config), *texts(options), *texts(tokenizer.special_tokens_map), type(tokenizer).__name__}
 
 
-def architectures(name: str) -> set[str]:
-    """Returns the classes of transformers that a saved model of an encoder may name, with a classifier or without."""
-    from transformers import AutoConfig
-    from transformers.models.auto import modeling_auto
-
-    family = load(AutoConfig, name).model_type
-    mappings = (modeling_auto.MODEL_MAPPING_NAMES, modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
-    return {known for mapping in mappings if isinstance(known := mapping.get(family), str)}
-
-
 _ACTIVATIONS = {"gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh"}
 
 

@@ -77,14 +77,6 @@ def save(
     return weights
 
 
-def tokenizer_of(encoder: str) -> dict[str, Any]:
-    """Returns the encoder's public tokenizer in the format of `tokenizers`; refuses one that has no such format."""
-    tokenizer = getattr(encoder_files.load_tokenizer(encoder), "backend_tokenizer", None)
-    if tokenizer is None:
-        raise MechanismError(f"encoder: `{encoder}` has no tokenizer.json; only such a tokenizer can be released")
-    return json.loads(tokenizer.to_str())
-
-
 def _inference_weights(model: nn.Module) -> dict[str, Shapes]:
     def shapes(module: nn.Module) -> Shapes:
         return {name: tuple(weight.shape) for name, weight in module.state_dict().items()}

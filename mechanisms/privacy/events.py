@@ -28,22 +28,6 @@ class Event(BaseModel, frozen=True, extra="forbid"):
         """Tells whether weights computed from the records came into it."""
         return False
 
-    def is_measured(self, *, sensitivity: float, draws: int) -> bool:
-        """Checks whether it is the event of a posterior draw that came out of its measurement like this.
-
-        Args:
-            sensitivity: largest weighted |log-likelihood| over the draws, in nats.
-        """
-        return False
-
-    def is_weighted(self, *, reweighted: bool | None) -> bool:
-        """Checks whether it says truly where the weights of a posterior draw came from.
-
-        Args:
-            reweighted: whether they are equation 7's; None where that is not known.
-        """
-        return False
-
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         """Every subclass is known by the values of its tag; a tag belongs to one class."""
@@ -96,14 +80,6 @@ class SwagPpmEvent(Event, frozen=True):
     def risk_weights(self) -> bool:
         """Always."""
         return True
-
-    def is_measured(self, *, sensitivity: float, draws: int) -> bool:
-        """Delta is at least what was measured over as many draws; the released one may have raised it."""
-        return self.sensitivity >= sensitivity and self.sensitivity_draws == draws
-
-    def is_weighted(self, *, reweighted: bool | None) -> bool:
-        """Equation 7 or not, as far as that is known."""
-        return reweighted in (None, self.reweighted)
 
 
 class NoiseSegment(BaseModel, frozen=True, extra="forbid"):

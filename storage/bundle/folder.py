@@ -7,16 +7,14 @@ seal, the ledger's proof and the signature over everything, do not enter that di
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from storage.artifacts import digest, file_digest
 from storage.durable import sync as _sync
-from storage.errors import InputError, StorageError
+from storage.errors import StorageError
 
 STATEMENT = "privacy_statement.json"
 PAGE = "PRIVACY.md"
@@ -112,20 +110,6 @@ def check_allowed(folder: Path, allowed: frozenset[str]) -> None:
                 raise UnsoundBundle(name, "is a folder without an allowed file")
         elif not path.is_file() or name not in allowed:
             raise UnsoundBundle(name, "is not on the list of files that may leave")
-
-
-def read_regular(path: Path, most: int, *, option: str = "") -> bytes:
-    """Reads a regular file of at most so many bytes. A pipe, a device or a larger file is refused before it is read."""
-    named = f"{option} {path}".strip()
-    try:
-        # not blocking: opening a pipe would wait for its writer
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode) or status.st_size > most:
-                raise InputError(f"{named}: is not a regular file of at most {most:,} bytes")
-            return file.read(most)
-    except OSError as error:
-        raise InputError(f"{named}: {error.strerror}") from None
 
 
 def json_text(content: Mapping[str, Any]) -> str:

@@ -18,10 +18,11 @@ from storage.bundle import folder as bundle
 from storage.bundle.folder import PROOF, STATEMENT, UnsoundBundle
 from storage.errors import InputError, StorageError
 from storage.ledger import heads
-from storage.ledger.models import Row
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+
+    from storage.ledger.models import Row
 
 SHARED = (
     "release_id", "population", "cohorts", "mechanism", "guarantee_kind", "epsilon", "delta", "delta_text",

@@ -12,14 +12,15 @@ from storage.bundle import folder as bundle
 from storage.bundle.folder import PROOF, SIGNATURE
 from storage.bundle.proof import proof_of
 from storage.bundle.signing import Signer
-from storage.durable import sync, write_atomically
+from storage.durable import read_regular, sync, write_atomically
 from storage.errors import StorageError
 from storage.ledger import heads
-from storage.ledger.models import Row
 from storage.paths import Workspace
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+
+    from storage.ledger.models import Row
 
 VARIABLE = "AUTOCODER_SIGNING_KEY"
 _PUBLIC = "signing-key.pub.pem"
@@ -83,7 +84,7 @@ def claimed_release(folder: Path) -> str | None:
 
 def _claim(folder: Path, part: str, name: str) -> str | None:
     try:
-        return json.loads(bundle.read_regular(folder / PROOF, 1 << 20))[part][name]
+        return json.loads(read_regular(folder / PROOF, 1 << 20))[part][name]
     except (StorageError, ValueError, KeyError, TypeError, RecursionError):
         return None
 

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from storage.artifacts import digest
-from storage.bundle.folder import STATEMENT, UnsoundBundle, read_regular
-from storage.durable import write_atomically
+from storage.bundle.folder import STATEMENT, UnsoundBundle
+from storage.durable import read_regular, write_atomically
 from storage.errors import InputError
 from storage.ledger.heads import is_signed, key_id, parse_public_key, public_pem, signature_of
 from storage.paths import Workspace

@@ -10,9 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from storage import strict_yaml
 from storage.artifacts import file_digest
 from storage.bundle import folder as bundle
 from storage.bundle.folder import UnsoundBundle
@@ -20,13 +17,8 @@ from storage.egress.documents import check_schema, read_shapes, strict_json
 from storage.tables.formulas import unquote
 
 _MB = 1 << 20
-_PICKLES = {
-    "a pickle": (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"),
-    "a ZIP archive, as pickled models are": (b"PK\x03\x04",),
-    "gzip": (b"\x1f\x8b",),
-}
 ENCODER = "0_Transformer/"
-"""Folder of a mean-pooled model's encoder; in older bundles it is at the top."""
+"""Folder of a mean-pooled model's encoder."""
 LABELS = "labels.json"
 """Codes in the order of the scores, next to an encoder that names none."""
 LEXICON = "lexicon.json"
@@ -62,19 +54,6 @@ def _text(name: str, path: Path) -> str:
     return text
 
 
-def _card(name: str, path: Path) -> str:
-    text = _text(name, path)
-    match = re.match(r"---\n(.*?)\n---\n", text, re.DOTALL)
-    if match is None:
-        raise UnsoundBundle(name, "lacks metadata at its start")
-    try:
-        metadata = strict_yaml.load(match[1])
-    except yaml.YAMLError:
-        raise UnsoundBundle(name, "its metadata are not YAML") from None
-    check_schema(name, metadata, "card")
-    return text
-
-
 def _codelist(name: str, path: Path) -> list[tuple[str, ...]]:
     rows = [tuple(row) for row in csv.reader(io.StringIO(_text(name, path), newline=""))]
     if not rows or rows[0] != CODELIST_COLUMNS:
@@ -91,11 +70,8 @@ def _golden(name: str, path: Path) -> list[dict[str, Any]]:
     return answers
 
 
-def _signature(name: str, path: Path) -> Any:
-    value = strict_json(name, path.read_bytes())
-    if not isinstance(value, dict):
-        raise UnsoundBundle(name, "is not a signature")
-    return value
+def _strict(name: str, path: Path) -> Any:
+    return strict_json(name, path.read_bytes())
 
 
 FILES: dict[str, Kind] = {
@@ -110,25 +86,24 @@ FILES: dict[str, Kind] = {
     f"{ENCODER}model.safetensors": Kind(read_shapes, 8 << 30),
     f"{ENCODER}tokenizer.json": _json("tokenizer", 64 * _MB),
     f"{ENCODER}tokenizer_config.json": _json("tokenizer_config"),
-    f"{ENCODER}sentence_bert_config.json": _json("sentence_bert_config"),
+    f"{ENCODER}sentence_bert_config.json": Kind(_strict, _MB),
     "modules.json": _json("modules"),
-    "config_sentence_transformers.json": _json("config_sentence_transformers"),
-    "sentence_bert_config.json": _json("sentence_bert_config"),
+    "config_sentence_transformers.json": Kind(_strict, _MB),
     "1_Pooling/config.json": _json("pooling"),
     "2_Dense/config.json": _json("dense"),
     "2_Dense/model.safetensors": Kind(read_shapes, 1 << 30),
     bundle.STATEMENT: _json("privacy_statement"),
     bundle.PAGE: Kind(_text, _MB),
-    bundle.CARD: Kind(_card, _MB),
+    bundle.CARD: Kind(_text, _MB),
     bundle.CODELIST: Kind(_codelist, 16 * _MB),
     bundle.THRESHOLDS: _json("thresholds"),
     bundle.GOLDEN: Kind(_golden, 4 * _MB),
-    bundle.MATERIALS: _json("bom"),
+    bundle.MATERIALS: Kind(_strict, _MB),
     bundle.LICENCE: Kind(_text, _MB),
-    bundle.RECORD: _json("registry_record"),
+    bundle.RECORD: Kind(_strict, _MB),
     bundle.ANSWERS: Kind(_text, _MB),
     bundle.PROOF: _json("ledger_proof"),
-    bundle.SIGNATURE: Kind(_signature, _MB),
+    bundle.SIGNATURE: Kind(_strict, _MB),
 }
 """Every file that a bundle may hold."""
 
@@ -139,8 +114,7 @@ _ALWAYS = frozenset(
     {bundle.CARD, bundle.CODELIST, bundle.STATEMENT, bundle.PAGE, bundle.GOLDEN, bundle.MATERIALS, bundle.LICENCE}
 )
 _AT_THE_TOP = frozenset({"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"})
-_DENSE = frozenset({"2_Dense/config.json", "2_Dense/model.safetensors"})
-_LAYERS = frozenset({"modules.json", "1_Pooling/config.json"}) | _DENSE
+_LAYERS = frozenset({"modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"})
 _BELOW = frozenset(f"{ENCODER}{name}" for name in _AT_THE_TOP) | {LABELS} | _LAYERS
 
 
@@ -155,11 +129,10 @@ def model_files(names: Iterable[str]) -> frozenset[str]:
     Files of two layouts together are refused: a library may read the other one.
     """
     present = frozenset(names)
-    if not encoder_place(present):
-        return _AT_THE_TOP | (_LAYERS if _LAYERS & present else frozenset())
-    for name in sorted(present & (_AT_THE_TOP | {"sentence_bert_config.json"})):
-        raise UnsoundBundle(name, f"conflicts with another model, in {ENCODER}")
-    return _BELOW
+    needed, other = (_BELOW, _AT_THE_TOP) if encoder_place(present) else (_AT_THE_TOP, _LAYERS)
+    for name in sorted(present & other):
+        raise UnsoundBundle(name, "conflicts with the other files of the model, which have another layout")
+    return needed
 
 
 def list_files(folder: Path, *, allowed: frozenset[str]) -> dict[str, Path]:
@@ -181,11 +154,6 @@ def read_files(folder: Path, *, allowed: frozenset[str]) -> dict[str, Any]:
         raise UnsoundBundle(name, "is missing")
     contents: dict[str, Any] = {}
     for name, path in present.items():
-        with path.open("rb") as file:
-            start = file.read(8)
-        for kind, marks in _PICKLES.items():
-            if start.startswith(marks):
-                raise UnsoundBundle(name, f"begins like {kind}")
         try:
             contents[name] = FILES[name].read(name, path)
         except RecursionError:

@@ -1,4 +1,4 @@
-"""Reads JSON and headers of safetensors strictly; checks JSON against a committed schema, the allow-list of fields."""
+"""Reads JSON and headers of safetensors strictly; checks JSON against the allow-list of fields."""
 
 from __future__ import annotations
 
@@ -46,30 +46,31 @@ def strict_json(name: str, content: bytes) -> Any:
 
 
 def check_schema(name: str, value: Any, schema: str) -> None:
-    """Checks a parsed document against `storage/schemas/SCHEMA.schema.json`; an error never quotes a value."""
+    """Checks a parsed document against its part of `storage/schemas/bundle.schema.json`; an error quotes no value."""
     error = best_match(_validator(schema).iter_errors(value))
     if error is None:
         return
     field = ".".join(str(part) for part in error.absolute_path)
     where = f"field {field}: " if field else ""
-    if error.validator in ("additionalProperties", "unevaluatedProperties"):
+    extra: list[str] = []
+    if "propertyNames" in error.absolute_schema_path:
+        extra = [error.instance]
+    elif error.validator == "additionalProperties":
         listed = set(error.schema.get("properties", {})) if isinstance(error.schema, dict) else set()
         extra = sorted(set(error.instance) - listed)
-        shown = extra[0] if extra and len(extra[0]) <= 60 else "(a long name)"
+    if extra:
+        shown = extra[0] if len(extra[0]) <= 60 else "(a long name)"
         raise UnsoundBundle(name, f"{where}field `{shown}` is not on the list of fields that may leave")
     if error.validator == "required":
         raise UnsoundBundle(name, f"{where}{error.message}")
     raise UnsoundBundle(name, f"{where}does not match the schema ({error.validator})")
 
 
-def schema(name: str) -> dict[str, Any]:
-    file = resources.files("storage") / "schemas" / f"{name}.schema.json"
-    return json.loads(file.read_text(encoding="utf-8"))
-
-
 @cache
 def _validator(name: str) -> Draft202012Validator:
-    return Draft202012Validator(schema(name))
+    file = resources.files("storage") / "schemas" / "bundle.schema.json"
+    definitions = json.loads(file.read_text(encoding="utf-8"))["$defs"]
+    return Draft202012Validator({"$ref": f"#/$defs/{name}", "$defs": definitions})
 
 
 def read_shapes(name: str, path: Path) -> Shapes:

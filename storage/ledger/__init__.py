@@ -14,21 +14,27 @@ Invariants, whatever the order of calls, crashes and processes:
    the end and never changed.
 """
 
-from storage.ledger.budget import Account, BudgetLine, BudgetRefused, Charge
-from storage.ledger.database import database_exists
-from storage.ledger.decisions import Decision
-from storage.ledger.ledger import Ledger
-from storage.ledger.models import (
-    ComparisonFit,
-    Evaluation,
-    ReleasePlan,
-    Row,
-    Scores,
-    SearchFit,
-    Sensitivity,
-    Subject,
-)
-from storage.ledger.policy import Policy
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from storage.ledger.budget import Account, BudgetLine, BudgetRefused, Charge
+    from storage.ledger.database import database_exists
+    from storage.ledger.decisions import Decision
+    from storage.ledger.ledger import Ledger
+    from storage.ledger.models import (
+        ComparisonFit,
+        Evaluation,
+        ReleasePlan,
+        Row,
+        Scores,
+        SearchFit,
+        Sensitivity,
+        Subject,
+    )
+    from storage.ledger.policy import Policy
 
 __all__ = [
     "Account",
@@ -48,3 +54,29 @@ __all__ = [
     "Subject",
     "database_exists",
 ]
+
+_PLACES = {
+    "Account": "budget",
+    "BudgetLine": "budget",
+    "BudgetRefused": "budget",
+    "Charge": "budget",
+    "database_exists": "database",
+    "Decision": "decisions",
+    "Ledger": "ledger",
+    "ComparisonFit": "models",
+    "Evaluation": "models",
+    "ReleasePlan": "models",
+    "Row": "models",
+    "Scores": "models",
+    "SearchFit": "models",
+    "Sensitivity": "models",
+    "Subject": "models",
+    "Policy": "policy",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a module at the first use of a name of it: whoever checks a signature needs no database."""
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)

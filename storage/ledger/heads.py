@@ -10,17 +10,21 @@ import base64
 import hashlib
 import json
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import rfc8785
 from pydantic import BaseModel, ConfigDict, Field
 
+from storage.durable import read_regular
 from storage.errors import InputError
-from storage.ledger import chain
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 
+_MOST = 1 << 16
+"""Bytes of a key's file."""
 PRIVATE_NAME, PUBLIC_NAME = "signing-key.pem", "signing-key.pub.pem"
 
 
@@ -74,7 +78,7 @@ def load_private_key(path: Path) -> EllipticCurvePrivateKey:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     try:
-        content = path.read_bytes()
+        content = read_regular(path, _MOST)
         if b"PUBLIC KEY" in content:
             raise InputError(f"{path}: this is a public key; sign with the private one that was made with it")
         if path.stat().st_mode & 0o077:
@@ -90,10 +94,7 @@ def load_private_key(path: Path) -> EllipticCurvePrivateKey:
 
 
 def load_public_key(path: Path) -> EllipticCurvePublicKey:
-    try:
-        return parse_public_key(path.read_bytes(), name=str(path))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
+    return parse_public_key(read_regular(path, _MOST), name=str(path))
 
 
 def parse_public_key(pem: bytes, *, name: str) -> EllipticCurvePublicKey:
@@ -132,7 +133,7 @@ def state_head(
     head = Head(
         sequence=sequence,
         hash=row_hash,
-        stated_at=stated_at or chain.now(),
+        stated_at=stated_at or datetime.now(UTC).isoformat(timespec="microseconds"),
         key_id=None if key is None else key_id(key.public_key()),
     )
     return head if key is None else head.model_copy(update={"signature": signature_of(head, key)})
@@ -176,7 +177,7 @@ def encoded_key(key: EllipticCurvePublicKey) -> str:
 
 
 def _signed_bytes(statement: BaseModel) -> bytes:
-    return chain.canonical(statement.model_dump(mode="json", exclude={"signature", "signatures"})).encode()
+    return rfc8785.dumps(statement.model_dump(mode="json", exclude={"signature", "signatures"}))
 
 
 def check_signature(head: Head, key: EllipticCurvePublicKey) -> None:

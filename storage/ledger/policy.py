@@ -21,6 +21,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 from mechanisms.privacy.events import GuaranteeKind, NeighbouringRelation
 from storage.artifacts import digest
+from storage.durable import read_regular
 from storage.errors import InputError
 from storage.ledger import amounts
 from storage.ledger.heads import key_id, parse_public_key
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 
+_MOST = 1 << 20
+"""Bytes of a policy's file."""
 ALL_COHORTS = "all cohorts"
 """The account of a population's units, whatever cohorts their records are in; no cohort has that name."""
 
@@ -169,9 +172,7 @@ class Policy(BaseModel):
 
         source = Path(path)
         try:
-            data = strict_yaml.load(source.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InputError(f"policy file {source}: {error.strerror}") from error
+            data = strict_yaml.load(read_regular(source, _MOST, option="policy file").decode("utf-8"))
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             mark = getattr(error, "problem_mark", None)
             where = f", line {mark.line + 1}" if mark else ""

@@ -11,7 +11,6 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from mechanisms.privacy.events import Claim
 from storage.durable import write_atomically
 from storage.errors import InputError
 from tasks.branches.branch import Terms, first_fault
@@ -19,16 +18,14 @@ from tasks.branches.experiment import Outcome, Study
 from tasks.fitting.candidate import Candidate
 from tasks.parameters import RELEASE_BRANCH, RetrainParameters
 from tasks.releasing.claims import NOT_METHOD, method_of, release_method
-from tasks.releasing.plan import CHOSEN_AFTER_COMPARISON, PlannedRelease
+from tasks.releasing.plan import PlannedRelease
 
 
 def plan_compared(study: Study, outcome: Outcome, *, prefect_run_id: str | None) -> PlannedRelease:
     """Plans the release of one outcome of a comparison, which its claim says."""
-    unprotected = (*outcome.claim.unprotected_inputs, CHOSEN_AFTER_COMPARISON)
-    claim = outcome.claim.model_copy(update={"unprotected_inputs": unprotected})
     parameters = study.at(outcome.branch, outcome.seed).parameters
     if outcome.sensitivity is not None:
-        plan = PlannedRelease.of_posterior(
+        return PlannedRelease.of_posterior(
             study.context,
             parameters,
             dataset=study.dataset,
@@ -37,27 +34,24 @@ def plan_compared(study: Study, outcome: Outcome, *, prefect_run_id: str | None)
             measured=outcome.sensitivity,
             prefect_run_id=prefect_run_id,
         )
-        return plan.model_copy(update={"plan": plan.plan.model_copy(update={"claim": claim})})
     method = {
         "parameters": method_of(parameters, NOT_METHOD | {"pseudo_posterior": True}),
         "branch": outcome.branch.name,
         **({"prior": outcome.branch.prior} if outcome.branch.prior else {}),
-        "delta": claim.delta,
+        "delta": outcome.claim.delta,
         "epsilon": study.terms.target_epsilon,
         "event": outcome.event.model_dump(mode="json"),
     }
-    return _plan_fit(study, outcome, claim, method=method, prefect_run_id=prefect_run_id)
+    return _plan_fit(study, outcome, method=method, prefect_run_id=prefect_run_id)
 
 
 def plan_formal(study: Study, outcome: Outcome, *, prefect_run_id: str | None) -> PlannedRelease:
     """Plans the release of a formal retrain's fit. The same records, method and label always have the same plan."""
     method = release_method(study.parameters)
-    return _plan_fit(study, outcome, outcome.claim, method=method, prefect_run_id=prefect_run_id)
+    return _plan_fit(study, outcome, method=method, prefect_run_id=prefect_run_id)
 
 
-def _plan_fit(
-    study: Study, outcome: Outcome, claim: Claim, *, method: dict[str, Any], prefect_run_id: str | None
-) -> PlannedRelease:
+def _plan_fit(study: Study, outcome: Outcome, *, method: dict[str, Any], prefect_run_id: str | None) -> PlannedRelease:
     parameters = study.at(outcome.branch, outcome.seed).parameters
     candidate = Candidate(
         dataset=study.dataset,
@@ -71,10 +65,8 @@ def _plan_fit(
         study.context,
         candidate,
         parameters,
-        study.facts,
-        event=outcome.event,
-        claim=claim,
         method=method,
+        delta=outcome.claim.delta,
         prefect_run_id=prefect_run_id,
     )
 

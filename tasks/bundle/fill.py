@@ -7,9 +7,8 @@ import hashlib
 import io
 import json
 import shutil
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import lru_cache, partial
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from mechanisms.model import export, onnx_graph, packaged
 from mechanisms.model.config import ModelConfig
+from storage.artifacts import file_digest
 from storage.bundle import folder as bundle
 from storage.codelist import Code
 from storage.datasets import load_codes
@@ -30,9 +30,8 @@ from tasks.bundle import golden, licence, public_features
 from tasks.bundle import thresholds as calibration
 from tasks.bundle.materials import bill_of_materials
 from tasks.bundle.statement import statement, statement_page
-from tasks.bundle.texts import encoder_digest, known_settings, name_of, own_texts
+from tasks.bundle.texts import name_of, own_texts
 from tasks.fitting.candidate import Candidate
-from tasks.fitting.prior import lexicon_of
 from tasks.pages.render import render
 from tasks.parameters import BundleParameters
 from tasks.running.stage import Context
@@ -122,8 +121,7 @@ def fill(
         licence=licence_id,
     )
     documents.add(bundle.MATERIALS, bundle.json_text(bill))
-    expected = _expected(context, candidate, codes, tensors, texts)
-    expected = replace(expected, documents=documents.texts, graph=graph)
+    expected = _expected(context, candidate, codes, settings, texts, documents=documents.texts, graph=graph)
     gate.inspect(folder, expected)
     return expected
 
@@ -190,27 +188,35 @@ def _expected(
     context: Context,
     candidate: Candidate,
     codes: Sequence[Code],
-    tensors: dict[str, export.Shapes],
+    settings: BundleParameters,
     texts: Sequence[str] | None,
+    *,
+    documents: Mapping[str, str],
+    graph: str | None,
 ) -> gate.Expected:
-    encoder, facts = candidate.model.encoder, context.store.figures(candidate.dataset)
-    lexicon = lexicon_of(context, candidate.model, context.store.open(candidate.dataset))
-    signed = frozenset(own_texts(codes, facts, encoder) if texts is None else texts)
-    return gate.Expected(
-        codes=tuple(codes),
-        tokenizer=_tokenizer_digest(encoder, encoder_digest(encoder)),
-        tensors=tensors,
-        golden_texts=golden.texts(codes),
-        settings=known_settings(encoder, codes),
-        unsigned_texts=tuple(text for text in own_texts(codes, facts, encoder) if text not in signed),
-        lexicon=None if lexicon is None else lexicon.model_dump(mode="json"),
-    )
+    """Returns what the gate expects: these documents, and the files of the model before training.
 
-
-@lru_cache(maxsize=4)
-def _tokenizer_digest(encoder: str, sha256: str) -> str:
-    """Returns the digest of an encoder's own tokenizer. Files of the same SHA-256 are read once."""
-    return gate.tokenizer_digest(export.tokenizer_of(encoder))
+    Args:
+        graph: digest of `model.onnx` as the model's configuration makes it.
+    """
+    own = own_texts(codes, context.store.figures(candidate.dataset), candidate.model.encoder)
+    files = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in documents.items()}
+    if graph is not None:
+        files[GRAPH] = graph
+    untrained = context.workspace.private / "untrained" / candidate.fitted.sha256[:32]
+    shutil.rmtree(untrained, ignore_errors=True)
+    try:
+        model = candidate.build_untrained(context)
+        trained = export.save(model, untrained, codes=[entry.code for entry in codes], precision=settings.precision)
+        if candidate.model.trainable == "head" and candidate.model.pooling == "mean":
+            trained.pop(f"{encoder_place(trained)}model.safetensors")  # of the encoder, which stays as it was
+        written = (path for path in untrained.rglob("*") if path.is_file())
+        places = {path.relative_to(untrained).as_posix(): path for path in written}
+        files |= {name: file_digest(path) for name, path in places.items() if name not in trained}
+    finally:
+        shutil.rmtree(untrained, ignore_errors=True)
+    signed = own if texts is None else texts
+    return gate.Expected(files, trained, tuple(text for text in own if text not in signed))
 
 
 def codes_text(codes: Sequence[Code], classification: str, version: str) -> str:

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.bundle.folder import GOLDEN, UnsoundBundle
-from storage.codelist import Code
 from storage.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mechanisms.model.export import Released
+    from storage.codelist import Code
 
 _COUNT, _SEED, _TOP = 48, 20260103, 3
 TOLERANCE = 2e-3

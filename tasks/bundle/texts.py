@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from mechanisms.model import encoder_files
@@ -104,16 +102,3 @@ LIBRARY_SETTINGS = frozenset({
     "torch.nn.modules.linear.Identity",
 })  # fmt: skip
 """Texts that the libraries write into the configuration of any model."""
-
-
-def known_settings(encoder: str, codes: Sequence[Code]) -> frozenset[str]:
-    """Returns the texts that a model's configuration may contain: the encoder's, the libraries' and the codes."""
-    versions = (importlib.metadata.version(name) for name in ("torch", "transformers", "sentence-transformers"))
-    named = (code.code for code in codes)
-    return LIBRARY_SETTINGS.union(_configured(encoder, encoder_digest(encoder)), versions, named)
-
-
-@lru_cache(maxsize=4)
-def _configured(encoder: str, sha256: str) -> frozenset[str]:
-    """Returns the texts of an encoder's configuration and its classes. Files of the same SHA-256 are read once."""
-    return frozenset(encoder_files.settings(encoder) | encoder_files.architectures(encoder))

@@ -16,7 +16,6 @@ from storage.errors import InputError, StorageError
 from storage.ledger import Decision, Policy
 from storage.ledger.decisions import approvers, signer
 from storage.ledger.policy import DEFAULT_POLICY
-from tasks.parameters import DEMO_POPULATION
 from tasks.releasing import gate
 from tasks.releasing.checked_plan import CheckedPlan
 from tasks.releasing.plan import PlannedRelease
@@ -119,10 +118,10 @@ def may_release(plan: CheckedPlan, status: ApprovalStatus, *, file: str, deploye
     """
     if plan.released is not None:
         return True
-    if deployed and plan.policy.digest == DEFAULT_POLICY.digest and plan.plan.population != DEMO_POPULATION:
+    if deployed and plan.policy.digest == DEFAULT_POLICY.digest:
         raise StorageError(
-            f"plan {file}: no budget policy is in force. Without one a deployment releases only the population "
-            f"{DEMO_POPULATION}. Record a policy (`autocoder ledger change-policy`), then retry"
+            f"plan {file}: no budget policy is in force, and without one a deployment releases nothing. Record a "
+            "policy (`autocoder ledger change-policy`), then retry"
         )
     if status.missing:
         gate.check(plan)

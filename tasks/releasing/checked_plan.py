@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from functools import cached_property
 
+from mechanisms.errors import MechanismError
 from storage.ledger import Ledger, Policy, ReleasePlan, Row
 from storage.ledger.content import release_terms
 from storage.ledger.decisions import Matter
-from tasks.releasing import selection
 from tasks.releasing.evidence import Measurement, measurement_of
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context
@@ -54,11 +55,19 @@ class CheckedPlan:
         Raises:
             BudgetRefused: it was made under another ledger, or under one that was rolled back.
             MechanismError: names what is wrong, and the command to type.
+            StorageError: the data set or the fit is gone, or was changed.
         """
-        if self.released is None:
-            self.ledger.require_here(self.plan)
-            # guard: what a plan says of its choice follows from the ledger
-            selection.check(self.ledger, context, self.planned)
+        if self.released is not None:
+            return
+        self.ledger.require_here(self.plan)
+        now = self.planned.selection_now(self.ledger, context)
+        # guard: what a plan says of its choice follows from the ledger
+        if now != self.planned.selection:
+            raise MechanismError(
+                f"this plan is out of date: {now.since(self.planned.selection)}. Partners are told this, so the plan "
+                "must state it. Nothing was charged. State it again, which takes seconds and needs approvals again: "
+                f"`autocoder plan {shlex.quote(str(self.planned.file(context)))} --renew`. Then release it"
+            )
 
 
 def check(planned: PlannedRelease, ledger: Ledger, policy: Policy | None = None) -> CheckedPlan:

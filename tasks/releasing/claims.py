@@ -9,7 +9,7 @@ from typing import Any
 from mechanisms.model.config import ModelConfig
 from mechanisms.posterior.rounds import event_of
 from mechanisms.privacy.claims import claim_of
-from mechanisms.privacy.events import Claim, Event, SwagPpmEvent
+from mechanisms.privacy.events import Claim, Event, SwagPpmEvent, decode
 from storage.artifacts import digest
 from storage.ingest import ALL, IngestConfig
 from tasks.bundle.sentences import COUPLED
@@ -19,6 +19,10 @@ TRUST_MODEL = (
     "central: the operator of this pipeline sees the records; the claim is against whoever holds the released draw"
 )
 RANDOMNESS = "operating system entropy (os.urandom), one pair of 53-bit uniforms a pair of normals, no seed"
+NOISE_OF_THE_FIT = (
+    "drawn once while training, from a secret AES-256 stream keyed by operating system entropy (os.urandom); the key "
+    "is kept with the checkpoints alone and goes with them when the fit ends"
+)
 EXACT_ARITHMETIC = "none: sums are of integers, and the noise is a normal number rounded without error"
 FLOATING_POINT = (
     "the draw is a float32 rounding of a Gaussian sampled in floating point; attacks on the low-order bits of such "
@@ -32,6 +36,7 @@ COHORTS = "the names of the cohorts: the periods that the records are dated in; 
 
 _INJURIES = "titles of OIICS 2.01, nature of injury, which come with this program"
 
+COMPARED = "the choice of this mechanism, after a comparison on held-out records of the same kind"
 SEARCHED = "c: searched for a target epsilon by fits on these records, each a row of the ledger"
 
 NOT_METHOD: Any = {
@@ -180,3 +185,12 @@ def claim_at(sensitivity: float, event: Event, claim: Claim) -> Claim:
 def key_of(method: Mapping[str, Any], fingerprint: str, label: str) -> str:
     """Returns the key of a release; the same records, method and label have one release."""
     return digest({"data": fingerprint, "method": digest(dict(method)), "label": label})
+
+
+def decode_event(value: Any) -> Any:
+    """Decodes an event of any registered mechanism from JSON."""
+    if isinstance(value, dict) and value.get("mechanism") not in Event.by_tag:
+        from mechanisms.mechanism import kinds
+
+        kinds()  # whose files declare events of their own
+    return decode(value)

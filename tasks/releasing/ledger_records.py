@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mechanisms.model.config import TARGETS
 from mechanisms.posterior.rounds import ROUNDS
@@ -29,13 +28,13 @@ from storage.ledger.records import SAMPLE, RecordSet, has_registry_key, registry
 from storage.ledger.rollback import save_marks
 from tasks.parameters import RetrainParameters
 from tasks.releasing.claims import TRUST_MODEL, claim_like, method_of, privacy_unit, swag_event
-from tasks.releasing.evidence import CONTRADICTED, INCONCLUSIVE, Measurement, measurement_of
 from tasks.releasing.ledger_access import open_ledger
-from tasks.releasing.plan import PlannedRelease, decode_event
-from tasks.releasing.recommendation import Figures
 from tasks.running import progress
 from tasks.running.provenance import provenance
 from tasks.running.stage import Context
+
+if TYPE_CHECKING:
+    from tasks.releasing.plan import PlannedRelease
 
 _SPLITS = ("train", "test", "holdout")
 
@@ -154,24 +153,6 @@ def release_of_fit(ledger: Ledger, planned: PlannedRelease) -> Row | None:
     return next((row for row in reversed(rows) if row.artifact_digests.get("fit") == fit), None)
 
 
-def comparison_figures(ledger: Ledger, fingerprint: str) -> list[Figures]:
-    """Returns the compared branches on these records, one entry per claim, with mean and spread over seeds.
-
-    Of a branch that was compared under several settings at the same epsilon and delta the newest counts.
-    """
-    newest: dict[tuple[Any, ...], str | None] = {}
-    grouped: dict[tuple[Any, ...], list[Row]] = {}
-    for row in ledger.rows():
-        compared = row.subject
-        if isinstance(compared, ComparisonFit) and row.data_fingerprint == fingerprint and "weighted_f1" in row.details:
-            at = None if row.epsilon is None or row.guarantee_kind != "formal" else round(float(row.epsilon), 2)
-            key = (compared.branch, at, row.delta)
-            if newest.get(key) != row.parameters_digest:
-                newest[key], grouped[key] = row.parameters_digest, []
-            grouped[key].append(row)
-    return [_figures(ledger, key[0], rows) for key, rows in grouped.items()]
-
-
 def candidate_scores(ledger: Ledger, planned: PlannedRelease) -> Mapping[str, float]:
     """Returns weighted and macro F1 of a plan's candidate on held-out records, and the shares that it codes alone
     (`calibration.coded_alone`) where measured; empty without scores.
@@ -188,16 +169,23 @@ def candidate_scores(ledger: Ledger, planned: PlannedRelease) -> Mapping[str, fl
     return {}
 
 
-def unweighted_reference(ledger: Ledger, planned: PlannedRelease) -> Figures | None:
-    """Returns the scores of the retrain's fit without risk weights on the same held-out records; None where the retrain
-    has no such fit, as a formal one.
+def reference_f1(ledger: Ledger, planned: PlannedRelease) -> float | None:
+    """Returns the best weighted F1 without privacy on these records: the retrain's fit without risk weights, or a
+    comparison's; None where neither was scored.
     """
-    for row in reversed(ledger.rows()):
-        if _is_of(planned.plan, row, Scores) and "base_weighted_f1" in row.details:
-            scores = _scores(row.details, "base_")
-            title = "the retrain's fit without privacy"
-            return Figures("base", title, "none", scores["weighted_f1"], scores.get("macro_f1"))
-    return None
+    scores = [
+        row.details["base_weighted_f1"]
+        for row in ledger.rows()
+        if _is_of(planned.plan, row, Scores) and "base_weighted_f1" in row.details
+    ]
+    scores += [
+        row.details["weighted_f1"]
+        for row in ledger.rows()
+        if isinstance(row.subject, ComparisonFit)
+        and (row.data_fingerprint, row.guarantee_kind) == (planned.plan.data_fingerprint, "none")
+        and "weighted_f1" in row.details
+    ]
+    return max(scores, default=None)
 
 
 def _is_of(plan: ReleasePlan, row: Row, subject: type[Scores]) -> bool:
@@ -211,53 +199,6 @@ def _scores(details: Mapping[str, Any], stem: str) -> dict[str, float]:
     alone = (f"alone_at_{round(100 * target)}" for target in TARGETS)
     named = ("weighted_f1", "macro_f1", *alone, "surest_accuracy", "surest_share")
     return {name: details[stem + name] for name in named if stem + name in details}
-
-
-def _figures(ledger: Ledger, branch: str, rows: Sequence[Row]) -> Figures:
-    f1 = [float(row.details["weighted_f1"]) for row in rows]
-    epsilons = [float(row.epsilon) for row in rows if row.epsilon is not None]
-    first = rows[0]
-    measurements = [_audit(ledger, row) for row in rows]
-    worst = max((one for one in measurements if one is not None), key=evidence_rank, default=None)
-    return Figures(
-        name=branch,
-        title=branch,
-        kind=first.guarantee_kind,
-        mechanism=first.mechanism or "",
-        weighted_f1=statistics.fmean(f1),
-        macro_f1=statistics.fmean(float(row.details.get("macro_f1", 0.0)) for row in rows),
-        spread=statistics.stdev(f1) if len(f1) > 1 else 0.0,
-        seeds=len(f1),
-        epsilon=max(epsilons, default=None),
-        delta=None if first.delta is None else float(first.delta),
-        relation=first.neighbouring_relation or "add-remove",
-        audit=None if worst is None else worst.verdict,
-        lower_bound=None if worst is None else worst.epsilon_lower_bound,
-    )
-
-
-def evidence_rank(measurement: Measurement) -> tuple[bool, bool, float]:
-    """Orders measurements: a contradiction first, then a result, then the larger bound."""
-    return (
-        measurement.verdict == CONTRADICTED,
-        measurement.verdict != INCONCLUSIVE,
-        measurement.epsilon_lower_bound,
-    )
-
-
-def _audit(ledger: Ledger, row: Row) -> Measurement | None:
-    if row.event is None or row.epsilon is None or row.guarantee_kind == "none":
-        return None
-    claim = Claim(
-        guarantee_kind=row.guarantee_kind,
-        epsilon=float(row.epsilon),
-        delta=None if row.delta is None else float(row.delta),
-        epsilon_add_remove=None if row.epsilon_add_remove is None else float(row.epsilon_add_remove),
-        neighbouring_relation=row.neighbouring_relation or "add-remove",
-        accountant=row.accountant or "",
-    )
-    fitted, records = row.artifact_digests.get("fit", ""), row.data_fingerprint or ""
-    return measurement_of(ledger, fitted=fitted, fingerprint=records, event=decode_event(row.event), claim=claim)
 
 
 def sample_of(context: Context, dataset: ArtifactRef) -> dict[str, Any]:

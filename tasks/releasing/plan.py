@@ -1,27 +1,32 @@
 """Defines the planned release, the file that an officer approves: what leaves, on what claim, made from which
 artifacts.
 
-It lies in the private workspace, since it holds the references of private artifacts.
+A plan is a function of its artifacts, of the settings of its method and of what was requested (`build_plan`). A release
+builds it again and compares the whole. It lies in the private workspace, since it holds the references of private
+artifacts.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from mechanisms.errors import MechanismError
-from mechanisms.model.config import Precision
-from mechanisms.privacy.events import Claim, Event, decode, is_exact
-from storage.artifacts import ArtifactRef, Store, digest
+from mechanisms.model.config import ModelConfig, Precision
+from mechanisms.posterior.rounds import event_of
+from mechanisms.privacy.claims import claim_of
+from mechanisms.privacy.events import Event, is_exact
+from storage.artifacts import MANIFEST, ArtifactRef, Store, digest, file_digest
 from storage.datasets import load_codes
-from storage.durable import write_atomically
+from storage.durable import read_regular, write_atomically
 from storage.errors import InputError, StorageError
+from storage.ingest import IngestConfig
 from storage.ledger import BudgetRefused, Ledger, ReleasePlan, Row
+from storage.ledger.models import Mark
 from tasks.bundle import licence
 from tasks.bundle.texts import encoder_digest, own_texts
 from tasks.fitting.candidate import Candidate
@@ -29,34 +34,54 @@ from tasks.parameters import BundleParameters, RetrainParameters
 from tasks.releasing.claims import (
     EXACT_ARITHMETIC,
     FLOATING_POINT,
+    NOISE_OF_THE_FIT,
     RANDOMNESS,
     TRUST_MODEL,
-    claim,
-    claim_like,
+    claim_on,
+    decode_event,
     key_of,
     public_inputs,
     release_method,
-    swag_event,
+    unprotected_inputs,
 )
-from tasks.releasing.plan_artifacts import NOISE_OF_THE_FIT, section, wrong_fields
+from tasks.releasing.selection import Selection
 from tasks.running.provenance import provenance
 from tasks.running.stage import Context
 
 _NOT_APPROVED: Any = {"plan": {"prefect_run_id": True}}
 """What may differ between two runs of the same plan."""
-
-SELECTION_DISCLOSURE = re.compile(r"the choice of this fit among ([1-9][0-9]*) on these records .*")
-
-
-def describe_selection(fits: int) -> str:
-    """Returns the line that states how many fits on these records the ledger has, the planned one included."""
-    return (
-        f"the choice of this fit among {fits} on these records whose figures the ledger has: seed, sample, settings or "
-        "mechanism, as far as somebody chose by them"
-    )
+_MOST = 64 << 20
+"""Bytes of a plan's file."""
+_DIGEST = "^[0-9a-f]{64}$"
+_NAME = "^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 
 
-CHOSEN_AFTER_COMPARISON = "the choice of this mechanism, after a comparison on held-out records of the same kind"
+class Request(BaseModel, frozen=True):
+    """Holds what a plan takes at somebody's word; the officer's signature is over it. None of it is free text."""
+
+    population: str = Field(pattern=_NAME)
+    release_label: str = Field(pattern=_NAME)
+    requester: str
+    supersedes: str | None = Field(default=None, pattern="^[0-9a-f]{16}$")
+    code_commit: str = Field(pattern="^([0-9a-f]{40}|unknown)$")
+    code_dirty: bool
+    lock_digest: str | None = Field(default=None, pattern=_DIGEST)
+    prefect_run_id: str | None = Field(default=None, pattern="^[0-9a-f-]{36}$")
+
+    @staticmethod
+    def of(parameters: RetrainParameters, *, prefect_run_id: str | None) -> Request:
+        """Returns the request of a run, with the code that runs."""
+        settings, code = parameters.release, provenance()
+        return Request(
+            population=parameters.data.population,
+            release_label=settings.label,
+            requester=settings.requester,
+            supersedes=settings.supersedes,
+            code_commit=code.code_commit,
+            code_dirty=code.code_dirty,
+            lock_digest=code.lock_digest,
+            prefect_run_id=prefect_run_id,
+        )
 
 
 class Output(BaseModel, frozen=True, extra="forbid"):
@@ -111,6 +136,8 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
     output: Output = Output()
     method: dict[str, Any] = {}
     """The settings that the key names by their digest."""
+    selection: Selection = Selection()
+    """How the fit was chosen, by the ledger; `unprotected_inputs` says it in words."""
 
     @field_validator("plan", mode="before")
     @classmethod
@@ -129,9 +156,6 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         prefect_run_id: str | None,
     ) -> PlannedRelease:
         """Plans one draw of a SWAG posterior."""
-        store, last = context.store, parameters.rounds[-1]
-        facts = store.figures(dataset)
-        event = swag_event(parameters, last, store.figures(posterior), store.figures(measured))
         candidate = Candidate(
             dataset=dataset,
             prepared=prepared,
@@ -142,14 +166,7 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
             std_scale=parameters.fit.swag.std_scale,
         )
         return PlannedRelease.of_candidate(
-            context,
-            candidate,
-            parameters,
-            facts,
-            event=event,
-            claim=claim(parameters, event, facts),
-            method=release_method(parameters),
-            prefect_run_id=prefect_run_id,
+            context, candidate, parameters, method=release_method(parameters), prefect_run_id=prefect_run_id
         )
 
     @staticmethod
@@ -157,11 +174,9 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         context: Context,
         candidate: Candidate,
         parameters: RetrainParameters,
-        facts: Mapping[str, Any],
         *,
-        event: Event,
-        claim: Claim,
         method: dict[str, Any],
+        delta: float | None = None,
         prefect_run_id: str | None,
     ) -> PlannedRelease:
         """Plans the release of a candidate.
@@ -170,33 +185,12 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         that gave another fit, never releases and spends twice unless the operator asks by another label.
 
         Args:
-            facts: figures of the ingest.
             method: the settings, whose digest is part of the key under which the release is found.
+            delta: of a formal claim.
         """
-        source, settings = provenance(), parameters.release
-        plan = ReleasePlan(
-            idempotency_key=key_of(method, facts["fingerprint"], settings.label),
-            release_label=settings.label,
-            population=parameters.data.population,
-            cohorts=tuple(facts["cohorts"]),
-            data_fingerprint=facts["fingerprint"],
-            records_rounded=facts["records"],
-            event=event,
-            claim=claim,
-            trust_model=TRUST_MODEL,
-            randomness_source=NOISE_OF_THE_FIT if candidate.measured is None else RANDOMNESS,
-            floating_point_caveat=EXACT_ARITHMETIC if is_exact(event) else FLOATING_POINT,
-            code_commit=source.code_commit,
-            code_dirty=source.code_dirty,
-            lock_digest=source.lock_digest,
-            parameters_digest=digest(method),
-            artifact_digests=candidate.artifact_digests,
-            requester=settings.requester,
-            supersedes=settings.supersedes,
-            prefect_run_id=prefect_run_id,
-        )
-        output = Output.from_settings(settings).with_contents(context, candidate)
-        return PlannedRelease(plan=plan, candidate=candidate, output=output, method=method)
+        request = Request.of(parameters, prefect_run_id=prefect_run_id)
+        output = Output.from_settings(parameters.release)
+        return build_plan(context, candidate, request=request, method=method, output=output, delta=delta)
 
     @property
     def digest(self) -> str:
@@ -208,32 +202,47 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         return bool(store.figures(self.candidate.fitted).get("releasable", True))
 
     def bind(self, ledger: Ledger, context: Context) -> PlannedRelease:
-        """Binds the plan to this ledger at its newest row; an equal saved plan stays, with its approvals."""
+        """Binds the plan to this ledger at its newest row, and states how its fit was chosen by the ledger's rows.
+
+        An equal saved plan stays, with its approvals.
+        """
+        bound = self.with_selection(context, self.selection_now(ledger, context), ledger=None)
         try:
             saved = PlannedRelease.load(self.file(context))
-            unmarked = saved.model_copy(update={"plan": saved.plan.model_copy(update={"ledger": None})})
-            if unmarked.digest == self.digest:
+            if saved.with_selection(context, saved.selection, ledger=None).digest == bound.digest:
                 ledger.require_here(saved.plan)
                 return saved
         except (InputError, BudgetRefused):
             pass  # no saved plan, or one that no longer counts
-        mark = ledger.ensure_genesis_row(requester=self.plan.requester)
-        return self.model_copy(update={"plan": self.plan.model_copy(update={"ledger": mark})})
+        return bound.with_selection(
+            context, bound.selection, ledger=ledger.ensure_genesis_row(requester=self.plan.requester)
+        )
+
+    def selection_now(self, ledger: Ledger, context: Context) -> Selection:
+        """Returns how the fit was chosen, by the ledger's rows as they are now."""
+        return Selection.of(
+            ledger,
+            context,
+            self.candidate,
+            fingerprint=self.plan.data_fingerprint,
+            weighted=self.plan.event.risk_weights,
+        )
+
+    def with_selection(self, context: Context, selection: Selection, *, ledger: Mark | None) -> PlannedRelease:
+        facts, claim = context.store.figures(self.candidate.dataset), self.plan.claim
+        inputs = unprotected_inputs(facts, weights=self.plan.event.risk_weights, model=self.candidate.model)
+        claim = claim.model_copy(update={"unprotected_inputs": (*inputs, *selection.lines)})
+        plan = self.plan.model_copy(update={"claim": claim, "ledger": ledger})
+        return self.model_copy(update={"plan": plan, "selection": selection})
 
     def check(self, context: Context) -> None:
-        """Refuses a plan that its artifacts or its event do not support, such as one edited by hand.
-
-        Taken at the plan's word: population, label, requester, commit, each in its form; the officer's signature is
-        over them. Its key follows from records, method and label, every other word from the artifacts. What it says of
-        its choice is the ledger's matter (`tasks.releasing.selection`).
+        """Refuses a plan other than its artifacts give, such as one edited by hand.
 
         Raises:
             StorageError: an artifact is not the one named, or was changed.
-            MechanismError: records, model, event or claim are not what ran and was measured.
+            MechanismError: names the fields that are not what ran and was measured.
         """
-        plan, made, store = self.plan, self.candidate, context.store
-        if made.artifact_digests != plan.artifact_digests:
-            raise StorageError("release plan: its artifacts are not those of its candidate. Plan again")
+        made, store = self.candidate, context.store
         for ref in (made.fitted, made.dataset, made.prepared, *(() if made.measured is None else (made.measured,))):
             # guard: an artifact of another workspace is none of this one's
             if not ref.path.resolve().is_relative_to(store.private):
@@ -246,37 +255,55 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
             store.open(ref)
         if not self.has_bundle(store):
             raise MechanismError(
-                f"release plan: this model (event `{plan.event.mechanism}`) has no bundle, so it cannot be released. "
-                "Compare it and audit it"
+                f"release plan: this model (event `{self.plan.event.mechanism}`) has no bundle, so it cannot be "
+                "released. Compare it and audit it"
             )
-        wrong = wrong_fields(self, store)
-        if self.output.with_contents(context, made) != self.output:
-            wrong.append("output: the encoder or the texts of the bundle")
-        if wrong:
-            raise MechanismError(f"release plan: {', '.join(wrong)}: not what ran and was measured. Plan again")
-        public = public_inputs(made.model)
-        again = claim_like(plan.claim, plan.event, public_inputs=public)
-        # more than the event costs may be claimed: a comparison states no epsilon below 1e-4
-        less = any(_number(again, name) > _number(plan.claim, name) for name in _AMOUNTS)
-        if less or _terms(again) != _terms(plan.claim):
-            raise MechanismError("release plan: its event does not support its claim. Plan again")
+        _require_equal(self, self._again(context))
 
-    @property
-    def private_folder(self) -> Path:
-        """Returns the private folder of the workspace that made the plan."""
-        return Path(self.candidate.dataset.path).parent.parent.parent
+    def require_consistent(self) -> None:
+        """Refuses a plan whose claim, key or digests do not follow from its event, method and candidate.
 
-    def settings_from_file(self) -> dict[str, Any]:
-        """Reads what `tasks.branches.plan` saved: `parameters`, `branch` and `terms`; empty without that file.
+        Needs no artifact; a release checks those too.
 
-        Nobody signs that file, and it may be of another version: only people may rely on what it holds.
+        Raises:
+            MechanismError: names the fields.
         """
+        stated, claim = self.plan, self.plan.claim
+        inputs = claim.unprotected_inputs[: len(claim.unprotected_inputs) - len(self.selection.lines)]
+        again = claim_of(
+            stated.event,
+            delta=claim.delta,
+            privacy_unit=claim.privacy_unit,
+            max_records_per_unit=claim.max_records_per_unit,
+            unprotected_inputs=(*inputs, *self.selection.lines),
+            public_inputs=public_inputs(self.candidate.model),
+        )
+        followed = {
+            "claim": again,
+            "idempotency_key": key_of(self.method, stated.data_fingerprint, stated.release_label),
+            "parameters_digest": digest(self.method),
+            "artifact_digests": self.candidate.artifact_digests,
+        }
+        _require_equal(self, self.model_copy(update={"plan": stated.model_copy(update=followed)}))
+
+    def _again(self, context: Context) -> PlannedRelease:
+        """Builds the plan again, from its artifacts and what it takes at somebody's word."""
         try:
-            file = self.private_folder / "plans" / f"{self.plan.idempotency_key[:16]}.settings"
-            settings = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return settings if isinstance(settings, dict) and section(section(settings, "parameters"), "data") else {}
+            return build_plan(
+                context,
+                self.candidate,
+                request=Request.model_validate(self.plan.model_dump(include=set(Request.model_fields))),
+                method=self.method,
+                output=self.output,
+                delta=self.plan.claim.delta,
+                selection=self.selection,
+                ledger=self.plan.ledger,
+            )
+        except ValidationError as error:
+            fields = {str(part["loc"][0]) for part in error.errors(include_input=False, include_url=False)}
+            raise MechanismError(f"release plan: {', '.join(sorted(fields))} has another form. Plan again") from None
+        except (KeyError, FileNotFoundError):
+            raise MechanismError("release plan: its artifacts are of other stages than a fit's. Plan again") from None
 
     def file(self, context: Context) -> Path:
         """Returns the plan's path in the private workspace."""
@@ -313,35 +340,152 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
     def load(file: Path) -> PlannedRelease:
         """Reads a plan."""
         try:
-            return PlannedRelease.model_validate_json(file.read_bytes())
-        except OSError as error:
-            raise InputError(f"plan {file}: {error.strerror}") from None
+            return PlannedRelease.model_validate_json(read_regular(file, _MOST, option="plan"))
         except ValidationError as error:
             first = error.errors(include_input=False, include_url=False)[0]
             field = ".".join(str(part) for part in first["loc"]) or "file"
             raise InputError(f"plan {file} is not a release plan: {field}: {first['msg']}") from None
 
 
+def build_plan(
+    context: Context,
+    candidate: Candidate,
+    *,
+    request: Request,
+    method: Mapping[str, Any],
+    output: Output,
+    delta: float | None,
+    selection: Selection = Selection(),
+    ledger: Mark | None = None,
+) -> PlannedRelease:
+    """Returns the plan that artifacts give; everything but the request and delta follows from them and the ledger.
+
+    Args:
+        candidate: names the artifacts; its other fields are read from the stages that made them.
+        method: settings of the run; what the stages recorded of them replaces what is given.
+        delta: of a formal claim.
+        selection: how the fit was chosen, by the ledger.
+    """
+    store = context.store
+    facts = store.figures(candidate.dataset)
+    ingest = store.recipe(candidate.dataset)["config"]["ingest"]
+    candidate = _as_recorded(store, candidate)
+    method = _method_as_run(store, candidate, method, population=request.population, ingest=ingest)
+    event = _event_as_run(store, candidate, method)
+    claim = claim_on(
+        facts,
+        IngestConfig.model_validate(ingest),
+        candidate.model,
+        event,
+        delta=delta,
+        also_unprotected=selection.lines,
+    )
+    plan = ReleasePlan(
+        **request.model_dump(),
+        idempotency_key=key_of(method, facts["fingerprint"], request.release_label),
+        cohorts=tuple(facts["cohorts"]),
+        data_fingerprint=facts["fingerprint"],
+        records_rounded=facts["records"],
+        event=event,
+        claim=claim,
+        trust_model=TRUST_MODEL,
+        randomness_source=NOISE_OF_THE_FIT if candidate.measured is None else RANDOMNESS,
+        floating_point_caveat=EXACT_ARITHMETIC if is_exact(event) else FLOATING_POINT,
+        parameters_digest=digest(method),
+        artifact_digests=candidate.artifact_digests,
+        ledger=ledger,
+    )
+    return PlannedRelease(
+        plan=plan,
+        candidate=candidate,
+        output=output.with_contents(context, candidate),
+        method=method,
+        selection=selection,
+    )
+
+
+def _as_recorded(store: Store, candidate: Candidate) -> Candidate:
+    """Returns the candidate as the stage that measured the posterior, or made the fit, recorded it."""
+    recipe = store.recipe(candidate.measured or candidate.fitted)
+    config, inputs = recipe["config"], recipe["inputs"]
+    recorded: dict[str, Any] = {
+        name: getattr(candidate, name).model_copy(update={"sha256": inputs[name]}) for name in ("dataset", "prepared")
+    }
+    if candidate.measured is not None:
+        fitted = candidate.fitted.model_copy(update={"sha256": inputs["posterior"]})
+        recorded |= {"fitted": fitted, "std_scale": config["std_scale"]}
+    model = ModelConfig.model_validate(config["model"])
+    return candidate.model_copy(update=recorded | {"model": model, "seed": config["seed"]})
+
+
+def _event_as_run(store: Store, candidate: Candidate, method: Mapping[str, Any]) -> Event:
+    if candidate.measured is None:
+        return decode_event(json.loads((store.open(candidate.fitted) / "event.json").read_text()))
+    moments, figures = store.figures(candidate.fitted), store.figures(candidate.measured)
+    weights = store.recipe(candidate.measured)["inputs"].get("weights")
+    reweighted = method.get("pseudo_posterior", {}).get("reweight", True)
+    for kind in ("risk-weights", "reweight"):
+        if _recipe_by_digest(store, kind, weights):
+            reweighted = kind == "reweight"
+    return event_of(
+        "reweighted" if reweighted else "weighted",
+        snapshots=moments["snapshots"],
+        rank=moments["rank"],
+        sensitivity=figures["sensitivity"],
+        draws=figures["draws"],
+    )
+
+
+def _method_as_run(
+    store: Store, candidate: Candidate, method: Mapping[str, Any], *, population: str, ingest: Any
+) -> dict[str, Any]:
+    """Returns the settings with what the stages recorded of them in its place."""
+    settled: dict[str, Any] = json.loads(json.dumps(method))
+    settings = _section(settled, "parameters") if "parameters" in settled else settled
+    _section(settings, "data").update(population=population, ingest=ingest)
+    _section(settings, "fit").update(seed=candidate.seed)
+    if candidate.measured is not None:
+        settings["model"] = candidate.model.model_dump(mode="json")
+        _section(_section(settings, "fit"), "swag").update(std_scale=candidate.std_scale)
+        return settled
+    solved = _recipe_by_digest(store, "plan", store.recipe(candidate.fitted)["inputs"]["plan"])
+    aimed = solved.get("config", {}).get("task", {}).get("target_epsilon")
+    if aimed is not None and settings.get("formal"):
+        _section(settings, "formal").update(target_epsilon=aimed)
+    elif aimed is not None:
+        settled["epsilon"] = aimed
+    return settled
+
+
+def _section(settings: dict[str, Any], name: str) -> dict[str, Any]:
+    if not isinstance(settings.get(name), dict):
+        settings[name] = {}
+    return settings[name]
+
+
+def _recipe_by_digest(store: Store, kind: str, sha256: str | None) -> dict[str, Any]:
+    """Returns the recipe of the stage whose manifest has this digest; empty where this workspace has none."""
+    for manifest in (store.private / "stages" / kind).glob(f"*/{MANIFEST}"):
+        if file_digest(manifest) == sha256:
+            return json.loads(manifest.read_bytes())["recipe"]
+    return {}
+
+
+def _require_equal(stated: PlannedRelease, built: PlannedRelease) -> None:
+    different = sorted(_differences(stated.model_dump(mode="json"), built.model_dump(mode="json")))
+    # guard: a plan is what its artifacts give
+    if different:
+        raise MechanismError(f"release plan: {', '.join(different)}: not what ran and was measured. Plan again")
+
+
+def _differences(stated: Any, built: Any, name: str = "") -> Iterator[str]:
+    """Yields the dotted names of the fields that differ, never their values."""
+    if isinstance(stated, dict) and isinstance(built, dict):
+        for key in stated.keys() | built.keys():
+            yield from _differences(stated.get(key), built.get(key), f"{name}.{key}" if name else key)
+    elif stated != built:
+        yield name
+
+
 def _reserved_file(context: Context, sha256: str) -> Path:
     return context.workspace.private / "plans" / "reserved" / f"{sha256}.json"
-
-
-def decode_event(value: Any) -> Any:
-    """Decodes an event of any registered mechanism from JSON."""
-    if isinstance(value, dict) and value.get("mechanism") not in Event.by_tag:
-        from mechanisms.mechanism import kinds
-
-        kinds()  # whose files declare events of their own
-    return decode(value)
-
-
-_AMOUNTS = ("epsilon", "epsilon_add_remove", "epsilon_replaced")
-
-
-def _terms(claim: Claim) -> dict[str, Any]:
-    return claim.model_dump(exclude=set(_AMOUNTS))
-
-
-def _number(claim: Claim, name: str) -> float:
-    value: float | None = getattr(claim, name)
-    return value or 0.0

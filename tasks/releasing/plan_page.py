@@ -27,7 +27,7 @@ from tasks.bundle.sentences import sentences_of
 from tasks.bundle.texts import describe_encoder
 from tasks.pages.render import Table, render
 from tasks.parameters import LedgerParameters
-from tasks.releasing import approval, code_lists, ledger_records, selection
+from tasks.releasing import approval, code_lists, ledger_records
 from tasks.releasing.approval import ApprovalStatus
 from tasks.releasing.budgets import describe_successors, down, up
 from tasks.releasing.checked_plan import CheckedPlan, check
@@ -36,13 +36,15 @@ from tasks.releasing.evidence import CONTRADICTED, INCONCLUSIVE
 from tasks.releasing.ledger_access import describe_large_delta, existing_ledger
 from tasks.releasing.ledger_records import save_record_set
 from tasks.releasing.plan import PlannedRelease
-from tasks.releasing.recommendation import LARGE, Figures, Recommendation, Verdict, describe_loss, recommend
 from tasks.running.stage import Context
 
 NOTICE = (
     "Private. This page holds figures that were computed from the records without protection, among them how well the "
     "model codes. It is for whoever decides on the release; do not publish it or pass it on."
 )
+Verdict = Literal["fine", "investigate", "warning"]
+LARGE = 0.1
+"""Share of the F1 without privacy from which a loss calls for review."""
 PlanVerdict = Verdict | Literal["note"]
 """`note`: worth knowing, and nothing has to be done about it."""
 MARKS: dict[PlanVerdict, str] = {
@@ -84,6 +86,8 @@ class PlanPage:
     assumed: tuple[Mapping[str, str], ...]
     released: Row | None = None
     """The ledger's row of its release, where it has one."""
+    revoked: Row | None = None
+    """The ledger's row of that release's revocation."""
     comparisons: tuple[str, ...] = ()
     """Paths of its comparisons with the release in use."""
 
@@ -94,15 +98,18 @@ class PlanPage:
 
     @property
     def verdict(self) -> Verdict:
-        """Returns the worst verdict of the answers; of a release nothing is left to decide."""
+        """Returns the worst verdict of the answers; of a release nothing is left to decide, unless it was revoked."""
         if self.released is not None:
-            return "fine"
+            return "fine" if self.revoked is None else "warning"
         verdicts = {answer.verdict for answer in self.answers}
         return "warning" if "warning" in verdicts else "investigate" if "investigate" in verdicts else "fine"
 
     @property
     def summary(self) -> str:
-        """States how many answers speak against the release, or that it was released."""
+        """States how many answers speak against the release, or that it was released or revoked."""
+        if self.released is not None and self.revoked is not None:
+            day, reason = self.revoked.recorded_at[:10], self.revoked.details["reason"]
+            return f"release {self.released.release_id} was REVOKED on {day}: {reason}"
         if self.released is not None:
             at = f"{self.released.release_id}, {self.released.state} {self.released.recorded_at[:10]}"
             return f"released already ({at}); nothing has to be decided"
@@ -133,24 +140,21 @@ def page_of(plan: CheckedPlan, status: ApprovalStatus, *, file: str, context: Pl
             "exact_arithmetic": is_exact(planned.plan.event),
         }
     )
-    estimated = claim.guarantee_kind != "formal"
     scores = ledger_records.candidate_scores(ledger, planned)
-    alternatives = ledger_records.comparison_figures(ledger, planned.plan.data_fingerprint)
-    recommended = recommend(alternatives)
     answers = [
         _leakage(plan, file),
         _promise(planned),
         _cost(plan, records),
-        _accuracy(scores, recommended.reference, ledger_records.unweighted_reference(ledger, planned)),
+        _accuracy(scores, ledger_records.reference_f1(ledger, planned)),
         _alone(scores),
         *([] if context.lists is None else [_lists(context.lists)]),
         *([] if context.outdated is None else [Answer("outdated", "warning", {"why": context.outdated})]),
-        *([_formal(recommended, scores)] if estimated else []),
         _siblings(planned, ledger, records),
         _decision(status, file),
     ]
     assumed = tuple(one for one in statements if one["status"] == "assumed")
-    return PlanPage(planned, status, file, tuple(answers), assumed, plan.released, context.comparisons)
+    revoked = None if plan.released is None else ledger.revocation(str(plan.released.release_id))
+    return PlanPage(planned, status, file, tuple(answers), assumed, plan.released, revoked, context.comparisons)
 
 
 def markdown(page: PlanPage) -> str:
@@ -280,16 +284,16 @@ def _account(charge: Charge) -> tuple[str, str, GuaranteeKind]:
     return charge.after.population, charge.after.cohort, charge.after.guarantee_kind
 
 
-def _accuracy(scores: Mapping[str, float], *references: Figures | None) -> Answer:
-    """Holds the scores against the better fit without privacy, of a comparison or of the retrain."""
-    measured = [one for one in references if one is not None]
-    reference = max(measured, key=lambda one: one.weighted_f1, default=None)
-    if not scores or reference is None:
-        # without a reference a figure says neither that it is good nor what was lost
-        return Answer("accuracy", "note", {"scores": scores, "reference": None, "loss": None})
-    gap = reference.weighted_f1 - scores["weighted_f1"]
-    figures = {"scores": scores, "reference": reference, "loss": gap}
-    return Answer("accuracy", "investigate" if gap > LARGE * reference.weighted_f1 else "fine", figures)
+def _accuracy(scores: Mapping[str, float], reference: float | None) -> Answer:
+    """Holds the scores against the best fit without privacy.
+
+    Without one a figure says neither that it is good nor what was lost.
+    """
+    loss = None if reference is None or not scores else reference - scores["weighted_f1"]
+    figures = {"scores": scores, "reference": reference, "loss": loss}
+    if loss is None or reference is None:
+        return Answer("accuracy", "note", figures)
+    return Answer("accuracy", "investigate" if loss > LARGE * reference else "fine", figures)
 
 
 def _alone(scores: Mapping[str, float]) -> Answer:
@@ -301,17 +305,6 @@ def _alone(scores: Mapping[str, float]) -> Answer:
 def _lists(words: Sequence[CodeListVerdict]) -> Answer:
     own = any(word.verdict == "to be signed" for word in words)
     return Answer("lists", "investigate" if own else "fine" if words else "note", {"words": words})
-
-
-def _formal(recommended: Recommendation, scores: Mapping[str, float]) -> Answer:
-    chosen = recommended.chosen
-    figures: dict[str, Any] = {"chosen": chosen, "gap": None}
-    if chosen is None:
-        return Answer("formal", "investigate", figures)
-    figures |= {"loss": describe_loss(chosen, recommended.reference), "audit": chosen.audit or "not audited"}
-    if scores:
-        figures["gap"] = scores["weighted_f1"] - chosen.weighted_f1
-    return Answer("formal", "investigate", figures)
 
 
 def _siblings(planned: PlannedRelease, ledger: Ledger, records: RecordSet | None) -> Answer:
@@ -396,8 +389,8 @@ def _outdated(context: Context, plan: CheckedPlan) -> str | None:
     if plan.released is not None:
         return None  # the choice no longer matters
     try:
-        selection.check(plan.ledger, context, plan.planned)
-    except (MechanismError, StorageError) as error:
+        plan.require_current(context)
+    except (MechanismError, StorageError, BudgetRefused) as error:
         return str(error)
     return None
 

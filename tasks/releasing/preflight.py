@@ -10,12 +10,11 @@ from pathlib import Path
 from mechanisms.errors import MechanismError
 from mechanisms.model import classifier, encoder_files
 from mechanisms.model.lexicon import HASHED_COLUMNS
-from storage.demo_data import is_demo_data
 from storage.errors import InputError, StorageError
 from storage.ingest import SPLITS, check_source
 from storage.ledger import Ledger, Policy
 from tasks.fitting.ingest import ingest_records
-from tasks.parameters import DEMO_POPULATION, RetrainParameters
+from tasks.parameters import RetrainParameters
 from tasks.releasing import publish
 from tasks.releasing.ledger_access import ledger_url
 from tasks.running import engine, timings
@@ -173,7 +172,6 @@ def check(context: Context, parameters: RetrainParameters, *, to_release: bool =
     context.store.check()
     engine.check(context.engine)
     estimate = estimate_retrain(context, parameters, device=device)
-    _check_demo(parameters)
     _check_ledger(context, parameters, to_release=to_release)
     if to_release:
         _check_release(context, parameters)
@@ -221,16 +219,6 @@ def check_device(context: Context) -> str:
     if kind == "cuda" and not _has_cuda():
         raise MechanismError("device: torch finds no CUDA device. Use `cpu` or `auto`")
     return kind
-
-
-def _check_demo(parameters: RetrainParameters) -> None:
-    """Refuses other records under the population of the demo data, which needs no policy."""
-    if parameters.data.population == DEMO_POPULATION and not all(map(is_demo_data, parameters.data.sources)):
-        raise InputError(
-            f"--population (data.population): {parameters.data.file_names} is not the file that `autocoder "
-            f"demo-data` writes. The population {DEMO_POPULATION} is for that file only. "
-            "Name the population: --population NAME"
-        )
 
 
 def _check_ledger(context: Context, parameters: RetrainParameters, *, to_release: bool) -> None:
@@ -284,10 +272,10 @@ def _check_release(context: Context, parameters: RetrainParameters) -> None:
     settings = parameters.release
     if settings.deployment is not None:
         return
-    if settings.enabled and context.run.deployment and parameters.data.population != DEMO_POPULATION:
+    if settings.enabled and context.run.deployment:
         raise InputError(
-            f"release.deployment: a deployment signs releases of the population {DEMO_POPULATION} only. Name the "
-            "deployment that waits for approvals and signs (release/release), or switch release.enabled off"
+            "release.deployment: a deployment that trains signs nothing. Name the deployment that waits for approvals "
+            "and signs (release/release), or switch release.enabled off"
         )
     publish.check_signing(context, settings)
 

@@ -32,7 +32,7 @@ from storage.ledger.record import Deployment
 from storage.ledger.recovery import announce_bundle, announced_bundle, draw_path, draws
 from tasks.bundle import fill, licence, thresholds
 from tasks.parameters import BundleParameters, LedgerParameters, RetrainParameters
-from tasks.releasing import approval, gate, selection
+from tasks.releasing import approval, gate
 from tasks.releasing.checked_plan import check
 from tasks.releasing.claims import claim_at, key_of, release_method
 from tasks.releasing.ledger_access import existing_ledger, open_ledger
@@ -73,7 +73,7 @@ def save_plan(context: Context, planned: PlannedRelease, settings: LedgerParamet
     if row is not None:  # the reservation has its plan, whatever another run of the same method would plan now
         reserved = PlannedRelease.reserved(context, row)
         return reserved, reserved.save(context)
-    planned = selection.with_disclosures(ledger, context, planned).bind(ledger, context)
+    planned = planned.bind(ledger, context)
     return planned, planned.save(context)
 
 
@@ -95,8 +95,7 @@ def renew_plan(context: Context, file: Path, settings: LedgerParameters) -> tupl
     if released is not None:
         raise InputError(f"plan {file}: it is release {released.release_id} already. There is nothing to renew")
     planned.check(context)
-    unbound = planned.model_copy(update={"plan": planned.plan.model_copy(update={"ledger": None})})
-    return save_plan(context, unbound, settings)
+    return save_plan(context, planned, settings)
 
 
 def check_signing(context: Context, settings: BundleParameters) -> None:

@@ -34,7 +34,7 @@ DECLARES = (
 
 Made = tuple[Context, PlannedRelease]
 Chosen = tuple[Context, RetrainParameters]
-REFUSED = "unprotected_inputs differ|this plan is out of date"
+REFUSED = "unprotected_inputs|this plan is out of date"
 TUNED = "hyperparameters: found on the training half of public OSHA severe injury reports"
 
 

@@ -218,7 +218,7 @@ def test_a_plan_whose_settings_are_not_the_fits(site: tuple[Context, Callable[..
     """The settings of the key are compared with the recipes: another epsilon, population, seed or column is refused."""
     context, planned = site
     quiet, loud = planned(1, "derived"), planned(900, "derived-from")
-    with pytest.raises(Exception, match=r"method\.target_epsilon"):
+    with pytest.raises(Exception, match=r"method\..*target_epsilon"):
         renamed(loud, quiet).check(context)
     method = quiet.method
     edits = (
@@ -227,7 +227,7 @@ def test_a_plan_whose_settings_are_not_the_fits(site: tuple[Context, Callable[..
         method | {"data": method["data"] | {"ingest": method["data"]["ingest"] | {"train_before": 2000}}},
     )
     for edited in edits:
-        with pytest.raises(Exception, match=r"parameters_digest.*method\."):
+        with pytest.raises(Exception, match=r"method\."):
             quiet.model_copy(update={"method": edited}).check(context)
 
 

@@ -26,7 +26,7 @@ def released(stack: Stack, officer: Path) -> str:
     assert stack.wait("the retrain", lambda: ended(stack, run["id"]))["state_type"] == "COMPLETED"
     asked = stack.wait("the release run", lambda: release_run(stack, run["id"]))
     stack.wait("its suspension", lambda: in_state(stack, asked["id"], "PAUSED"))
-    posted = stack.command("approve", asked["parameters"]["plan"], "--key", str(officer), "--post")
+    posted = stack.command("approve", asked["parameters"]["plan"], "--key", str(officer), "--yes", "--post")
     assert posted.returncode == 0, posted.stderr
     stack.wait("the release", lambda: in_state(stack, asked["id"], "COMPLETED"))
     (row,) = releases(stack, of_run=run["id"])

@@ -97,7 +97,7 @@ def test_a_release_is_approved_in_the_page(stack: Stack, operator: Operator, off
     expect(page.get_by_text("does not match").first).to_be_visible()
     assert stack.run(asked["id"])["state_name"] == "Suspended"
 
-    signed = stack.command("approve", asked["parameters"]["plan"], "--key", str(officer), "--print")
+    signed = stack.command("approve", asked["parameters"]["plan"], "--key", str(officer), "--yes", "--print")
     assert signed.returncode == 0, signed.stderr
     operator.open_run(asked["id"])
     operator.menu("Resume")

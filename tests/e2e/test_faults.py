@@ -99,7 +99,7 @@ def check_ended(scene: Scene, home: Path, unbroken: dict[str, bytes], key: Path)
     asked = stack.wait("the release run", lambda: release_run(stack, run_id))
     stack.wait("its suspension", lambda: in_state(stack, asked["id"], "PAUSED"))
     assert releases(stack, of_run=run_id) == []
-    posted = stack.command("approve", asked["parameters"]["plan"], "--key", str(key), "--post")
+    posted = stack.command("approve", asked["parameters"]["plan"], "--key", str(key), "--yes", "--post")
     assert posted.returncode == 0, posted.stderr
     stack.wait("the release", lambda: in_state(stack, asked["id"], "COMPLETED"))
     (row,) = releases(stack, of_run=run_id)

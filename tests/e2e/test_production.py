@@ -133,13 +133,13 @@ def test_only_a_good_signature_lets_it_go_on(stack: Stack, officer: Path, tmp_pa
     stack.command("keys", "new", "--out", str(stranger))
     # The rule against zombies may take the run up once more after such a night; it asks again then.
     stack.wait("the waiting run", lambda: stack.run(asked["id"])["state_name"] == "Suspended")
-    posted = stack.command("approve", plan, "--key", str(stranger / "signing-key.pem"), "--post")
+    posted = stack.command("approve", plan, "--key", str(stranger / "signing-key.pem"), "--yes", "--post")
     assert posted.returncode == 0, posted.stderr
     stack.wait("its refusal", lambda: [line for line in stack.said(asked["id"]) if "does not count" in line])
     stack.wait("waiting again", lambda: stack.run(asked["id"])["state_name"] == "Suspended")
     assert releases(stack) == []
 
-    posted = stack.command("approve", plan, "--key", str(officer), "--post")
+    posted = stack.command("approve", plan, "--key", str(officer), "--yes", "--post")
     assert posted.returncode == 0, posted.stderr
     done = stack.wait("the release", lambda: ended(stack, asked["id"]))
     assert done["state_type"] == "COMPLETED", done["state"]

@@ -139,7 +139,6 @@ class Job:
         from storage.ledger import Ledger
         from storage.ledger.journal import journals_of
         from tasks.releasing.plan import PlannedRelease
-        from tasks.releasing.selection import with_disclosures
         from tasks.running.stage import Context
 
         (made,) = (other.home / "private" / "plans").glob("*.json")
@@ -147,8 +146,7 @@ class Job:
         content["plan"]["ledger"] = None
         workspace, context = Workspace(self.home), Context(home=str(self.home))
         ledger = Ledger.open(workspace.ledger_url, journals=journals_of(workspace))
-        planned = PlannedRelease.model_validate_json(json.dumps(content)).bind(ledger, context)
-        return with_disclosures(ledger, context, planned).save(context)
+        return PlannedRelease.model_validate_json(json.dumps(content)).bind(ledger, context).save(context)
 
     def options(self) -> list[str]:
         """Data and settings, as `retrain`, `compare` and `audit` take them."""

@@ -23,7 +23,7 @@ from tasks.running.failures import SAFE
 
 def approve(job: Job, plan: str, name: str) -> str:
     """One approver's signature."""
-    return command("approve", plan, "--key", job.home.parent / name / "signing-key.pem")
+    return command("approve", plan, "--key", job.home.parent / name / "signing-key.pem", "--yes")
 
 
 def refuse(job: Job, plan: str, name: str) -> str:
@@ -120,14 +120,14 @@ def test_what_is_signed_is_read_first(site: tuple[Job, str], tmp_path: Path) -> 
     with pytest.raises(InputError, match=r"--html: the folder .* does not exist"):
         command("plan", plan, "--html", tmp_path / "none" / "plan.html")
     key = str(job.home.parent / "officer" / "signing-key.pem")
-    code, out, err = invoke("approve", plan, "--key", key)
+    code, out, err = invoke("approve", plan, "--key", key, "--yes")
     assert (code, out) == (0, "approved by officer; 1 more needed\n")
     quoted = [err.index(text) for text in ("Not audited", "under policy strict", "signed: digest")]
     assert quoted == sorted(quoted)
     assert digest[:12] in err
     copy = tmp_path / Path(plan).name
     copy.write_bytes(Path(plan).read_bytes())
-    code, out, err = invoke("approve", copy, "--key", key, "--print", "--home", tmp_path / "elsewhere")
+    code, out, err = invoke("approve", copy, "--key", key, "--yes", "--print", "--home", tmp_path / "elsewhere")
     assert code == 0
     assert "budget and audit cannot be shown: " in err
     assert "has no ledger" in err

@@ -112,8 +112,8 @@ def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) ->
     assert not any(row.kind == "release" for row in site.ledger.rows())
 
     key = str(site.job.home.parent / "officer" / "signing-key.pem")
-    told = command("approve", site.plan, "--key", key)
-    assert "`autocoder release` would refuse it now: the audit of row" in told
+    with pytest.raises(InputError, match="the audit of row"):  # what `release` would refuse is not signed
+        command("approve", site.plan, "--key", key, "--yes")
     with pytest.raises(InputError, match="--reason: it is empty"):
         command("approve", site.plan, "--despite-audit", "--key", key, "--reason", " ")
     command("keys", "new", "--out", str(tmp_path / "stranger"))
@@ -122,6 +122,9 @@ def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) ->
         command("approve", site.plan, "--despite-audit", "--key", stranger, "--reason", "memo 12")
     told = command("approve", site.plan, "--despite-audit", "--key", key, "--reason", "memo 12")
     assert "next: autocoder release" in told
+    with pytest.raises(InputError, match="give --yes"):
+        command("approve", site.plan, "--key", key)
+    assert "approved by" in command("approve", site.plan, "--key", key, "--yes")
 
     done = site.job.command("release", site.plan, "--json")
     assert done.returncode == 0, done.stderr

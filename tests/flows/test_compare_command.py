@@ -134,9 +134,9 @@ def test_a_plan_edited_by_hand_is_refused(new: Job, compared: tuple[Path, dict],
     context = Context(home=str(home), device="cpu")
     for changed, said in (
         (plan, None),
-        (cheaper, "does not support its claim"),
+        (cheaper, r"claim\.epsilon: not what ran"),
         (quieter, "not what ran"),
-        (other, "artifacts are not those"),
+        (other, "artifact_digests"),
     ):
         file = tmp_path / "plan.json"
         file.write_text(json.dumps(changed))

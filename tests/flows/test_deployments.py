@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import re
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock
 
 import pytest
 import yaml
@@ -20,14 +18,12 @@ from prefect.flow_engine import run_flow
 from prefect.flows import Flow, load_flow_from_entrypoint
 from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
 from prefect.utilities.schema_tools import validate
-from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 from pydantic import ValidationError
 
 from flows.commands.deploy import _without_unset
 from flows.commands.profiles import parameters, profile_names
 from flows.deployed import estimated
 from flows.housekeeping import RESUMED
-from flows.server import automations
 from flows.server.form import FormalForm, RecordsForm, WorkerSettings, form_of, parameters_of_run
 from flows.server.prefect_run import PrefectRun
 from storage.errors import InputError
@@ -408,24 +404,3 @@ def test_automations_are_what_prefect_takes() -> None:
                 assert action["run"].split("/")[1] in DEPLOYMENTS
         rule["actions"] = [{"type": "do-nothing"}]
         AutomationCore.model_validate(rule)
-
-
-def test_a_run_sets_neither_its_environment_nor_its_command() -> None:
-    """Records, ledger and keys are where the worker's environment says; what a run asks for in its job is not heard.
-
-    By the worker's own reading of it, which adds a run's variables to those of the pool.
-    """
-    own, prefects = automations._job_template(), ProcessWorker.get_default_base_job_template()
-    asked = {"env": {"AUTOCODER_LEDGER_URL": "sqlite:///x"}, "command": "sh", "working_dir": "/x", "name": "n"}
-    dotted = {"env.AUTOCODER_LEDGER_URL": "sqlite:///x"}
-
-    def heard(template: dict[str, Any], values: dict[str, Any]) -> ProcessJobConfiguration:
-        read = ProcessJobConfiguration.from_template_and_values
-        return asyncio.run(read(copy.deepcopy(template), copy.deepcopy(values), client=AsyncMock()))
-
-    for values in (asked, dotted):
-        made = heard(own, values)
-        assert (made.env, made.command, made.working_dir) == ({}, None, None)
-        assert heard(prefects, values).env == {"AUTOCODER_LEDGER_URL": "sqlite:///x"}, "Prefect's own hears it"
-    template = own
-    assert not set(automations.WORKER_VARIABLES) & set(template["variables"]["properties"])

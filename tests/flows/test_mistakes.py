@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from in_process import CommandRunner, command
 
-from storage.demo_data import write_demo_data
 from storage.ledger import Evaluation, Ledger
 
 SECRET = "Worker Jane Roe lost a finger"
@@ -76,24 +75,6 @@ def test_a_public_key_signs_nothing(told: CommandRunner, tmp_path: Path) -> None
     reasons = ("--requester", "lead", "--reason", "start")
     status, error = told("approve", "--policy", policy, *reasons, "--key", public)
     assert (status, "this is a public key; sign with the private one" in error) == (2, True), error
-
-
-def test_the_population_demo_is_of_the_invented_narratives_alone(told: CommandRunner, tmp_path: Path) -> None:
-    """Other records in their columns are refused before anything is made, also where the name is given by hand."""
-    written = write_demo_data(tmp_path / "data", records=250, seed=3)
-    text = written.csv.read_text(encoding="utf-8").replace("EASTBROOK", "AKRON")
-    written.csv.write_text(text, encoding="utf-8")
-    home = tmp_path / "home"
-    given = ("retrain", "--data", written.csv, "--codelist", written.codelist, "--home", home)
-    for more in (
-        ("--profile", "demo"),
-        ("--profile", "osha-head", "--population", "demo"),
-        ("--profile", "demo", "--dry-run"),
-    ):
-        status, error = told(*given, *more)
-        assert (status, error.count("\n")) == (2, 1), error
-        assert "--population (data.population): injuries.csv is not the file that `autocoder demo-data` writes" in error
-        assert not (home / "bundles").exists()
 
 
 def test_what_nobody_foresaw(told: CommandRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,9 +46,9 @@ EDITS: dict[str, Callable[[Any], Any]] = {
     "privacy_unit": lambda d: d["plan"]["claim"].update(privacy_unit="person"),
     "unprotected_inputs": lambda d: d["plan"]["claim"].update(unprotected_inputs=[]),
     "event": lambda d: d["plan"]["event"].update(sensitivity_draws=10**6),
-    "does not support its claim (assumptions)": lambda d: d["plan"]["claim"].update(assumptions=[]),
-    "does not support its claim (draws)": lambda d: d["plan"]["claim"].update(draws=10**6, mc_failure_prob=1e-6),
-    "does not support its claim (epsilon)": lambda d: d["plan"]["claim"].update(epsilon=0.1),
+    "claim.assumptions": lambda d: d["plan"]["claim"].update(assumptions=[]),
+    "claim.draws": lambda d: d["plan"]["claim"].update(draws=10**6, mc_failure_prob=1e-6),
+    "claim.epsilon": lambda d: d["plan"]["claim"].update(epsilon=0.1),
 }
 
 

@@ -283,7 +283,7 @@ def test_crashes_between_question_and_answer_lose_neither(
 
     def signed(name: str) -> str:
         key = str(tmp_path / name / "signing-key.pem")
-        return command("approve", plan, "--key", key, "--print").strip()
+        return command("approve", plan, "--key", key, "--yes", "--print").strip()
 
     def asked() -> set[str]:
         return {entry.key for entry in client.filter_flow_run_input(run, "", limit=20, exclude_keys=set())}
@@ -302,7 +302,7 @@ def test_crashes_between_question_and_answer_lose_neither(
     copy.write_bytes(Path(plan).read_bytes())
     monkeypatch.setenv("PREFECT_API_URL", ephemeral_server)
     key = str(tmp_path / "director" / "signing-key.pem")
-    assert str(run) in command("approve", str(copy), "--key", key, "--post"), "from a copy of the plan"
+    assert str(run) in command("approve", str(copy), "--key", key, "--yes", "--post"), "from a copy of the plan"
     assert go_on() == "Completed"
     (row,) = [row for row in Ledger.open(Workspace(job.home).ledger_url).current() if row.kind == "release"]
     assert row.state == "committed"

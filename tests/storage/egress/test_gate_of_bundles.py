@@ -163,16 +163,13 @@ def test_other_weights_than_inference_needs(folder: Path, expected: Expected, se
 
 
 def test_traces_in_a_real_bundle(folder: Path, expected: Expected) -> None:
-    """No word of a place, a person or a host is known; no pickle and no other metadata pass."""
+    """No word of a place, a person or a host is known; no pickle passes."""
     card = (folder / CARD).read_text()
     (folder / CARD).write_text(f"{card} see /home/jdoe/records.csv, made by jdoe on buildhost-17")
     with pytest.raises(UnsoundBundle):
         inspect(folder, expected)
     (folder / CARD).write_bytes(pickle.dumps(card))
-    with pytest.raises(UnsoundBundle, match="like a pickle"):
-        inspect(folder, expected)
-    (folder / CARD).write_text(card.replace("license: apache-2.0", "license: apache-2.0\nmodel-index: []"))
-    with pytest.raises(UnsoundBundle, match="model-index"):
+    with pytest.raises(UnsoundBundle, match="is not UTF-8"):
         inspect(folder, expected)
 
 

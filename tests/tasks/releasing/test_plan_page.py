@@ -177,30 +177,6 @@ def test_what_does_not_fit_is_a_warning(ledger: Ledger) -> None:
     assert "over the cap" in answer(found, "cost").text
 
 
-def test_the_formal_branch_is_named_with_what_it_costs_and_loses(ledger: Ledger) -> None:
-    """From rows of a comparison on the same records; without any, how to compare one."""
-    plan = planned()
-    none = answer(page(ledger, plan), "formal")
-    assert "no formal branch was compared" in none.text
-    assert "`autocoder compare`" in none.text
-    compared(ledger, "non-private", 0.8)
-    compared(ledger, "prior-descent", 0.76, claim=FORMAL, fit="e")
-    compared(ledger, "swag-ppm", 0.78, fit="c")
-    found = page(ledger, plan)
-    told = answer(found, "formal").text
-    assert "prior-descent would cost formal, ε 4.988, δ 1e-05, add-remove (not audited)" in told
-    assert (
-        "0.040 (5.0%) below non-private (0.800, the best that was compared; adapters or a whole encoder may do "
-        "better); 0.020 below this release" in told
-    )
-    alone = answer(found, "alone")
-    assert (alone.verdict, alone.text.split(":")[0]) == ("note", "Not measured")
-    accuracy = answer(found, "accuracy")
-    assert "Weighted F1 0.780, macro F1 0.390" in accuracy.text
-    assert "0.020 (2.5 %) below a fit without privacy" in accuracy.text
-    assert "formal" not in {one.key for one in page(ledger, planned(FORMAL)).answers}
-
-
 def test_thresholds_that_nobody_will_have_are_told_before_the_release(ledger: Ledger) -> None:
     """What held-out records say of each target, and where `code --accuracy` will fail; fine where all are there."""
     alone = {"alone_at_80": 0.43, "alone_at_90": 0.0, "alone_at_95": 0.0, "surest_accuracy": 0.87, "surest_share": 0.12}
@@ -302,7 +278,6 @@ def test_the_page_stands_alone_and_escapes_what_it_is_given(ledger: Ledger) -> N
     assert "&lt;script&gt;" in text
     assert not re.search(r"(?:src|href)=['\"](?!data:|#)", text)
     assert "<script>" not in plan_page.markdown(found)
-    assert "<code>autocoder compare</code>" in text
 
 
 def test_the_gate_offers_the_formal_branch_before_an_override(ledger: Ledger) -> None:

@@ -1,0 +1,99 @@
+"""Would win: a signature for what the officer did not see: a false ε, a made-up ledger, a file that never ends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from releases import make_candidate, make_event, make_plan, release_key
+
+from mechanisms.errors import MechanismError
+from mechanisms.privacy.claims import claim_of
+from storage.artifacts import digest
+from storage.bundle.trust import read_roots
+from storage.errors import InputError, StorageError
+from storage.ledger import Ledger, Policy, heads
+from tasks.releasing import desk
+from tasks.releasing.claims import key_of
+from tasks.releasing.plan import PlannedRelease
+from tasks.releasing.selection import Selection
+
+DECLARES = (
+    (
+        "an officer's desk believes its own copy of the agency's key",
+        "a plan with a smaller ε, another key, method or selection; a ledger whose releases another key signed; "
+        "another key given later; pipes and devices as key, plan, policy or roots",
+        "a ledger without any release, which no key signed yet",
+    ),
+)
+"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+
+
+def planned() -> PlannedRelease:
+    """A plan whose claim, key and digests follow from its event, method and candidate."""
+    event, method, candidate, selection = make_event(), {"fit": {"seed": 1}}, make_candidate(), Selection(fits=3)
+    claim = claim_of(
+        event, delta=None, privacy_unit="record", max_records_per_unit=1, unprotected_inputs=("n", *selection.lines)
+    )
+    plan = make_plan(
+        key_of(method, "f" * 64, "label"),
+        claim=claim,
+        event=event,
+        parameters_digest=digest(method),
+        artifact_digests=candidate.artifact_digests,
+    )
+    return PlannedRelease(plan=plan, candidate=candidate, method=method, selection=selection)
+
+
+EDITS: dict[str, Callable[[PlannedRelease], dict[str, Any]]] = {
+    "claim.epsilon": lambda p: {
+        "plan": p.plan.model_copy(update={"claim": p.plan.claim.model_copy(update={"epsilon": 0.1})})
+    },
+    "claim.unprotected_inputs": lambda p: {"selection": Selection(fits=1)},
+    "parameters_digest": lambda p: {"method": {"fit": {"seed": 2}}},
+    "idempotency_key": lambda p: {"plan": p.plan.model_copy(update={"idempotency_key": "0" * 64})},
+    "artifact_digests": lambda p: {"candidate": make_candidate(fitted=p.candidate.dataset)},
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_a_plan_that_says_less(name: str) -> None:
+    """Without its artifacts, on a machine of the officer's own."""
+    planned().require_consistent()
+    with pytest.raises(MechanismError, match=name):
+        planned().model_copy(update=EDITS[name](planned())).require_consistent()
+
+
+def test_a_ledger_of_the_operators_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its releases are signed by a key that is not the agency's; the pinned key is not replaced by another."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", key=release_key())
+    ledger.reserve(make_plan("k"))
+    _, stranger = heads.new_keys(tmp_path / "stranger")
+    own = tmp_path / "own.pem"
+    own.write_bytes(heads.public_pem(release_key().public_key()))
+    assert desk.pinned_key(None) is None
+    pinned = desk.pinned_key(own)
+    assert pinned is not None
+    assert desk.pinned_key(None) == pinned
+    desk.require_agencys(ledger, pinned)
+    with pytest.raises(InputError, match="another key is pinned"):
+        desk.pinned_key(stranger)
+    pinned.write_bytes(stranger.read_bytes())
+    with pytest.raises(StorageError, match="another key than the agency's"):
+        desk.require_agencys(ledger, pinned)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "read", [PlannedRelease.load, Policy.load, heads.load_private_key, heads.load_public_key, read_roots]
+)
+def test_a_file_that_never_ends(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    """A pipe that nobody writes into, and a device: refused at once."""
+    os.mkfifo(tmp_path / "pipe")
+    for file in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(InputError, match="not a regular file"):
+            read(file)
