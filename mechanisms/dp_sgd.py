@@ -9,7 +9,7 @@ private. `mechanisms.descent` takes the steps, from the event.
 
 **No dropout.** A mask that is drawn goes to a place in the batch, not to a record: one record less hands every later
 one another's mask, so that all clipped gradients move at once, by far more than the clip. So the module runs as it does
-when it codes; one that draws random numbers even then is refused where gradients are taken record by record.
+when it codes.
 
 All randomness that privacy rests on comes from `mechanisms.privacy.noise`: a key of the operating system's entropy,
 kept in the private checkpoint alone until the run ends, so that a resumed run draws the noise of a step once and
@@ -33,10 +33,9 @@ from mechanisms.errors import MechanismError
 from mechanisms.mechanism import ClassifierModel, Descending, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model import threads
 from mechanisms.model.classifier import Classifier
+from mechanisms.model.clipping import Coefficients, RecordClipping
 from mechanisms.model.config import Positive
-from mechanisms.model.dp_head import HeadClipping, has_closed_form
-from mechanisms.model.ghost import Coefficients, GhostClipping
-from mechanisms.model.inputs import FeatureInputs, Inputs
+from mechanisms.model.inputs import FeatureInputs
 from mechanisms.privacy import class_counts, schedules
 from mechanisms.privacy.class_counts import ClassWeightsConfig
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, NoiseSegment, descent_of
@@ -44,6 +43,8 @@ from mechanisms.privacy.noise import SecretStream
 from mechanisms.privacy.schedules import ConstantSchedule, Schedule
 
 DpEvent = DpSgdEvent | ComposedEvent
+_GRADIENT_BYTES = 1 << 30
+"""Of per-record gradients, beside what the model takes."""
 PAPER_EPOCHS, PAPER_BATCH, PAPER_RATE = 30, 512, 1e-3
 
 
@@ -159,8 +160,7 @@ class DpSgd(Descending, frozen=True, title="DP-SGD"):
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         """Every step on clipped per-record gradients of the run's classifier."""
-        size = 512 if isinstance(records.inputs, FeatureInputs) else 32
-        return descend(self, plan.event, records, run, physical_batch_size=size)
+        return descend(self, plan.event, records, run)
 
 
 def descend(
@@ -169,12 +169,13 @@ def descend(
     records: Records,
     run: Run,
     *,
-    physical_batch_size: int = 32,
+    physical_batch_size: int | None = None,
 ) -> Fitted:
     """Runs an event by settled settings on the run's classifier; the losses of the epochs are private.
 
     Args:
-        physical_batch_size: records in memory at once; changes nothing but speed and memory.
+        physical_batch_size: records in memory at once, which changes nothing but speed and memory. None: 512 of
+            features, or as many sequences, up to 32, as have their gradients in a gigabyte.
     """
     classifier, inputs = run.classifier(), records.inputs
     assert isinstance(event, DpSgdEvent | ComposedEvent)
@@ -182,7 +183,9 @@ def descend(
     assert rate is not None
     assert config.batch_size is not None
     assert config.epochs is not None
-    clipper = _clipping(classifier, inputs)
+    clipper = RecordClipping(classifier)
+    in_memory = max(1, min(32, _GRADIENT_BYTES // (4 * classifier.num_parameters)))
+    size = physical_batch_size or (512 if isinstance(inputs, FeatureInputs) else in_memory)
     divisor, epochs = config.batch_size, config.epochs
 
     def fit(state: KeyedState) -> None:
@@ -210,7 +213,7 @@ def descend(
                 sgd.sampling_prob,
                 lambda segment, own: _coefficients(config, segment, own),
                 weights,
-                physical_batch_size,
+                size,
             )
             descent.run(
                 update,
@@ -221,10 +224,6 @@ def descend(
 
     losses = fit_classifier(classifier, run.folder, run.new_key, fit).numbers["losses"]
     return Fitted(ClassifierModel(classifier), event, {"steps": sgd.steps, "loss": losses[-1], "losses": losses})
-
-
-def _clipping(classifier: Classifier, inputs: Inputs) -> HeadClipping | GhostClipping:
-    return HeadClipping(classifier) if has_closed_form(classifier, inputs) else GhostClipping(classifier)
 
 
 @contextmanager

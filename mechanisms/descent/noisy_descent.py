@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from mechanisms.descent import exact_sums
 from mechanisms.descent.keyed_state import KeyedState
 from mechanisms.errors import MechanismError
-from mechanisms.model.ghost import Coefficients
-from mechanisms.model.inputs import Batch, Inputs
+from mechanisms.model.clipping import Coefficients, RecordClipping
+from mechanisms.model.inputs import Inputs
 from mechanisms.model.training import Progress
 from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
 from mechanisms.privacy.noise import SecretStream
@@ -222,16 +222,6 @@ class NoisyDescent:
             self._progress(step, steps)
 
 
-class Clipper(Protocol):
-    """Adds clipped gradients of a batch to a sum: `HeadClipping` or `GhostClipping`."""
-
-    def add_clipped_sum(
-        self, batch: Batch, labels: Tensor, *, coefficients: Coefficients, out: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Adds sum_i c_i grad(loss_i) to `out`, float [P]; returns norms before clipping and losses, [b] each."""
-        ...
-
-
 @dataclass(frozen=True)
 class SampledSum:
     """Adds the clipped gradients of a Poisson sample, every record independently with a probability, in micro-batches.
@@ -243,7 +233,7 @@ class SampledSum:
     physical_batch_size: records in memory at once.
     """
 
-    clipper: Clipper
+    clipper: RecordClipping
     inputs: Inputs
     labels: Tensor
     stream: SecretStream

@@ -6,7 +6,6 @@ import copy
 
 import pytest
 import torch
-from own_modules import clipper_of
 from small_heads import head_of
 from torch import Tensor, nn
 
@@ -14,9 +13,8 @@ from mechanisms import dp_sgd
 from mechanisms.descent import exact_sums
 from mechanisms.mechanism import ClassifierModel, Records, Run, Task, kinds
 from mechanisms.model import classifier as classifiers
+from mechanisms.model.clipping import RecordClipping
 from mechanisms.model.config import ModelConfig
-from mechanisms.model.dp_head import HeadClipping
-from mechanisms.model.ghost import GhostClipping
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.own import OwnModel, maker_of
 from mechanisms.privacy.noise import SecretStream
@@ -33,7 +31,7 @@ DECLARES = (
 
 CPU, CE = torch.device("cpu"), nn.functional.cross_entropy
 LAYERS = {
-    "by ghosts": (nn.Dropout(0.1), nn.Linear(8, 3)),
+    "one layer": (nn.Dropout(0.1), nn.Linear(8, 3)),
     "two layers": (nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 3)),
 }
 
@@ -70,9 +68,8 @@ def scaled_by_target(output: Tensor, target: Tensor) -> Tensor:
 
 
 SUMS = {
-    "ghosts, each gradient": nn.Linear(2, 1),
-    "ghosts, pairs": nn.Linear(4, 4),
-    "ghosts, normalisation": nn.LayerNorm(2),
+    "closed form": nn.Linear(2, 1),
+    "normalisation": nn.LayerNorm(2),
 }
 
 
@@ -82,7 +79,7 @@ def test_micro_batches_in_the_next_binade(quiet: None, name: str) -> None:
     them all by one place, to just below: in float32 each of 100 micro-batches then rounds its small ones otherwise."""
     n = 51_200
     y = (torch.arange(n) % 512 >= 366).long()
-    x = torch.eye(2, 4 if "pairs" in name else 2)[0].expand(n, -1).contiguous()
+    x = torch.eye(2)[0].expand(n, -1).contiguous()
     module = nn.Sequential(copy.deepcopy(SUMS[name]))
     mechanism = dp_sgd.DpSgd(target_epsilon=5.0, optimiser="sgd", learning_rate=1.0, epochs=1, sampling_prob=1.0)
     plan = mechanism.plan(Task(records=n, classes=2))
@@ -135,8 +132,7 @@ def test_a_norm_that_cancels_to_nothing() -> None:
     def total(x: Tensor, y: Tensor) -> Tensor:
         model = maker_of(module, CE, x, y, device=CPU)()
         out = torch.zeros(model.num_parameters, dtype=torch.float64)
-        with clipper_of(model) as clipper:
-            assert isinstance(clipper, GhostClipping)
+        with RecordClipping(model) as clipper:
             clipper.add_clipped_sum(
                 {"features": x}, y, coefficients=lambda norms: (1 / norms.clamp(min=1e-30)).clamp(max=1), out=out
             )
@@ -205,10 +201,12 @@ def test_a_clip_is_not_rounded_up() -> None:
     g = torch.Generator().manual_seed(3)
     z, y, rows = torch.randn(2000, 7, generator=g), torch.arange(2000) % 3, torch.randn(3, 8, generator=g)
     model = OwnModel(nn.Linear(7, 3), CE, device=CPU)
-    clipper, largest = clipper_of(model), 0.0
+    largest = 0.0
     for some in torch.arange(len(z)).split(1):
         out = torch.zeros(model.num_parameters, dtype=torch.float64)
-        clipper.add_clipped_sum({"features": z[some]}, y[some], coefficients=lambda n: 0.1 / n.clamp(min=0.1), out=out)
+        with RecordClipping(model) as clipper:
+            clip = {"coefficients": lambda n: 0.1 / n.clamp(min=0.1), "out": out}
+            clipper.add_clipped_sum({"features": z[some]}, y[some], **clip)
         row = _row_gradient(z[some], y[some], 0.1, rows)
         largest = max(largest, *(float(total.norm()) for total in (out, row, _feature_sum(z[some], 0.1))))
     assert 0.1 * (1 - 1e-12) <= largest <= 0.1 * (1 + 1e-12)
@@ -237,9 +235,8 @@ def test_a_record_beyond_float32_ends_no_run(label: int) -> None:
     def total(own: Tensor) -> Tensor:
         model = OwnModel(copy.deepcopy(module), CE, device=CPU)
         out = torch.zeros(model.num_parameters, dtype=torch.float64)
-        clipper = clipper_of(model)
-        assert isinstance(clipper, HeadClipping)
-        clipper.add_clipped_sum({"features": x[own]}, y[own], coefficients=lambda n: 1 / n.clamp(min=1), out=out)
+        with RecordClipping(model) as clipper:
+            clipper.add_clipped_sum({"features": x[own]}, y[own], coefficients=lambda n: 1 / n.clamp(min=1), out=out)
         return out
 
     everybody = torch.arange(12)
@@ -247,8 +244,8 @@ def test_a_record_beyond_float32_ends_no_run(label: int) -> None:
 
 
 def test_weights_stay_with_their_records() -> None:
-    """One that is not finite is left out by ghosts, and the factors of the others are still theirs."""
-    module = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    """One that is not finite is left out, and the factors of the others are still theirs."""
+    module = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     x, y = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 2
     x[2] = 3e38
     weights = torch.tensor([1.0, 0.5, 1.0, 0.25, 0.1, 0.9])
@@ -256,7 +253,7 @@ def test_weights_stay_with_their_records() -> None:
     def total(own: Tensor) -> Tensor:
         model = OwnModel(copy.deepcopy(module), CE, device=CPU)
         out = torch.zeros(model.num_parameters, dtype=torch.float64)
-        with GhostClipping(model) as clipper:
+        with RecordClipping(model) as clipper:
             clipper.add_clipped_sum(
                 {"features": x[own]}, y[own], coefficients=lambda n: weights[own] / n.clamp(min=1), out=out
             )

@@ -8,9 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from mechanisms.model.dp_head import HeadClipping
-from mechanisms.model.ghost import GhostClipping
-from mechanisms.model.own import Loss, OwnModel, is_cross_entropy
+from mechanisms.model.own import Loss
 
 
 class Attention(nn.Module):
@@ -71,7 +69,7 @@ class Recurrent(nn.Module):
 
 
 def layered(classes: int = 3) -> nn.Module:
-    """[b, 6] to logits, of layers that ghost clipping knows."""
+    """[b, 6] to logits, of layers that DP-SGD knows."""
     return nn.Sequential(nn.Linear(6, 10), nn.LayerNorm(10), nn.Tanh(), nn.Sequential(nn.Linear(10, classes)))
 
 
@@ -108,13 +106,3 @@ def one_by_one(module: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, clip: flo
         norms.append(gradient.norm())
         total += gradient * (clip / gradient.norm()).clamp(max=1)
     return total, torch.stack(norms)
-
-
-CLIPPED = ("layered", "linear")
-"""Modules whose layers DP-SGD knows."""
-
-
-def clipper_of(model: OwnModel) -> HeadClipping | GhostClipping:
-    """The way to clipped gradients that a module of known layers has."""
-    closed = isinstance(model.part, nn.Linear) and is_cross_entropy(model.loss)
-    return HeadClipping(model) if closed else GhostClipping(model)

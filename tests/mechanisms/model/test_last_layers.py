@@ -14,8 +14,8 @@ from mechanisms.errors import MechanismError
 from mechanisms.mechanism import Records, Run, Task
 from mechanisms.model import classifier, encoders, lexicon
 from mechanisms.model.classifier import Classifier
+from mechanisms.model.clipping import RecordClipping
 from mechanisms.model.config import ModelConfig, OptimiserPhase
-from mechanisms.model.ghost import GhostClipping
 from mechanisms.model.inputs import TokenInputs, load
 from mechanisms.model.lexicon import Lexicon
 from mechanisms.model.training import train
@@ -73,13 +73,13 @@ def test_only_the_last_layers_and_the_head_train(tiny_bert: Path) -> None:
 
 
 def test_clipped_sums_are_those_of_each_record_alone(tiny_bert: Path) -> None:
-    """Ghost clipping of states: the sum over a batch is the sum over its records, each at most the clip."""
+    """Clipping of states: the sum over a batch is the sum over its records, each at most the clip."""
     built, states, _ = _build(tiny_bert)
     labels = torch.tensor([0, 1, 2, 0])
 
     def summed(index: torch.Tensor) -> torch.Tensor:
         out = torch.zeros(built.num_parameters, dtype=torch.float64)
-        with GhostClipping(built) as clipping:
+        with RecordClipping(built) as clipping:
             clipping.add_clipped_sum(
                 states.batch(index, CPU), labels[index], coefficients=lambda n: (0.1 / n).clamp(max=1), out=out
             )
