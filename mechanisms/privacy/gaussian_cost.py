@@ -13,7 +13,7 @@ Gaussians with sensitivities 0..m (Ganesh 2024, arXiv 2401.10294), and a full-ba
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.metadata import version
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 Relation = Literal["ADD_OR_REMOVE_ONE", "REPLACE_ONE"]
 """Names of dp-accounting's `NeighboringRelation`."""
-ORDERS = (*(1 + x / 20 for x in range(1, 200)), *range(11, 64), *(2**k for k in range(6, 13)))
-"""Renyi orders; the finest part is where noise multipliers near 1 have their optimum."""
 
 ACCOUNTANT = f"dp-accounting {version('dp-accounting')} PLD"
 CLOSED_FORM = "closed form of Gaussian noise (Balle and Wang 2018, theorem 8)"
@@ -64,12 +62,13 @@ def cost(event: Event, *, delta: float, records_per_unit: int = 1) -> FormalCost
         twice = None if gaussian_rate(event) is None else 2 * records_per_unit
         replaced = None if twice is None else epsilon_of_event(event, delta=delta, records_per_unit=twice)
         return FormalCost(delta, epsilon, replaced, None, None)
+    of_orders = renyi(event)
     return FormalCost(
         delta=delta,
         epsilon=epsilon,
         epsilon_replace_one=_epsilon(event, delta, 1, _INTERVAL, "REPLACE_ONE"),
-        epsilon_rdp=max(0.0, _least(event, partial(_canonne, delta))),
-        epsilon_rdp_mironov=_least(event, partial(_mironov, delta)),
+        epsilon_rdp=float(of_orders.get_epsilon(delta)),
+        epsilon_rdp_mironov=_mironov(of_orders, delta),
     )
 
 
@@ -178,7 +177,7 @@ def calibrate(
     def excess(interval: float, log_noise: float) -> float:
         event = make_event(math.exp(log_noise))
         if by == "rdp-mironov":
-            return _least(event, partial(_mironov, delta)) - target_epsilon
+            return _mironov(renyi(event), delta) - target_epsilon
         return (
             epsilon_of_event(event, delta=delta, records_per_unit=records_per_unit, interval=interval) - target_epsilon
         )
@@ -287,62 +286,22 @@ def _pld(event: Event, records_per_unit: int, interval: float, relation: Relatio
     return accountant
 
 
-def renyi(event: dp_event.DpEvent, relation: Relation, orders: Sequence[float] = ORDERS) -> RdpAccountant:
-    """Composes an event of dp-accounting; orders near 1 may not converge and are left out, which is no news."""
-    from dp_accounting.privacy_accountant import NeighboringRelation
+def renyi(event: Event) -> RdpAccountant:
+    """Composes the event at the orders of dp-accounting, which leaves out those near 1 whose sums do not converge."""
     from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 
-    accountant = RdpAccountant(orders, NeighboringRelation[relation])
-    verbosity = absl_logging.get_verbosity()
+    accountant, verbosity = RdpAccountant(), absl_logging.get_verbosity()
     absl_logging.set_verbosity(absl_logging.ERROR)
     try:
-        accountant.compose(event)
+        accountant.compose(to_dp_event(event))
     finally:
         absl_logging.set_verbosity(verbosity)
     return accountant
 
 
-def _least(event: Event, epsilon_of: Callable[[float, float], float]) -> float:
-    """Returns the least epsilon over the orders, by halving: among whole orders first, then next to the best of them.
-
-    (order - 1) times the divergence is convex in the order, and so is what both conversions add to it. Divided by
-    order - 1 it has one minimum. dp-accounting's sums for orders between whole ones are inexact where much is sampled.
-    """
-
-    def epsilon(order: float) -> float:
-        return epsilon_of(order, _divergence(event, order))
-
-    def best(orders: Sequence[float]) -> float:
-        low, high = 0, len(orders) - 1
-        while low < high:
-            middle = (low + high) // 2
-            here = epsilon(orders[middle])
-            rises = math.isfinite(here) and here <= epsilon(orders[middle + 1])  # one without a sum is too small
-            low, high = (low, middle) if rises else (middle + 1, high)
-        return orders[low]
-
-    whole = best([order for order in ORDERS if order == int(order)])
-    between = best([order for order in ORDERS if whole - 1 < order < whole + 1])
-    return min(epsilon(whole), epsilon(between))
-
-
-@lru_cache(maxsize=4096)
-def _divergence(event: Event, order: float) -> float:
-    """Returns the event's Renyi divergence of an order; infinite where the sum for it does not converge."""
-    rate = gaussian_rate(event)
-    if rate is not None:
-        return order * rate**2 / 2  # Mironov 2017, proposition 7
-    return float(renyi(to_dp_event(event), "ADD_OR_REMOVE_ONE", (order,)).rdp[0])
-
-
-def _mironov(delta: float, order: float, divergence: float) -> float:
+def _mironov(accountant: RdpAccountant, delta: float) -> float:
     """Mironov 2017, proposition 3 (v3): (alpha, rdp)-RDP gives epsilon = rdp + log(1/delta) / (alpha - 1)."""
-    return divergence - math.log(delta) / (order - 1)
-
-
-def _canonne(delta: float, order: float, divergence: float) -> float:
-    """Canonne, Kamath and Steinke 2020, proposition 12 (v4)."""
-    return divergence + math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
+    return float(np.min(accountant.rdp - math.log(delta) / (accountant.orders - 1)))
 
 
 def _check_delta(delta: float) -> None:
