@@ -20,15 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from mechanisms.estimator import fit_once
-from mechanisms.mechanism import Fitted, Mechanism, Records, Run, Task
+from mechanisms.mechanism import Records, Run, Task
 from mechanisms.model.config import OptimiserPhase
 from mechanisms.model.own import (
     Dataset,
     Loss,
     OwnModel,
+    copy_of,
     inputs_of,
     is_cross_entropy,
-    maker_of,
     records_of,
     unchanged_buffers,
 )
@@ -107,7 +107,9 @@ def swag_ppm(
     Raises:
         MechanismError: the module mixes records or changes a buffer; the loss is below 0; training diverged.
     """
-    records, made = _prepared(model, loss, dataset, device=device, likelihood=True)
+    inputs, targets = records_of(dataset)
+    made = copy_of(model, loss, inputs, targets, device=torch.device(device))
+    records = Records(inputs_of(inputs, model), targets)
     mechanism = SwagPpm(
         round=round,
         fine_tune=fine_tune or OptimiserPhase(optimiser="adamw", learning_rate=1e-3, epochs=10, batch_size=32),
@@ -115,36 +117,22 @@ def swag_ppm(
         moments=moments,
         pseudo_posterior=PseudoPosteriorConfig(risk_draws=draws, sensitivity_draws=draws, c=c, g=g, k=k),
     )
+    # the number of classes is the module's: the mechanism does not plan by it
     task = Task(records=len(records), classes=1, records_per_unit=records_per_unit)
     run = Run(classes=1, seed=seed, classifier=lambda: made, folder=folder, progress=progress, key=key)
-    fitted, claim = _fit(mechanism, records, run, task, privacy_unit, unprotected_inputs)
-    if not is_cross_entropy(loss):
-        claim = claim.model_copy(update={"assumptions": (*claim.assumptions, _GIBBS)})
-    return Private(_copied(model, made), claim, fitted.figures, fitted.event)
-
-
-def _prepared(
-    model: nn.Module, loss: Loss, dataset: Dataset, *, device: torch.device | str, likelihood: bool = False
-) -> tuple[Records, OwnModel]:
-    inputs, targets = records_of(dataset)
-    make = maker_of(model, loss, inputs, targets, device=torch.device(device), likelihood=likelihood)
-    return Records(inputs_of(inputs, model), targets), make()
-
-
-def _fit(
-    mechanism: Mechanism, records: Records, run: Run, task: Task, privacy_unit: str, unprotected: tuple[str, ...]
-) -> tuple[Fitted, Claim]:
-    # The number of classes is the module's: the mechanism does not plan by it.
-    with unchanged_buffers(run.classifier().part):
-        return fit_once(
+    with unchanged_buffers(made.part):
+        fitted, claim = fit_once(
             mechanism.plan(task),
             records,
             run,
             task,
             privacy_unit=privacy_unit,
-            unprotected_inputs=unprotected,
+            unprotected_inputs=unprotected_inputs,
             public_inputs=(_PUBLIC,),
         )
+    if not is_cross_entropy(loss):
+        claim = claim.model_copy(update={"assumptions": (*claim.assumptions, _GIBBS)})
+    return Private(_copied(model, made), claim, fitted.figures, fitted.event)
 
 
 def _copied(model: nn.Module, made: OwnModel) -> nn.Module:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
 from mechanisms.model.clipping import RecordClipping
-from mechanisms.model.own import maker_of
+from mechanisms.model.own import copy_of
 from mechanisms.own_models import swag_ppm
 
 DECLARES = (
@@ -70,7 +70,7 @@ def test_it_is_refused_on_invented_records() -> None:
     """Before a real one is read, where a trial shows it."""
     model = Notebook(while_training=False)
     with pytest.raises(MechanismError, match="`noted` of the model, a buffer or a frozen parameter, changes"):
-        maker_of(model, CE, torch.randn(4, 6), torch.arange(4) % 3, device=torch.device("cpu"))
+        copy_of(model, CE, torch.randn(4, 6), torch.arange(4) % 3, device=torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", ["layered", "linear"])
@@ -81,7 +81,7 @@ def test_one_record_that_is_too_large(name: str) -> None:
     others = torch.arange(12) != 5
 
     def clipped(chosen: Tensor) -> Tensor:
-        model = maker_of(module, CE, x, y, device=torch.device("cpu"))()
+        model = copy_of(module, CE, x, y, device=torch.device("cpu"))
         out = torch.zeros(model.num_parameters)
         with RecordClipping(model) as clipper:
             batch = {"features": x[chosen]}

@@ -16,7 +16,7 @@ from mechanisms.model import classifier as classifiers
 from mechanisms.model.clipping import RecordClipping
 from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs
-from mechanisms.model.own import OwnModel, maker_of
+from mechanisms.model.own import OwnModel, copy_of
 from mechanisms.privacy.noise import SecretStream
 
 DECLARES = (
@@ -130,7 +130,7 @@ def test_a_norm_that_cancels_to_nothing() -> None:
     others, y = torch.randn(8, positions, width), torch.arange(9) % 2
 
     def total(x: Tensor, y: Tensor) -> Tensor:
-        model = maker_of(module, CE, x, y, device=CPU)()
+        model = copy_of(module, CE, x, y, device=CPU)
         out = torch.zeros(model.num_parameters, dtype=torch.float64)
         with RecordClipping(model) as clipper:
             clipper.add_clipped_sum(
