@@ -29,7 +29,7 @@ DECLARES = (
     (
         "one plan is drawn once",
         "the plan in a new workspace, also with its ledger's name written over and the artifacts copied; "
-        "`--ledger-url`; the ledger deleted, empty, restored after approval at each state, restored and "
+        "`AUTOCODER_LEDGER_URL`; the ledger deleted, empty, restored after approval at each state, restored and "
         "gone on with; SIGKILL around the journal's line; lines appended to the witness of a restored workspace: "
         "older, repeated, further than the restored ledger, of another one, unknown; a journal's line left out or "
         "moved, torn at any brace, or cut short by a full disk",

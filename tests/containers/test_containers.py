@@ -20,6 +20,8 @@ import yaml
 from houses import IMAGE, PAGE, House
 from runs import ended, in_state, release_run, small, start, with_settings
 
+from tasks.running import worker_metrics
+
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3000)]
 
 OF_THE_BASE = 150
@@ -297,11 +299,11 @@ def stages_by_result(house: House) -> dict[str, float]:
     out, are no stage of the store.
     """
     found: dict[str, float] = {}
-    for file in (house.private() / "metrics").glob("*.prom"):
-        for name, pairs, count in json.loads(file.read_text()):
-            labels = dict(pairs)
-            if name == "autocoder_stage_runs" and not labels["stage"].startswith("claim"):
-                found[labels["result"]] = found.get(labels["result"], 0) + count
+    for family in worker_metrics.families(house.private()):
+        for sample in family.samples:
+            if family.name == "autocoder_stage_runs" and not sample.labels["stage"].startswith("claim"):
+                result = sample.labels["result"]
+                found[result] = found.get(result, 0) + sample.value
     return found
 
 

@@ -138,7 +138,7 @@ def test_where_no_score_reaches_a_target_it_is_said_what_was_reached() -> None:
     assert best["accuracy_of_all"] <= best["accuracy"] < 1
     assert best["coverage"] >= 50 / 1500
     (said,) = warnings(told)
-    for part in ("80% or 90% or 95%", f"{best['accuracy']:.1%} correct", "a test", "autocoder calibrate"):
+    for part in ("80% or 90% or 95%", f"{best['accuracy']:.1%} correct", "a test", "autocoder adopt --data"):
         assert part in said
     assert best_accuracy({}) == "", "a file of before says nothing"
     assert warnings({"thresholds": [{"target_accuracy": 0.8, "threshold": 0.5}]}) == []
@@ -164,4 +164,4 @@ def test_another_task_gets_no_thresholds_of_injuries() -> None:
     assert thresholds_on_generated(untouched, classification="SOC") is None
     (said,) = warnings(None)
     assert "has no thresholds" in said
-    assert "autocoder calibrate" in said
+    assert "autocoder adopt --data" in said

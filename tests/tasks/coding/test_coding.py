@@ -138,7 +138,7 @@ def test_a_temperature_divides_the_logits(coder: Coder, tiny_bundle: Path, tmp_p
     for accuracy, said in ((0.9, r"no score reached 0\.9 .*on a test\. Take .*\(0\.8\)"), (0.5, "has 0.8, 0.9")):
         with pytest.raises(InputError, match=said):
             soft.threshold_for(accuracy)
-    with pytest.raises(InputError, match="autocoder calibrate --bundle"):
+    with pytest.raises(InputError, match="autocoder adopt BUNDLE"):
         coder.threshold_for(0.8)
     best = {"accuracy": 0.83, "threshold": 0.61, "coverage": 0.12, "accuracy_of_all": 0.55}
     (tmp_path / "t.json").write_text(json.dumps(told | {"thresholds": entries[1:], "reached": best}))
