@@ -396,9 +396,7 @@ def _csv_rows(source: Source, places: Sequence[int] | None, skipped: list[int]) 
         raise InputError(
             f"{source.label}, row {number}: {fault} (rows are counted from 1 after the header). It was read as "
             f"{source.reading}. Correct the quotes and delimiters there, name others (--read separator=…, quotes=…), "
-            "or "
-            "skip "
-            "such rows (--read bad_rows=skip)"
+            "or skip such rows (--read bad_rows=skip)"
         )
 
 

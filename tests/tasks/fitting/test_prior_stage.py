@@ -87,7 +87,7 @@ def test_what_has_no_titles_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
         "data": {"source": "x.csv", "ingest": {}},
         "model": {"pooling": "mean", "prior": "titles"},
     }
-    with pytest.raises(InputError, match="Give --codelist, or --set model.prior=none"):
+    with pytest.raises(InputError, match=r"Give --codelist, or --set model\.prior=none"):
         preflight.check(Context(home=str(tmp_path), device="cpu"), RetrainParameters.model_validate(without))
     without["model"] = {"trainable": "head", "pooling": "mean", "lexical": "titles"}
     with pytest.raises(InputError, match=r"Give --codelist, or set model\.lexical=hashed"):
