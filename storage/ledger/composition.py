@@ -154,16 +154,21 @@ def _rate(event: Mapping[str, Any]) -> Decimal | None:
     return total
 
 
-def _gaussian(noise: float, times: int) -> Decimal:
+def _gaussian(noise: float, times: int) -> Decimal | None:
+    # guard: no event gives a budget back
+    if not (noise > 0 and times > 0):
+        return None
     exact = Decimal(noise)
     return _UP.divide(Decimal(times), _C.multiply(exact, exact))
 
 
 def _sampled(event: Mapping[str, Any]) -> Sampled | None:
-    if event.get("mechanism") != "dp-sgd" or event["sampling"] != "poisson" or event["sampling_prob"] == 1:
+    if event.get("mechanism") != "dp-sgd" or event["sampling"] != "poisson" or not 0 < event["sampling_prob"] < 1:
         return None
     segments = event["segments"]
     noise = min(segment["noise_multiplier"] for segment in segments)  # which dominates a schedule's other steps
+    if not noise > 0 or min(segment["steps"] for segment in segments) < 1:
+        return None
     return Sampled(event["sampling_prob"], noise, sum(segment["steps"] for segment in segments))
 
 

@@ -187,7 +187,7 @@ class Database:
         if self.is_sqlite:
             return ""
         query = sa.text(
-            "SELECT usename, pid, backend_start FROM pg_stat_activity WHERE pid IN (SELECT pid FROM pg_locks"
+            "SELECT usename, pid FROM pg_stat_activity WHERE pid IN (SELECT pid FROM pg_locks"
             " WHERE locktype = 'advisory' AND granted AND classid = 0 AND objid = :key)"
         )
         try:
@@ -195,7 +195,7 @@ class Database:
                 rows = connection.execute(query, {"key": _LOCK}).all()
         except exc.DBAPIError:
             return ""
-        return "".join(f", by role {role} (process {pid}, since {start:%Y-%m-%d %H:%M})" for role, pid, start in rows)
+        return "".join(f", by role {role} (process {pid})" for role, pid in rows)
 
     def check(self) -> None:
         """Require that this is the ledger that the journals know, and as far as they know it."""

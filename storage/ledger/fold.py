@@ -201,6 +201,8 @@ class State:
             raise Inconsistent(f"release {release_id} is reserved twice")
         if row.guarantee_kind not in ("formal", "asymptotic-local") or row.epsilon is None or row.epsilon <= 0:
             raise Inconsistent("a release without a cost")
+        if row.delta is not None and not 0 <= row.delta < 1:
+            raise Inconsistent("a release whose delta is no probability")
         names = row.details.get("records", {}).get("overlap", ())
         shared = [self.release(name) for name in names]
         if any(other.kind != row.guarantee_kind for other in shared):

@@ -12,6 +12,7 @@ from ledger_sites import Site, append_past
 from releases import make_plan, release_key
 from sqlalchemy import exc
 
+from mechanisms.privacy.events import DpSgdEvent
 from storage.errors import StorageError
 from storage.ledger import Evaluation, Ledger, Policy, chain
 from storage.ledger.content import release_terms
@@ -23,7 +24,8 @@ DECLARES = (
         "Training, upkeep and metrics give no release away",
         "raw inserts; rows of every kind by the role of training; reservations signed by nobody or by a key of their "
         "own, over the cap, of a negative loss, drawn and committed; policies, refusals and revocations "
-        "that nobody signed; bodies that cannot be read",
+        "that nobody signed; bodies that cannot be read; by the worker's own key events whose steps, noise or delta "
+        "give a budget back",
         "a SQLite file's writer can add rows, which `verify` names and which have no effect",
     ),
 )
@@ -217,3 +219,36 @@ def test_a_body_that_cannot_be_read(postgres_site: Site, extra: str) -> None:
     ledger = site.open(policy())
     ledger.reserve(make_plan("k"))
     assert [(bad.sequence, bad.void) for bad in ledger.verify().bad] == [(2, True)]
+
+
+def descent(steps: int, noise: float, prob: float = 1.0) -> dict[str, Any]:
+    segment = {"steps": steps, "noise_multiplier": noise, "l2_clip_norm": 1.0}
+    return {"event": {"mechanism": "dp-sgd", "sampling": "poisson", "sampling_prob": prob, "segments": [segment]}}
+
+
+GIVEN_BACK: dict[str, dict[str, Any]] = {
+    "steps taken back": descent(-1000, 4.0),
+    "samples taken back": descent(-1000, 1.1, 0.02),
+    "no noise": descent(10, 0.0),
+    "noise of another sign": descent(1, -4.0, 0.02),
+    "a negative delta": {"delta": "-0.0001"},
+    "a delta of one": {"delta": "1"},
+    "nothing at all": {"event": {"mechanism": "composed", "events": []}},
+}
+
+
+@pytest.mark.parametrize("first", [descent(10, 8.0), descent(10, 1.1, 0.02)], ids=["gaussian", "sampled"])
+@pytest.mark.parametrize("given", GIVEN_BACK.values(), ids=GIVEN_BACK)
+def test_an_event_that_gives_a_budget_back(site: Site, given: dict[str, Any], first: dict[str, Any]) -> None:
+    """By whoever holds the releasing worker's key: no sum falls, by whichever rule the account adds up."""
+    ledger = site.open(Policy.parse({"name": "p", "default": {"formal": {"epsilon": 8, "delta": "0.01"}}}))
+    event = DpSgdEvent.model_validate(first["event"])
+    row = ledger.reserve(make_plan("a", kind="formal", claim={"epsilon": 2.0, "delta": 1e-6}, event=event))
+    before = next(line.account.spent for line in ledger.budget() if line.used)
+    assert (before.mu_squared is None) != (before.sampled is None)
+    content = vars(row) | {"release_id": "f" * 16, "idempotency_key": "b", "epsilon": _amount(0.01)} | given
+    append_past(ledger, content | ({"delta": _amount(given["delta"])} if "delta" in given else {}), key=release_key())
+    after = next(line.account.spent for line in ledger.budget() if line.used)
+    assert (after.epsilon >= before.epsilon, after.delta >= before.delta) == (True, True)
+    assert after.mu_squared is None or before.mu_squared is None or after.mu_squared >= before.mu_squared
+    assert after.sampled is None or before.sampled is None or after.sampled.steps >= before.sampled.steps

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
+from sqlalchemy.engine import make_url
 from sqlalchemy.pool import NullPool
 
 from storage.errors import StorageError
@@ -206,14 +207,18 @@ sys.stdin.readline()
 
 
 @pytest.mark.postgres
-def test_a_ledger_locked_by_another_session_is_named(postgres_server, postgres_site, plan):
-    """PostgreSQL's lock time-out ends in the same words."""
+def test_whoever_holds_the_lock_is_named_and_stops_no_reader(postgres_site, plan):
+    """Training's role may take the ledger's lock and keep it: writers end in words that name it, readers go on."""
     ledger = postgres_site.open(lock_timeout=0.3)
-    admin = as_admin(postgres_server.set(database=ledger.database.url.database))
-    with admin.connect() as connection:
+    role = make_url(postgres_site.training_url).username
+    with as_admin(postgres_site.training_url).connect() as connection:
         connection.execute(sa.text("SELECT pg_advisory_lock(:key)"), {"key": _LOCK})
-        with pytest.raises(StorageError, match="locked by another process"):
+        with pytest.raises(
+            StorageError, match=rf"locked by another process.*by role {role} \(process {pid_of(connection)}"
+        ):
             ledger.reserve(plan())
+        assert ledger.verify().ok
+        assert ledger.budget()
     assert ledger.rows() == []
 
 
