@@ -32,7 +32,7 @@ _COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "Decide": {
         "plan": ("plan:plan", "Read a plan: what it would release, guarantee, cost, accuracy"),
         "audit": ("audit:audit", "Attack the model and compare with the claimed epsilon"),
-        "approve": ("approve:approve", "Sign a decision on a plan, a policy or a recovery"),
+        "approve": ("approve:approve", "Sign a decision on a plan or a policy"),
         "release": ("release:release", "Charge the budget, then build and sign the bundle"),
     },
     "Share": {
@@ -163,7 +163,7 @@ def _stop(*_: object) -> None:
 
 
 def _end(text: str, *, code: int) -> None:
-    # guard: a name begins no line of a verdict
+    # guard: test_a_name_that_holds_a_verdict
     indented = text.replace("\n", "\n  ")  # so that a text from elsewhere cannot start a line
     say(f"error: {indented}", err=True)
     sys.stderr.flush()

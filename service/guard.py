@@ -81,7 +81,7 @@ class Guard:
         served = asyncio.ensure_future(self._app(scope, replay, answer))
         try:
             await asyncio.wait({served, gone}, return_when=asyncio.FIRST_COMPLETED)
-            # guard: nothing is coded for who left
+            # guard: test_a_request_that_nobody_waits_for
             if not served.done() and not started:  # the client left: stop coding
                 served.cancel()
             with suppress(asyncio.CancelledError):
@@ -105,7 +105,7 @@ class Guard:
             raise too_long
         if length == b"0" and b"transfer-encoding" not in headers:
             return b""
-        # guard: the key before the body
+        # guard: test_a_body_without_a_key
         self._admit(Request(scope))
         whole, more = bytearray(), True
         while more:

@@ -152,7 +152,7 @@ class Store:
         """
         from storage.ledger.records import registry_key
 
-        # guard: digests of records have a key
+        # guard: test_each_candidate_for_the_last_code
         return hmac.new(registry_key(self.private), sha256.encode(), hashlib.sha256).hexdigest()
 
     def find(self, name: str, key: str) -> ArtifactRef | None:

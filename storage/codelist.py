@@ -62,7 +62,7 @@ def describe_shape(values: Collection[str]) -> str:
     span = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
     characters = "".join(values)
     kinds = [name for name, matches in _CHARACTERS.items() if any(map(matches, characters))]
-    # guard: unknown codes are told by their shape
+    # guard: ../storage/test_codelist
     return f"{len(set(values)):,} distinct values of {span} characters: {', '.join(kinds)}"
 
 

@@ -108,7 +108,7 @@ def _parse(path: Path) -> Graph:
     fault = f"it is no {form} in UTF-8. Correct it, or fetch it again"
     try:
         text = path.read_bytes().decode("utf-8-sig")
-        # guard: a classification opens no other file and no address
+        # guard: test_entities_neither_unfold_nor_read_files
         if form != "xml" or not ("<!DOCTYPE" in text or "<!ENTITY" in text):
             return rdflib.Graph().parse(data=text, format=form, publicID="urn:list")
         fault = "it has entities, which are never opened. Give it as Turtle"

@@ -35,7 +35,7 @@ _BIDIRECTIONAL = {
 
 def escape_text(text: str) -> str:
     """Writes out control characters, halves of surrogate pairs and bidirectional marks (`\\u001b`)."""
-    # guard: what acts on a terminal is written out
+    # guard: test_what_is_said
     return "".join(_escape(c) if _is_active(c) else c for c in text)
 
 

@@ -66,7 +66,7 @@ def unpack(archive: Path, into: Path) -> Path:
                 place = _place(entry)
                 tops.add(place.parts[0])
                 allowed -= _BLOCK + -(-entry.size // _BLOCK) * _BLOCK
-                # guard: an archive unfolds to what a bundle can hold
+                # guard: test_an_archive_fills_a_disk
                 if allowed < 0:
                     raise UnsoundBundle(archive.name, "decompresses to more than a bundle of its size can contain")
                 if len(tops) > 1:
@@ -99,7 +99,7 @@ def open_folder(path: Path) -> Iterator[Path]:
         raise InputError(f"{path} does not exist. Give a folder or a {SUFFIX} file.")
     with TemporaryDirectory(prefix="autocoder-bundle-") as scratch:
         folder = unpack(path, Path(scratch))
-        # guard: the folder is the release
+        # guard: test_a_folder_with_a_name_that_says_something
         if claimed_release(folder) != folder.name:
             raise UnsoundBundle(path.name, "its folder is not named after its release")
         yield folder

@@ -117,13 +117,13 @@ class Root(BaseModel):
         Without the key that sealed it, the revocations alone are checked.
         """
         for entry in self.revoked:
-            # guard: what was revoked is believed by nobody
+            # guard: test_a_revoked_bundle (what was revoked is believed by nobody)
             if entry.release_id == release_id or entry.bundle_digest == bundle_digest:
                 problem = f"release {release_id} was revoked on {entry.revoked_on}: {entry.reason}"
                 raise UnsoundBundle(STATEMENT, problem)
         if key is None or (pem := public_pem(key).decode()) in self.release_keys:
             return
-        # guard: a replaced key seals what the root names
+        # guard: test_a_stolen_key_that_was_replaced
         if EarlierBundle(release_id=release_id, bundle_digest=bundle_digest, key=pem) not in self.earlier:
             raise UnsoundBundle(STATEMENT, "was sealed by a replaced key, and the agency's root does not name it")
 
@@ -151,10 +151,10 @@ class Trust:
         return newest
 
     def _follow(self, pinned: Root, roots: Sequence[Root]) -> Root:
-        # guard: the pinned root is continued
+        # guard: test_roots_that_were_forged (the pinned root is continued)
         if len(roots) < pinned.version or roots[pinned.version - 1].digest != pinned.digest:
             raise UnsoundBundle(NAME, "does not continue the pinned root. Ask the agency for its newest roots")
-        # guard: a root has enough signatures
+        # guard: test_roots_that_were_forged (a root has enough signatures)
         if incomplete(roots):
             raise UnsoundBundle(NAME, "is not signed by the required keys. Ask the agency for its newest roots")
         self._remember(pinned, roots)
@@ -184,7 +184,7 @@ class Trust:
             raise InputError(f"--state {folder}: {error.strerror}") from None
         except (ValueError, TypeError, AttributeError):
             raise InputError(f"--state {file}: is damaged. Remove it to forget which roots were accepted.") from None
-        # guard: no older roots after newer ones
+        # guard: test_a_revoked_bundle (no older roots after newer ones)
         if version > len(roots) or roots[version - 1].digest != accepted:
             raise UnsoundBundle(NAME, "is older than the last accepted version, or another chain")
         if version < len(roots):

@@ -35,7 +35,7 @@ class Expected:
 
 def inspect(folder: Path, expected: Expected) -> None:
     """Reads a bundle as its partner will, and compares every file with what made it. Quotes no text of it."""
-    # guard: a text that nobody signed is refused
+    # guard: test_the_gate_refuses_it_and_quotes_nothing (texts)
     if expected.unsigned_texts:
         raise UnsoundBundle(
             bundle.CODELIST,
@@ -50,7 +50,7 @@ def inspect(folder: Path, expected: Expected) -> None:
         if name in expected.trained:
             if contents[name] != expected.trained[name]:
                 raise UnsoundBundle(name, "contains other tensors than the model's inference weights")
-        # guard: a document is what was rendered
+        # guard: test_the_gate_refuses_it_and_quotes_nothing (bytes)
         elif file_digest(folder / name) != expected.files.get(name):
             raise UnsoundBundle(name, "differs from what this release's plan and row render to")
 

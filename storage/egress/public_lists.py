@@ -36,8 +36,8 @@ def published_name(codes: Sequence[Code]) -> str | None:
     digests = [entry_digest(entry) for entry in codes]
     for name, places in _places().items():
         at = [places.get(one, -1) for one in digests]
-        # guard: entries of a published list are in its order
-        # guard: titles are public by the published list
+        # guard: test_titles_are_public_by_the_published_list (entries of a published list are in its order)
+        # guard: test_titles_are_public_by_the_published_list (titles are public by the published list)
         if -1 not in at and all(before < after for before, after in pairwise(at)):
             return name
     return None

@@ -217,13 +217,13 @@ class Database:
         """Creates a SQLite file's tables; on PostgreSQL requires that the owner has done so."""
         if self.is_sqlite:
             path = Path(str(self.url.database))
-            # guard: a ledger that is gone is not begun anew
+            # guard: test_a_ledger_in_the_place_of_the_one_that_was_used
             self._require_unlost(path)
             if not path.parent.is_dir():
                 raise InputError(f"ledger {self.name}: the folder {path.parent} does not exist; create it")
             try:  # closed to others: it names populations, requesters and costs
                 # resolved: a link that leads nowhere yet would be left to the driver, which asks the umask
-                # guard: a ledger behind a dangling link is closed
+                # guard: test_a_ledger_behind_a_link_that_leads_nowhere_yet
                 os.close(os.open(path.resolve(), os.O_CREAT | os.O_EXCL, 0o600))
             except FileExistsError:
                 pass
@@ -326,7 +326,7 @@ def _grant(database: Database, connection: Connection, role: str, functions: tup
     connection.execute(sa.text(f"GRANT USAGE ON SCHEMA {schema} TO {quoted}"))
     for table in _READABLE:
         connection.execute(sa.text(f"REVOKE ALL ON {table} FROM {quoted}"))
-        # guard: the pipeline's role inserts nothing
+        # guard: test_rows_and_totals_are_not_inserted
         connection.execute(sa.text(f"GRANT SELECT ON {table} TO {quoted}"))
     # guard: training adds no row of a release
     for function in _WRITE:

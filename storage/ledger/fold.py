@@ -274,7 +274,7 @@ class State:
         Returns the charges, and why the budget refuses them, if so.
         """
         own = release.own_accounts
-        # guard: the accounts of earlier releases are charged
+        # guard: test_the_same_records_under_another_name
         others = sorted({name for earlier in shared for name in earlier.own_accounts} - set(own))
         costs = {
             name: [release.cost, *(one.cost for one in shared if name in own and name not in one.accounts)]

@@ -108,7 +108,7 @@ class Journal:
     def check(self, connection: Connection) -> None:
         """Requires that the ledger has the journal's last row; the rows before are linked to it."""
         problem = self.problem(connection)
-        # guard: another ledger than the journal's is refused
+        # guard: test_a_ledger_in_the_place_of_the_one_that_was_used
         if problem:
             raise ForeignLedger(
                 f"{problem}. Nothing is drawn or recorded: name or restore the ledger that was used, or see "
@@ -125,7 +125,7 @@ class Journal:
             return f"the ledger is empty, {self.name} has used {mark}"
         if first != mark.ledger:
             return f"this is ledger {first[:12]}…, {self.name} has used {mark}"
-        # guard: a ledger that went back is told
+        # guard: test_approve_back_up_release_restore_release
         if present is None:
             last, _ = chain.last(connection)
             return f"the ledger went back: it ends at row {last}, {self.name} has used {mark}"
@@ -133,7 +133,7 @@ class Journal:
         start = mark.sequence - len(hashes)
         present_rows = chain.hashes(connection, start + 1, mark.sequence)
         for sequence, (kept, there) in enumerate(zip(hashes, present_rows, strict=False), start + 1):
-            # guard: a ledger that went another way is told
+            # guard: test_a_restored_ledger_that_went_on
             if kept != there:
                 return f"the ledger was rewritten: its row {sequence} is another one, {self.name} has used {mark}"
         self._reading.unconfirmed = [mark.hash]

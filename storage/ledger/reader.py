@@ -215,7 +215,7 @@ class LedgerReader:
         mark = plan.ledger
         if mark is None:
             raise BudgetRefused("the plan names no ledger: it was made by hand. Plan again.")
-        # guard: a plan is released under its own ledger
+        # guard: test_a_plan_under_another_ledger
         if state.ledger != mark.ledger:
             present = "an empty one" if state.ledger is None else f"{state.ledger[:12]}…"
             raise BudgetRefused(

@@ -92,7 +92,7 @@ class Shared(NamedTuple):
     @property
     def records(self) -> bool:
         """Checks that the two share records."""
-        # guard: records are told from their marks
+        # guard: test_what_counts_as_the_same_records
         return self.contents > 0
 
 
@@ -145,7 +145,7 @@ def _make_key(file: Path) -> None:
             made.flush()
             os.fsync(made.fileno())
         with suppress(FileExistsError):
-            # guard: of two first keys one stays
+            # guard: test_two_keys_made_at_one_moment
             os.link(fresh, file)
     finally:
         fresh.unlink(missing_ok=True)

@@ -46,7 +46,7 @@ def changed(connection: Connection) -> list[str]:
     expected = _expected_sqlite() if sqlite else _expected_postgresql()
     query = sa.text(_SELECT_SQLITE if sqlite else _SELECT_POSTGRESQL)
     present = {name: _plain(definition) for name, definition in connection.execute(query)}
-    # guard: hollow triggers are told
+    # guard: test_a_hollow_trigger_of_sqlite
     return sorted(name for name in expected.keys() | present.keys() if expected.get(name) != present.get(name))
 
 

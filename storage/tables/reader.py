@@ -197,7 +197,7 @@ class Table:
         self._reconcile(number)
 
     def _reconcile(self, rows: int) -> None:
-        # guard: rows are counted twice
+        # guard: test_rows_that_come_or_go_between_count_and_reading
         if rows != self.rows:
             raise InputError(
                 f"{self.source.label}: {rows:,} rows were read where {self.rows:,} were counted: it changed during "

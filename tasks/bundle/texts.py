@@ -30,7 +30,7 @@ def own_texts(codes: Sequence[Code], facts: Mapping[str, Any], encoder: str) -> 
         facts: figures of the ingest: classification, version and cohorts.
         encoder: its name or folder.
     """
-    # guard: entries of another list are listed
+    # guard: test_a_title_is_signed_before_anything_is_charged
     texts = [] if published_name(codes) is not None else code_texts(codes)
     named = " ".join(filter(None, (facts.get("classification", ""), facts.get("classification_version", ""))))
     if len(re.findall(r"\w", named)) >= _PUBLIC_NAME or len(named) > 2 * _PUBLIC_NAME or not named.isascii():

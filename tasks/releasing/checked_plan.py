@@ -61,7 +61,7 @@ class CheckedPlan:
             return
         self.ledger.require_here(self.plan)
         now = self.planned.selection_now(self.ledger, context)
-        # guard: what a plan says of its choice follows from the ledger
+        # guard: test_the_number_left_out_or_another
         if now != self.planned.selection:
             raise MechanismError(
                 f"this plan is out of date: {now.since(self.planned.selection)}. Partners are told this, so the plan "

@@ -83,7 +83,7 @@ class Evidence(BaseModel, frozen=True, extra="ignore", populate_by_name=True):
 
 def has_reruns(audit: Evidence | Measurement) -> bool:
     """Checks that an audit reran the mechanism at a usual confidence; without reruns it refutes next to nothing."""
-    # guard: an audit without reruns opens nothing
+    # guard: test_an_audit_that_could_not_have_failed_opens_nothing
     return audit.confidence <= USUAL_CONFIDENCE and bool(audit.trials or audit.gradient_runs)
 
 
@@ -203,7 +203,7 @@ def _overlapping(ledger: Ledger, fingerprint: str) -> set[str]:
         for name, marks in samples.items()
         if any(same_records(one, other, share=0.5) for one in target for other in marks)
     }
-    # guard: a record fewer makes no other records of them
+    # guard: test_records_that_are_the_same_under_another_fingerprint
     return overlapping | {fingerprint}
 
 
@@ -240,7 +240,7 @@ def measurement_of(
         numbers = [row.sequence for row in rows]
         return [n for n in numbers if evidence[n].verdict(claim, minimum=minimum) == CONTRADICTED]
 
-    # guard: another fit of the method is blocked too
+    # guard: test_another_fit_of_the_method_is_blocked_too
     refuting = against(candidate_rows) or against(others)
     if not refuting and not candidate_rows:
         return None

@@ -119,7 +119,7 @@ class Output(BaseModel, frozen=True, extra="forbid"):
             raise InputError(f"precision: the approved plan has {self.precision}. Plan again to change it")
         if settings.onnx and not self.onnx:
             raise InputError("onnx: the approved plan has none. Plan again with release.onnx=true")
-        # guard: the licence released is the one signed
+        # guard: test_a_licence_other_than_the_one_signed
         if settings.licence is not None and licence.resolve(settings.licence) != self.licence:
             raise InputError(
                 f"licence: the approved plan has {self.licence}. Plan again with release.licence={settings.licence}"
@@ -244,7 +244,7 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         """
         made, store = self.candidate, context.store
         for ref in (made.fitted, made.dataset, made.prepared, *(() if made.measured is None else (made.measured,))):
-            # guard: an artifact of another workspace is none of this one's
+            # guard: test_a_plan_carried_into_another_workspace
             if not ref.path.resolve().is_relative_to(store.private):
                 if store.shared is None:
                     raise StorageError(
@@ -473,7 +473,7 @@ def _recipe_by_digest(store: Store, kind: str, sha256: str | None) -> dict[str, 
 
 def _require_equal(stated: PlannedRelease, built: PlannedRelease) -> None:
     different = sorted(_differences(stated.model_dump(mode="json"), built.model_dump(mode="json")))
-    # guard: a plan is what its artifacts give
+    # guard: test_a_word_written_by_hand
     if different:
         raise MechanismError(f"release plan: {', '.join(different)}: not what ran and was measured. Plan again")
 

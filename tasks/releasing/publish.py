@@ -136,7 +136,7 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
         if row is None:
             ledger.require_here(planned.plan)
         else:
-            # guard: the reservation has its plan
+            # guard: test_a_fit_of_epsilon_900_under_the_signature_for_epsilon_1
             require_plan(row, planned.digest)
             planned = PlannedRelease.reserved(context, row)
         plan, candidate = planned.plan, planned.candidate
@@ -152,7 +152,7 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
             charges = ledger.quote(plan, records=records)  # what the budget refuses need not be rehearsed
             expected, stated = anticipated(plan, audit=audit), checked.policy.registry
             deployment = None if stated is None else Deployment(expected, charges, stated, repeated=False)
-            # guard: a release is rehearsed before it is charged
+            # guard: test_a_title_that_nobody_signed
             fill.rehearse(context, expected, candidate, settings, planned.output.texts, deployment)
             planned.keep(context)
             row = ledger.reserve(
@@ -316,7 +316,7 @@ def _drawn(context: Context, draw: Path, row: Row, planned: PlannedRelease) -> T
         raise StorageError(
             f"release {row.release_id}: {draw} is not a draw of the reserved plan. Run `autocoder ledger recover`"
         )
-    # guard: a draw is of the reserved stage
+    # guard: test_weights_of_another_fit_where_the_draw_lies
     planned.candidate.require_draw(context, tensors["theta"])
     return tensors["theta"]
 

@@ -71,7 +71,7 @@ class Selection(BaseModel, frozen=True, extra="forbid"):
         sample = sample_of(context, made.dataset)
         same: list[Row] = []
         for row in ledger.evaluations():
-            # guard: another sample of the same records is found
+            # guard: test_the_scores_of_another_sample_of_the_same_records
             if row.data_fingerprint == fingerprint or same_records(row.details.get(SAMPLE), sample):
                 same.append(row)
         candidate = {made.fitted.sha256} | ({made.measured.sha256} if made.measured is not None else set())

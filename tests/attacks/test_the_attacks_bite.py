@@ -97,7 +97,10 @@ def test_guard_and_attack_are_there(mutation: Mutation) -> None:
 
 
 def test_every_marker_has_a_mutation() -> None:
-    """No guard is marked in vain."""
+    """No guard is marked in vain, and each is named after the test of its attack."""
+    for mutation in MUTATIONS:
+        name = mutation.test.partition("::")[2].partition("[")[0] or mutation.test.removesuffix(".py")
+        assert mutation.before is not None or mutation.guard.partition(" ")[0] == name
     rooms = ("mechanisms", "storage", "tasks", "flows", "service")
     files = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
     marked = {m for path in files for m in re.findall(r"^ *# guard: (.+)$", path.read_text(encoding="utf-8"), re.M)}
