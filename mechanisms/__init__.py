@@ -30,7 +30,6 @@ __all__ = [*_FILES]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name's file."""
     if name not in _FILES:
         raise AttributeError(f"module `mechanisms` has no attribute `{name}`")
     return getattr(importlib.import_module(f"mechanisms.{_FILES[name]}"), name)

@@ -139,7 +139,6 @@ class DpSgd(Descending, frozen=True, title="DP-SGD"):
 
     @property
     def calibrated_by(self) -> Literal["pld", "rdp-mironov"]:
-        """Returns the setting."""
         return self.calibrate_by
 
     def rate(self, descent: DpSgdEvent, width: int) -> float:

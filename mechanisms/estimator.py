@@ -197,7 +197,6 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         return self.classes_[best]
 
     def _checked(self, unsupported: Mapping[str, Any]) -> Mechanism:
-        """Resolves the mechanism, after all settings were checked."""
         if "sample_weight" in unsupported:
             raise MechanismError(
                 "sample_weight is not supported: a weight changes how much one record can move the model, and so "

@@ -38,7 +38,6 @@ def mechanism_of(given: Any) -> Mechanism:
 def require_settings(
     mechanism: Mechanism, *, epsilon: Any, delta: Any, bounds: Any, records_per_unit: Any, key: Any, classes: Any
 ) -> None:
-    """Refuses settings of a wrong type or range."""
     if mechanism.has_target and epsilon is None and getattr(mechanism, "target_epsilon", None) is None:
         raise MechanismError(f"mechanism `{mechanism.kind}` needs a target. Pass epsilon=1, for example.")
     if not mechanism.has_target and epsilon is not None:

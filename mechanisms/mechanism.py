@@ -110,7 +110,6 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
         return fitted
 
     def _task(self, records: Records, run: Run) -> Task:
-        """Returns the task with the shape that these records have."""
         width = records.inputs.features.shape[1] if isinstance(records.inputs, FeatureInputs) else None
         return self.task.model_copy(update={"classes": run.classes, "features": width})
 
@@ -289,12 +288,10 @@ class Aimed(Mechanism, frozen=True):
 
     @property
     def has_target(self) -> bool:
-        """Returns true."""
         return True
 
     @property
     def calibrated_by(self) -> Literal["pld", "rdp-mironov"]:
-        """Names the accountant whose figure meets the target."""
         return "pld"
 
     def with_target(self, task: Task) -> Self:
@@ -305,7 +302,6 @@ class Aimed(Mechanism, frozen=True):
         return self.model_copy(update={"target_epsilon": target, "delta": self.delta or task.delta})
 
     def plan(self, task: Task) -> Plan:
-        """Solve the noise for the target."""
         settled = self.with_target(task)
         plan = Plan(mechanism=settled, task=task, noise=settled.calibrate(task))
         assert plan.event is not None  # refuses here what the task lacks
@@ -334,7 +330,6 @@ class Descending(Aimed, frozen=True):
     """A mechanism of noisy steps, after releases or without."""
 
     def cost(self, plan: Plan, task: Task) -> Mapping[str, float]:
-        """Returns noise, steps, and epsilon by several accountants."""
         assert plan.event is not None
         sgd, delta, unit = descent_of(plan.event), self.delta or task.delta, task.records_per_unit
         cost = asdict(gaussian_cost.cost(plan.event, delta=delta, records_per_unit=unit))
@@ -354,7 +349,6 @@ class ClassifierModel:
         return self.classifier.predict(inputs).double().log_softmax(-1)
 
     def save(self, folder: Path) -> None:
-        """Writes one vector."""
         checkpoint.save(folder / ClassifierModel.FILE, {"theta": self.classifier.flat}, {})
 
     def release_to(self, folder: Path, *, codes: Sequence[str], precision: Precision = "float32") -> dict[str, Shapes]:
@@ -363,7 +357,6 @@ class ClassifierModel:
 
     @staticmethod
     def load(folder: Path, run: Run) -> ClassifierModel:
-        """Build the model and put the vector in."""
         classifier = run.classifier()
         classifier.flat.copy_(checkpoint.load(folder / ClassifierModel.FILE)[0]["theta"])
         return ClassifierModel(classifier)
@@ -416,7 +409,6 @@ def _import_all() -> None:
 
 
 def kinds() -> Mapping[str, type[Mechanism]]:
-    """Every mechanism by its kind."""
     _import_all()
     return dict(sorted(_KINDS.items()))
 

@@ -24,17 +24,14 @@ class NonPrivate(Mechanism, frozen=True):
     """None: the run's own."""
 
     def plan(self, task: Task) -> Plan:
-        """There is no noise to solve."""
         phase = self.phase or OptimiserPhase(optimiser="adamw", learning_rate=5e-5, epochs=30, batch_size=8)
         return Plan(mechanism=self.model_copy(update={"phase": phase}), task=task)
 
     def event(self, noise: float, task: Task) -> NonPrivateEvent:
-        """Returns the epochs."""
         return NonPrivateEvent(epochs=self.settled.epochs)
 
     @property
     def settled(self) -> OptimiserPhase:
-        """The phase of a plan's mechanism."""
         assert self.phase is not None
         return self.phase
 

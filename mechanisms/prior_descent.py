@@ -108,7 +108,6 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
 
     @property
     def rest(self) -> float:
-        """Share of the rows."""
         return 1 - self.mean_share - self.count_share - self.align_share
 
     def event(self, noise: float, task: Task) -> ComposedEvent:

@@ -72,7 +72,6 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
 
     @property
     def settings(self) -> tuple[SwagConfig, PseudoPosteriorConfig]:
-        """Returns the settings of a plan's mechanism."""
         assert self.moments is not None
         assert self.pseudo_posterior is not None
         return self.moments, self.pseudo_posterior
@@ -208,7 +207,6 @@ class PosteriorDraw(ClassifierModel):
         risks.load_draw(self.classifier, self.posterior, seed=self.seed, purpose=self.purpose, draw=0)
 
     def save(self, folder: Path) -> None:
-        """The posterior's own files."""
         folder.mkdir(parents=True, exist_ok=True)
         for file in self.folder.glob("*.safetensors"):
             shutil.copy2(file, folder / file.name)

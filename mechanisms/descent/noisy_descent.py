@@ -59,16 +59,13 @@ class Momentum:
         self._rate, self._momentum = rate, momentum
 
     def step(self, gradient: Tensor) -> None:
-        """Takes one step."""
         self._velocity = self._momentum * self._velocity + gradient
         self.theta = self.theta - self._rate * self._velocity
 
     def tensors(self) -> dict[str, Tensor]:
-        """Returns parameters and velocity."""
         return {"theta": self.theta, "velocity": self._velocity}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Takes them back."""
         self.theta, self._velocity = (tensors[name].to(self.theta.device) for name in ("theta", "velocity"))
 
 
@@ -88,22 +85,18 @@ class Optimised:
 
     @property
     def theta(self) -> Tensor:
-        """Returns the parameters."""
         return self._theta.detach()
 
     def step(self, gradient: Tensor) -> None:
-        """Takes one step."""
         self._gradient.copy_(gradient)
         with self._around():
             self._optimiser.step()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Returns parameters and the optimiser's state."""
         slots = self._optimiser.state_dict()["state"].get(0, {})
         return {"theta": self.theta} | {f"optimiser.{name}": t for name, t in slots.items() if isinstance(t, Tensor)}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Takes them back."""
         self.theta.copy_(tensors["theta"])
         slots = {name.removeprefix("optimiser."): t for name, t in tensors.items() if name != "theta"}
         if slots:
@@ -148,7 +141,6 @@ class NoisyDescent:
 
     @property
     def step(self) -> int:
-        """Returns the number of steps taken."""
         return self._state.numbers["step"]
 
     def run(
@@ -243,7 +235,6 @@ class SampledSum:
     physical_batch_size: int
 
     def __call__(self, theta: Tensor, step: int, segment: NoiseSegment, out: Tensor, tally: Tensor) -> None:
-        """Adds one step's."""
         device = theta.device
         index = self.stream.poisson_sample(len(self.inputs), prob=self.sampling_prob, purpose="sample", step=step)
         for micro in self._micro_batches(index):

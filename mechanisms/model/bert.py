@@ -67,7 +67,6 @@ class Bert(nn.Module):
         self.pooler = nn.ModuleDict({"dense": nn.Linear(width, width)})  # reads nothing here; it is in the files
 
     def get_input_embeddings(self) -> nn.Module:
-        """Returns the table of the tokens' embeddings."""
         return self.embeddings["word_embeddings"]
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> States:

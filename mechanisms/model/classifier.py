@@ -301,7 +301,6 @@ def build(
 
 
 def tokenize(config: ModelConfig, texts: list[str]) -> TokenInputs:
-    """Returns `tokenizer(config)(texts)`."""
     return tokenizer(config)(texts)
 
 

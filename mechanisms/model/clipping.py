@@ -164,7 +164,6 @@ def _samplers() -> dict[type[nn.Module], Callable[..., dict[nn.Parameter, Tensor
 
 
 def _layers(classifier: Classifier) -> list[nn.Module]:
-    """The layers that train."""
     layers: list[nn.Module] = []
     for name, module in classifier.part.named_modules():
         label = f"{name or 'head'} ({type(module).__name__})"

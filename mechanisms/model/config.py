@@ -205,5 +205,4 @@ class OptimiserPhase(BaseModel, frozen=True, extra="forbid", title="Optimiser ph
         return self
 
     def steps(self, n: int) -> int:
-        """Optimiser steps over n records."""
         return self.epochs * math.ceil(n / self.batch_size)

@@ -119,7 +119,6 @@ class Sets:
 
     @property
     def statement(self) -> str:
-        """Returns the promise in words."""
         low, high = interval(self.records, self.coverage)
         of_codes = f" A limit for each of {len(self.codes)} codes keeps it for their records." if self.codes else ""
         rest = "other " if self.codes else ""

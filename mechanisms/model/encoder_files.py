@@ -85,7 +85,6 @@ def _check_config(folder: Path) -> None:
 
 
 def load_tokenizer(name: str) -> Any:
-    """The encoder's own (public) tokenizer."""
     from transformers import AutoTokenizer
 
     return load(AutoTokenizer, name)

@@ -72,7 +72,6 @@ def quiet() -> Iterator[None]:
 
 
 def base(model: nn.Module) -> nn.Module:
-    """The encoder inside a sequence-classification model."""
     return cast(nn.Module, cast(Any, model).base_model)
 
 

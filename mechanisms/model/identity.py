@@ -129,7 +129,6 @@ def _partial(file: Path) -> Path:
 
 
 def _read(file: Path) -> dict[str, str] | None:
-    """Reads the identity of a folder; None where it has none."""
     try:
         content = json.loads(file.read_text())
     except (FileNotFoundError, ValueError):

@@ -47,11 +47,9 @@ class FeatureInputs:
 
     @property
     def lengths(self) -> None:
-        """Every record costs the same."""
         return None
 
     def batch(self, index: Tensor, device: torch.device) -> Batch:
-        """Features at `index`, float32 [b, width]."""
         return {"features": self.features[index].to(device, non_blocking=True)}
 
     def take(self, index: Tensor) -> FeatureInputs:
@@ -81,7 +79,6 @@ class TokenInputs:
 
     @classmethod
     def from_lists(cls, sequences: Sequence[Sequence[int]], *, pad_id: int) -> TokenInputs:
-        """Pack token id lists."""
         offsets = torch.zeros(len(sequences) + 1, dtype=torch.int64)
         offsets[1:] = torch.tensor([len(s) for s in sequences], dtype=torch.int64).cumsum(0)
         ids = np.fromiter(chain.from_iterable(sequences), dtype=np.int32, count=int(offsets[-1]))
@@ -92,7 +89,6 @@ class TokenInputs:
 
     @property
     def lengths(self) -> Tensor:
-        """Tokens in each record, int64 [n]."""
         return self.offsets.diff()
 
     def batch(self, index: Tensor, device: torch.device) -> Batch:
@@ -125,7 +121,6 @@ class TokenInputs:
         return TokenInputs(self.ids[place], offsets, self.pad_id, words, states)
 
     def save(self, path: Path) -> None:
-        """Write to one safetensors file."""
         tensors = {"ids": self.ids, "offsets": self.offsets, "words": self.words, "states": self.states}
         some = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
         save_file(some, path, metadata={"pad_id": str(self.pad_id)})

@@ -107,7 +107,6 @@ class Lexicon(BaseModel, frozen=True, extra="forbid"):
         return torch.cat([features * self.encoder_scale, words * self.word_scale], 1)
 
     def save(self, folder: Path) -> None:
-        """Writes `lexicon.json` into a folder."""
         (folder / FILE).write_text(self.model_dump_json() + "\n", encoding="utf-8")
 
     @staticmethod

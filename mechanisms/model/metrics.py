@@ -68,7 +68,6 @@ class Classification(Averages):
 
 
 def classification(labels: np.ndarray, predicted: np.ndarray) -> Classification:
-    """Computes weighted F1, macro F1 and accuracy."""
     averages = Averages.of(per_code(labels, predicted))
     return Classification(**vars(averages), accuracy=float(np.mean(np.asarray(labels) == np.asarray(predicted))))
 

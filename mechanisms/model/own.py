@@ -45,11 +45,9 @@ class RecordInputs:
 
     @property
     def lengths(self) -> None:
-        """Every record has the same shape."""
         return None
 
     def batch(self, index: Tensor, device: torch.device) -> Batch:
-        """Inputs at `index`, [b, ...]."""
         return {"features": self.values[index].to(device, non_blocking=True)}
 
 

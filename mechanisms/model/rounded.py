@@ -40,7 +40,6 @@ class RoundedModel:
         return RoundedModel(model, copy.deepcopy(encoder).to(torch.bfloat16).requires_grad_(False).eval(), head)
 
     def reload(self) -> None:
-        """Rounds the model's present weights."""
         with torch.no_grad():
             for rounded, weight in zip(self.encoder.parameters(), _encoder(self.model).parameters(), strict=True):
                 rounded.copy_(weight)

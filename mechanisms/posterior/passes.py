@@ -35,7 +35,6 @@ class Float32:
         """Does nothing: no parameter is kept here."""
 
     def log_likelihood(self, batch: Batch, labels: Tensor) -> Tensor:
-        """Returns the log-likelihoods of a batch, float32 [b]."""
         with fast_linear(self.classifier.device):
             return self.classifier.log_likelihood(batch, labels)
 
@@ -61,7 +60,6 @@ class Bfloat16(Float32):
         return token_budget_batches(self.inputs, budget=forward_tokens("bfloat16", self.classifier.device))
 
     def log_likelihood(self, batch: Batch, labels: Tensor) -> Tensor:
-        """Returns the log-likelihoods of a batch, float32 [b]."""
         if self._rounded is None:
             with torch.autocast(self.classifier.device.type, torch.bfloat16):
                 return self.classifier.log_likelihood(batch, labels)

@@ -31,7 +31,6 @@ class Round:
 
     @property
     def purpose(self) -> Purpose:
-        """Returns what its draws measure."""
         return "sensitivity" if self.after else "risk"
 
     @property
@@ -40,7 +39,6 @@ class Round:
         return self.after is not None and TABLE[self.after].after is not None
 
     def draws(self, config: PseudoPosteriorConfig) -> int:
-        """Returns the number of draws that measure it."""
         return config.risk_draws if self.purpose == "risk" else config.sensitivity_draws
 
 

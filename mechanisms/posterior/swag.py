@@ -53,12 +53,10 @@ class State(EpochState):
         return {"mean": self.mean, "m2": self.m2, "count": torch.tensor(self.count)}
 
     def restore(self, tensors: Mapping[str, Tensor], epoch: int) -> None:
-        """Take the moments back from the training checkpoint."""
         self.mean, self.m2 = tensors["mean"].clone(), tensors["m2"].clone()
         self.count = int(tensors["count"])
 
     def after_epoch(self, epoch: int, theta: Tensor) -> None:
-        """A snapshot an epoch."""
         update(self, theta)
 
     def after_checkpoint(self, epoch: int) -> None:
@@ -124,7 +122,6 @@ class Posterior:
 
     @property
     def diag_scale(self) -> float:
-        """Returns the factor on `diag_std` in a draw."""
         return self.std_scale / math.sqrt(2)
 
     def coefficients(self, z2: Tensor) -> Tensor:
@@ -133,7 +130,6 @@ class Posterior:
 
 
 def posterior(mean: Tensor, m2: Tensor, deviations: tuple[Tensor, ...], *, count: int, std_scale: float) -> Posterior:
-    """The Gaussian of these moments; the variance's divisor is the number of snapshots (equation 5)."""
     return Posterior(
         mean=mean,
         diag_std=(m2 / count).clamp_(min=0).sqrt_(),

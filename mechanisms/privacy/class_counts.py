@@ -63,7 +63,6 @@ class ClassWeightsConfig(BaseModel, frozen=True, extra="forbid", title="Class we
 
     @property
     def event(self) -> GaussianReleaseEvent:
-        """The release of the counts."""
         return GaussianReleaseEvent(
             what="class counts", noise_multiplier=self.noise_multiplier, l2_sensitivity=L2_SENSITIVITY
         )

@@ -78,7 +78,6 @@ class SwagPpmEvent(Event, frozen=True):
 
     @property
     def risk_weights(self) -> bool:
-        """Always."""
         return True
 
 
@@ -110,7 +109,6 @@ class DpSgdEvent(Event, frozen=True):
 
     @property
     def steps(self) -> int:
-        """Steps in all."""
         return sum(segment.steps for segment in self.segments)
 
 
@@ -129,7 +127,6 @@ class GaussianReleaseEvent(Event, frozen=True):
 
     @property
     def std(self) -> float:
-        """Returns the standard deviation of the noise."""
         return self.noise_multiplier * self.l2_sensitivity
 
 
@@ -142,12 +139,10 @@ class ComposedEvent(Event, frozen=True):
 
     @property
     def releases(self) -> tuple[GaussianReleaseEvent, ...]:
-        """Returns the releases, in order."""
         return tuple(part for part in self.events if isinstance(part, GaussianReleaseEvent))
 
 
 def descent_of(event: Event | None) -> DpSgdEvent:
-    """Returns the gradient descent of an event."""
     parts = event.events if isinstance(event, ComposedEvent) else (event,)
     return next(part for part in parts if isinstance(part, DpSgdEvent))
 

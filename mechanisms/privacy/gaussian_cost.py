@@ -55,7 +55,6 @@ class FormalCost:
 
 @lru_cache(maxsize=256)
 def cost(event: Event, *, delta: float, records_per_unit: int = 1) -> FormalCost:
-    """Every figure of one event."""
     epsilon = epsilon_of_event(event, delta=delta, records_per_unit=records_per_unit)
     if records_per_unit > 1:
         # m records replaced move a sum over all records by 2 m clips
@@ -73,7 +72,6 @@ def cost(event: Event, *, delta: float, records_per_unit: int = 1) -> FormalCost
 
 
 def accountant(event: Event) -> str:
-    """Names what computes an event's epsilon."""
     return ACCOUNTANT if gaussian_rate(event) is None else CLOSED_FORM
 
 

@@ -33,7 +33,6 @@ _BLOCK = 1 << 18
 
 
 def new_key() -> bytes:
-    """A key from the operating system's entropy."""
     return os.urandom(KEY_BYTES)
 
 

@@ -41,7 +41,6 @@ class ConstantSchedule(BaseModel, frozen=True, extra="forbid", title="Constant")
     kind: Literal["constant"] = "constant"
 
     def phases(self, steps: int) -> tuple[Phase, ...]:
-        """One phase."""
         return (Phase(steps=steps, noise_ratio=1.0, clip_ratio=1.0),)
 
 

@@ -74,13 +74,11 @@ class Candidate(BaseModel, frozen=True, extra="forbid"):
             )
 
     def build_untrained(self, context: Context) -> Classifier:
-        """Builds the model as it was before training."""
         from tasks.fitting.model_inputs import build
 
         return build(context, self.model, context.store.open(self.dataset), seed=self.seed)
 
     def classifier(self, context: Context, theta: Tensor) -> Classifier:
-        """Builds the model with these parameters."""
         model = self.build_untrained(context)
         model.flat.copy_(theta)
         return model

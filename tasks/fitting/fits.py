@@ -52,12 +52,10 @@ def plan(name: str, mechanism: Mechanism, task: Task) -> Step:
 
 
 def plan_of(folder: Path) -> Plan:
-    """Loads the output of `plan`."""
     return Plan.model_validate_json((folder / "plan.json").read_text())
 
 
 def event_of(folder: Path) -> Event:
-    """Loads the event of a fitted branch."""
     return decode(json.loads((folder / "event.json").read_text()))
 
 
@@ -92,8 +90,6 @@ def fit(
 
 
 def run_of(work: Work, model: ModelConfig, seed: int) -> Run:
-    """Returns what a stage gives to a mechanism."""
-
     def classifier() -> Classifier:
         with _BUILDING:
             return build(work.context, model, work.inputs["dataset"], seed=seed)

@@ -27,7 +27,6 @@ def load_inputs(folder: Path, split: str) -> tuple[inputs.Inputs, torch.Tensor]:
 
 
 def label_count(dataset: Path) -> int:
-    """Returns the size of the label space."""
     return len(load_codes(dataset))
 
 

@@ -100,13 +100,10 @@ def run_risk_pass(work: Work, whole: Draws) -> RiskPass:
 
 
 def compute(request: str) -> str:
-    """Computes a part of a pass."""
     return compute_part(request, Draws, part_step)
 
 
 def part_step(store: Store, draws: Draws, inputs: Mapping[str, ArtifactRef]) -> Step:
-    """Returns the stage of one part of a pass."""
-
     def body(work: Work) -> Mapping[str, Any]:
         records, labels = load_inputs(work.inputs["prepared"], "train")
         done = risks.risk_pass(

@@ -53,7 +53,6 @@ def _figures(
     probabilities: np.ndarray,
     space: Sequence[Code],
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Returns the figures, and F1 by code."""
     classes = probabilities.shape[1]
     codes = metrics.per_code(labels, predicted)
     top, bottom = metrics.quartiles(codes)

@@ -50,7 +50,6 @@ _STARTING = {"distributed.comm.timeouts.connect": "120s", "distributed.comm.time
 
 
 def of_environment() -> str:
-    """Returns the engine that the environment names."""
     return os.environ.get(VARIABLE, "")
 
 

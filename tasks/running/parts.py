@@ -34,7 +34,6 @@ class Part(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def size(self) -> int:
-        """Returns the number of units."""
         return self.end - self.first
 
     def cut(self, size: int) -> list[Self]:

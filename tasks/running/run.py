@@ -29,7 +29,6 @@ class Run:
         return function(*args, **kwargs)
 
     def listeners(self) -> tuple[Listener, ...]:
-        """Returns what follows the stages besides the terminal."""
         return ()
 
     def publish_markdown(self, *, key: str, markdown: str, description: str) -> None:

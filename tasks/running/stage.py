@@ -40,7 +40,6 @@ class Context(BaseModel, frozen=True, extra="forbid", arbitrary_types_allowed=Tr
 
     @property
     def workspace(self) -> Workspace:
-        """Returns the folders of this run."""
         return Workspace(Path(self.home))
 
     @property
@@ -69,7 +68,6 @@ class Work:
 
     @property
     def out(self) -> Path:
-        """Returns the output folder."""
         return self.stage.out
 
     @property
