@@ -27,8 +27,13 @@ _PLAIN = {
 }
 
 
+_ASCII_SIGNS = bytes(code for code in range(128) if not chr(code).isalnum())
+
+
 def normal_form(text: str) -> bytes:
     """Returns a text's letters and digits; of a text that has none, its bytes."""
+    if text.isascii():  # the same, sooner
+        return text.lower().encode().translate(None, _ASCII_SIGNS) or text.strip().encode()
     folded = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
     return _NO_LETTER.sub("", folded.translate(_PLAIN)).encode() or text.strip().encode()
 

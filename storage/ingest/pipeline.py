@@ -38,7 +38,7 @@ def check_source(source: Path | Sequence[Path], config: IngestConfig, codelist: 
     """Refuses early what `ingest` would refuse after minutes: files, columns, encoding of the first megabyte."""
     checked = inspect_sources(source, config)
     _read_list(codelist, config)
-    sizes = (sum(one.bytes for one in checked), sum(one.estimated_rows for one in checked))
+    sizes = (sum(one.bytes for one in checked), sum(one.rows for one in checked))
     return SourceCheck(checked[0].columns, *sizes)
 
 
@@ -299,4 +299,4 @@ def _per_code(coded: CodeSurvey, state: np.ndarray, selection: Selection) -> dic
 
 
 def _write_json(path: Path, value: Any) -> None:
-    write_atomically(path, json.dumps(value, indent=1, ensure_ascii=False).encode())
+    write_atomically(path, json.dumps(value, ensure_ascii=False).encode())

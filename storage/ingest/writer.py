@@ -22,6 +22,9 @@ _GROUP = 8192
 """Records per row group: independent of the reader's blocks, so that the file is, too."""
 
 
+_JSON = json.JSONEncoder(separators=(",", ":"))
+
+
 class RecordWriter:
     """Writes one Parquet file per split under a temporary name and renames them when all are whole.
 
@@ -78,7 +81,7 @@ class RecordWriter:
     ) -> None:
         """Writes one record, with its label, its code and the digests of its cells."""
         self._cells += cells
-        line = json.dumps([split, record_id, content, code, cohort, unit], separators=(",", ":"))
+        line = _JSON.encode([split, record_id, content, code, cohort, unit])
         self._digest.update(line.encode("ascii") + b"\n")
         self._pending[split].append((record_id, content, label, cohort, unit))
         self.counts[split] += 1

@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 
 from storage.errors import InputError
 from storage.tables.formulas import escape_formula
-from storage.tables.reader import ABSENT, Row
+from storage.tables.json_rows import ABSENT
+from storage.tables.reader import Row
 from storage.tables.source import JSON_LINES, Kind
 
 _LINES: dict[str, Kind] = dict.fromkeys(JSON_LINES, "jsonl")

@@ -24,7 +24,8 @@ from mechanisms.model import encoders
 from storage import strict_yaml
 from storage.errors import InputError
 from storage.ledger import policy as ledger_policy
-from storage.tables import reader, source
+from storage.tables import csv_rows, json_rows, reader, source
+from storage.tables.options import ReadOptions
 from storage.tables.reader import survey
 from tasks.coding.quality import draw, text_column
 
@@ -81,6 +82,16 @@ def test_an_open_quote_swallows_rows(tmp_path: Path, form: tuple[str, str], clos
     path.write_text(ends.join([header, *lines]), newline="")
     with pytest.raises(InputError, match=f"row 1: a cell has line breaks, and {closed + 1} of its lines") as caught:
         survey(path, text_columns=["Text"])
+    assert "PLANTED" not in str(caught.value)
+
+
+@pytest.mark.parametrize("bad_rows", ["refuse", "skip"])
+def test_an_open_quote_to_the_end(tmp_path: Path, bad_rows: Any) -> None:
+    """In the last cell of a row every row behind it is one text of a record that has all its cells."""
+    rows = "".join(f"PLANTED, narrative {n},{n}11\n" for n in range(3))
+    (tmp_path / "in.csv").write_text('code,Text\n1,a\n2,b\n3,"a' + rows.replace(",", " "))
+    with pytest.raises(InputError, match=r"row 3: a quote is open to the end") as caught:
+        survey(tmp_path / "in.csv", text_columns=["Text"], read=ReadOptions(bad_rows=bad_rows))
     assert "PLANTED" not in str(caught.value)
 
 
@@ -154,10 +165,10 @@ def test_a_cell_of_gigabytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, write: Callable[[bytes, Path], Path]
 ) -> None:
     """With smaller limits: refused by the line, or by how often an archive unfolds, and never held whole."""
-    for module in (reader, source):
-        monkeypatch.setattr(module, "LONGEST_LINE", 2 << 20)
-        monkeypatch.setattr(module, "LONGEST_JSON", 2 << 20)
-    monkeypatch.setattr(source, "_SMALL", 1 << 16)
+    for module in (csv_rows, json_rows):
+        monkeypatch.setattr(module, "LONGEST_RECORD", 2 << 20)
+    for module in (csv_rows, source):
+        monkeypatch.setattr(module, "SMALL", 1 << 16)
     with pytest.raises(InputError, match=r"over 2,097,152 characters|times its size"):
         survey(write(content, tmp_path), text_columns=["Text"])
 
@@ -175,12 +186,13 @@ def test_a_record_that_takes_more_memory_than_characters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
 ) -> None:
     """A record of JSON, in a line or in an array, may have fewer characters than a row; a sound file is as long."""
-    monkeypatch.setattr(reader, "LONGEST_JSON", 2 << 20)
+    monkeypatch.setattr(json_rows, "LONGEST_RECORD", 2 << 20)
+    monkeypatch.setattr(json_rows, "LONGEST_ARRAY", 2 << 20)
     (tmp_path / "in.jsonl").write_bytes(content)
     with pytest.raises(InputError, match="line 1: over 2,097,152 characters"):
         survey(tmp_path / "in.jsonl", text_columns=["Text"])
     (tmp_path / "in.json").write_bytes(b"[" + content + b"]")
-    with pytest.raises(InputError, match="record 1 is not valid JSON, or has over 2,097,152 characters"):
+    with pytest.raises(InputError, match="over 2,097,152 characters in one array"):
         survey(tmp_path / "in.json", text_columns=["Text"])
     (tmp_path / "sound.jsonl").write_bytes(b'{"Text": "fell from a ladder"}\n' * 100_000)
     assert survey(tmp_path / "sound.jsonl", text_columns=["Text"]).rows == 100_000
@@ -188,7 +200,7 @@ def test_a_record_that_takes_more_memory_than_characters(
 
 def test_keys_that_are_long_and_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names of columns are held to the end, so that all of them together have a limit; columns of a CSV have one."""
-    monkeypatch.setattr(reader, "LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr(json_rows, "_LONGEST_KEYS", 1 << 20)
     (tmp_path / "in.jsonl").write_text("".join(f'{{"Text": "a", "{"k" * 10_000}{n}": 1}}\n' for n in range(110)))
     with pytest.raises(InputError, match=r"line 105: .* different keys, or long ones"):
         survey(tmp_path / "in.jsonl", text_columns=["Text"])
@@ -412,7 +424,7 @@ def test_the_same_folder_as_it_was(tiny_roberta: Path, tmp_path: Path) -> None:
 
 def test_an_archive_whose_directory_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says that little is inside: no more than that is read, and the file is refused as damaged or cut."""
-    monkeypatch.setattr(source, "_SMALL", 1 << 10)
+    monkeypatch.setattr(source, "SMALL", 1 << 10)
     content = b"id,Text\n" + b"1,a\n" * 50_000
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:

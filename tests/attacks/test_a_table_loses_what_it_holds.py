@@ -117,7 +117,6 @@ def of(number: int, kind: pa.DataType, store: pa.DataType | None = None) -> pa.A
 WHOLE = {
     "a moment": (of(1_700_000_000_123_456_789, pa.timestamp("ns")), "2023-11-14T22:13:20.123456789"),
     "a moment in a zone": (of(1_700_000_000_123_456_789, pa.timestamp("ns", "UTC")), "123456789+00:00"),
-    "a time of day": (of(1_234_567, pa.time64("ns")), "00:00:00.001234567"),
     "a duration": (pa.array([123_456_789], pa.duration("ns")), "0.123456789S"),
     "a list of moments": (pa.array([[1_700_000_000_123_456_789]], pa.list_(pa.timestamp("ns"))), "123456789"),
     "an unsigned number": (pa.array([2**64 - 1], pa.uint64()), "18446744073709551615"),
@@ -146,6 +145,7 @@ UNREADABLE = {
     "such text in a list": pa.ListArray.from_arrays([0, 1], BAD_TEXT),
     "an unknown zone in a list": pa.ListArray.from_arrays([0, 1], of(1_700_000_000, pa.timestamp("s", "Nowhere/Land"))),
     "a duration without end": pa.array([2**62], pa.duration("s")),
+    "nanoseconds of the day": of(1_234_567, pa.time64("ns")),
     "nanoseconds of the day in a list": pa.array([[1_234_567]], pa.list_(pa.time64("ns"))),
 }
 
@@ -282,10 +282,14 @@ def test_a_null_byte(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["fell,1\n", "fell,1\ncut,2\nburnt,3\n"], ids=["fewer", "more"])
-def test_rows_that_come_or_go_between_count_and_reading(tmp_path: Path, change: str) -> None:
-    """Rows are counted twice, independently: what was counted and what was read must be the same."""
+def test_rows_that_come_or_go_between_count_and_reading(
+    tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are counted twice, where they are not held: what was counted and what was read must be the same."""
+    from storage.tables import reader
     from storage.tables.reader import open_table
 
+    monkeypatch.setattr(reader, "_HELD", 0)
     (tmp_path / "in.csv").write_text("Text,n\nfell,1\ncut,2\n")
     table = open_table(tmp_path / "in.csv", ["Text"])
     (tmp_path / "in.csv").write_text("Text,n\n" + change)

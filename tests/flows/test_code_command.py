@@ -53,7 +53,7 @@ def test_a_file_is_coded_with_its_columns_kept(new: Job, tiny_bundle: Path, tmp_
     [
         (b"id,Text\n1,x\n", "Narrative", "coded.csv", "has no column 'Narrative'"),
         (b"", "Text", "coded.csv", "empty"),
-        (b"Text\n\xff\xfe\x00x\n", "Text", "coded.csv", "NUL bytes"),
+        (b"Text\n\xff\xfe\x00x\n", "Text", "coded.csv", "NUL byte"),
         (None, "Text", "coded.csv", "no file"),
         (b"Text,code\nx,111\n", "Text", "coded.csv", "would overwrite"),
         (b"Jane Roe cut her hand,x\nfell,y\n", "Text", "coded.csv", "put column names above it"),

@@ -320,7 +320,7 @@ def test_progress_ends_at_the_rows_read(tmp_path: Path) -> None:
     path.write_text(text_of(ROWS * 1000), encoding="utf-8", newline="")
     seen: list[tuple[int, int | None]] = []
     ingest(path, tmp_path, CONFIG, None, lambda done, total: seen.append((done, total)))
-    assert len(seen) > 4
+    assert len(seen) >= 4
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert seen[-1] == (7000, 7000)
 

@@ -104,7 +104,7 @@ FILE_FAULTS = {
     "header only, no line feed": (text_of([]).rstrip(), "a header and no records"),
     "NUL bytes": (text_of().replace("narrative 3", "narr\0ative"), "NUL"),
     "UTF-16": (text_of().encode("utf-16"), "UTF-16. Save it as UTF-8"),
-    "picture": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "NUL bytes"),
+    "picture": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "NUL byte"),
     "a page": ("<html><body>Not found</body></html>\n<p>x</p>\n", "is an HTML page, so the download failed"),
     "no table": ("Not found\nx\n", "has no column 'Final Narrative' (--text)"),
     "missing column": (
@@ -116,10 +116,10 @@ FILE_FAULTS = {
         "no column 'Final Narrative' (--text). It has 4 columns, 'EventDate', 'Nature' among them",
     ),
     "column twice": (text_of(header=("EventDate", "Final Narrative", "Nature", "Nature")), "has 2 columns 'Nature'"),
-    "no header": (text_of(ROWS[1:], ROWS[0]), "first row does not look like column names"),
+    "no header": (text_of(ROWS[1:], ROWS[0]), "its first row is not shown"),
     "a header of other names": (
         text_of(header=("Treated", "Age", "Alcohol", "Where")),
-        "(--text). Name its columns: of its 4 columns none is recognised",
+        "(--text). None of its 4 columns is recognised",
     ),
     "a header of usual names": (
         text_of(header=("date", "title", "code", "id")),
@@ -156,11 +156,11 @@ ROW_FAULTS = {
     "field too few": (text_of([*LATE, ("1/1/2015", MARKER)]), "row 20001: 2 fields where the header has 4"),
     "quote left open": (
         text_of().replace(f"{MARKER} narrative 5,132,r5", f'{MARKER} narrative 5,132,"r5'),
-        "row 5: it is not valid CSV",
+        "row 5: a quote is open to the end",
     ),
     "quote left open, long": (
         text_of([*ROWS, *LATE]).replace(f"{MARKER} narrative 5", f'"{MARKER} narrative 5'),
-        "row 5: it is not valid CSV",
+        "row 5: it or a row behind it has over",
     ),
     "broken ZIP": (broken_archive(), "the ZIP cannot be unpacked"),
 }

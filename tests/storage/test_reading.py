@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import InputError
+from storage.tables.csv_rows import dialect
 from storage.tables.options import ReadOptions
 from storage.tables.reader import Marks, open_table
 
@@ -73,10 +74,8 @@ def test_quotes_that_are_text(tmp_path: Path, separator: str) -> None:
     rows = [*ROWS, ("12", '"BALL HIT HEAD" DX: LAC', "111"), ("13", '5" nail', "111")]
     text = "\n".join(separator.join(row) for row in [HEADER, *rows])
     assert read(tmp_path / "in.txt", text) == rows
-    with pytest.raises(InputError, match=r"row 13: .*--read separator=…, quotes=…"):
-        read(tmp_path / "in.txt", text, quotes="double")
-    with pytest.raises(InputError, match="row 13: it is not valid CSV"):
-        read(tmp_path / "in.csv", "\n".join(",".join(row) for row in [HEADER, *(("1", "x", "2"),) * 12, rows[-2]]))
+    with pytest.raises(InputError, match=r"row 15: a quote is open .*--quotes"):
+        read(tmp_path / "in.txt", text + f'\n1{separator}"open{separator}1', quotes="double")
 
 
 def test_quotes_behind_a_backslash(tmp_path: Path) -> None:
@@ -148,7 +147,7 @@ def test_a_workbook(tmp_path: Path) -> None:
     told = [(a, b, str(int(c))) for a, b, c in ROWS]
     assert read(tmp_path / "in.xlsx", workbook(rows)) == told
     assert read(tmp_path / "in.xlsx", workbook(rows, [])) == told, "an empty sheet is none"
-    with pytest.raises(InputError, match=r"its sheets with rows are 'S1', 'S2'. Name one with --read sheet=…"):
+    with pytest.raises(InputError, match=r"its sheets with rows are 'S1', 'S2'. Name one with --sheet"):
         read(tmp_path / "in.xlsx", workbook(rows, [("note", "x")]))
     assert read(tmp_path / "in.xlsx", workbook([("note", "x")], rows), sheet="S2") == told
     with pytest.raises(InputError, match="workbook is damaged"):
@@ -161,15 +160,15 @@ def test_json_in_an_array(tmp_path: Path) -> None:
     for indent in (None, 2):
         assert read(tmp_path / "in.json", json.dumps(records, indent=indent)) == ROWS
     assert read(tmp_path / "in.csv", json.dumps(records)) == ROWS, "by its content"
-    many = json.dumps(records * 20_000)
+    many = json.dumps(records * 5_000)
     assert len(many) > 3 << 20
-    assert len(read(tmp_path / "in.json", many)) == 240_000
+    assert len(read(tmp_path / "in.json", many)) == 60_000
     for content, said in (
-        (json.dumps(records)[:-9], "record 12 is not valid JSON"),
+        (json.dumps(records)[:-9], "it is not valid JSON"),
         (json.dumps([*records, ["PLANTED"]]), "record 13: it is not a JSON object"),
         (json.dumps({"results": records}), "one JSON object, not a list of records"),
-        ('[{"text": NaN}]', "record 1: it has NaN or Infinity, which JSON lacks"),
-        ('[{"text": 0.4e00669999999999999999999}]', "record 1: it is not valid JSON"),
+        ('[{"text": NaN}]', "it has NaN or Infinity, which JSON lacks"),
+        ('[{"text": 0.4e00669999999999999999999}]', "it is not valid JSON"),
     ):
         with pytest.raises(InputError, match=said):
             read(tmp_path / "in.json", content, ["text"])
@@ -182,7 +181,7 @@ def test_json_in_an_array(tmp_path: Path) -> None:
         (b"%PDF-1.7", "is a PDF"),
         (b"7z\xbc\xaf'\x1c", "is a 7z archive"),
         (b"SQLite format 3\0", "is a SQLite database"),
-        ("text,code\n1,2\n".encode("utf-16"), "is UTF-16. Save it as UTF-8, or give --read encoding=utf-16"),
+        ("text,code\n1,2\n".encode("utf-16"), "is UTF-16. Save it as UTF-8, or name --encoding utf-16"),
     ],
 )
 def test_what_is_no_table_is_named(tmp_path: Path, content: bytes, said: str) -> None:
@@ -217,17 +216,17 @@ def test_options_in_place_of_looking(tmp_path: Path) -> None:
 
 
 def test_bad_rows_are_skipped_and_counted(tmp_path: Path) -> None:
-    """Rows of another width and quotes that do not pair, each counted; a quote that is open to the end hides rows."""
+    """Rows of another width, each counted; a quote that is open to the end hides rows."""
     good = ["1,a,x", "2,b,y", "3,c,z"]
-    text = "\n".join(["id,text,code", good[0], "4,too,many,PLANTED", good[1], '5,"a"b,x', good[2], "6,few"])
+    text = "\n".join(["id,text,code", good[0], "4,too,many,PLANTED", good[1], good[2], "6,few"])
     path = tmp_path / "in.csv"
-    with pytest.raises(InputError, match=r"row 2: 4 fields .*--read bad_rows=skip"):
+    with pytest.raises(InputError, match=r"row 2: 4 fields .*--on-bad-row skip"):
         read(path, text)
     assert read(path, text, bad_rows="skip") == [tuple(row.split(",")) for row in good]
     table = open_table(path, HEADER, read=ReadOptions(bad_rows="skip"))
-    assert (table.rows, table.skipped) == (3, 3)
-    assert "3 bad rows skipped" in table.reading[0]
-    with pytest.raises(InputError, match="row 4: it is not valid CSV"):
+    assert (table.rows, table.skipped) == (3, 2)
+    assert "2 bad rows skipped" in table.reading[0]
+    with pytest.raises(InputError, match="a quote is open to the end"):
         read(path, "\n".join(["id,text,code", *good, '4,"open,x', "5,e,z", "6,f,z"]), bad_rows="skip")
     records = [json.dumps({"text": text}) for text in "abc"]
     assert len(read(tmp_path / "in.jsonl", "\n".join([*records, "[]", "{"]), ["text"], bad_rows="skip")) == 3
@@ -285,9 +284,9 @@ def test_what_is_accepted_is_what_csv_reads(
     except InputError:
         return
     lines = io.StringIO(path.read_bytes().decode(), newline="")
-    for _ in range(table.source.skip):
+    for _ in range(table.source.first_line):
         lines.readline()
-    _, *rows = (row for row in csv.reader(lines, **table.source.dialect) if row)
+    rows = [row for row in csv.reader(lines, **dialect(table.source.delimiter, table.source.quotes)) if row]
     width = len(table.columns)
     assert list(table.read()) == [tuple(row[:width]) for row in rows]
     assert not any("".join(row[width:]).strip() for row in rows)

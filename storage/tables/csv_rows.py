@@ -1,0 +1,383 @@
+"""Finds the layout of a CSV by what makes its first rows fit, and reads its rows by Arrow.
+
+Arrow's errors quote rows, so they are caught and replaced outside their handlers, which leaves no chain to them.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pacsv
+
+from storage.errors import InputError
+from storage.tables.options import Quotes, ReadOptions
+from storage.tables.source import HEAD, MOST_COLUMNS, MOST_EXPANSION, SMALL, UNPACK_FAULTS, Source, read_safely
+
+LONGEST_RECORD = 1 << 24
+"""Bytes of a record, at most."""
+_CHUNK = 1 << 22
+_LOOKED_AT, _TITLES = 200, 50
+"""Rows that the separator must fit, and those among which the header is looked for."""
+_OPEN = "a quote is open to the end of the file"
+_UNDEFINED_IN_CP1252 = bytes([0x81, 0x8D, 0x8F, 0x90, 0x9D])
+
+csv.field_size_limit(LONGEST_RECORD)  # Python's default refuses 131,073 characters
+
+
+@dataclass(frozen=True)
+class _Layout:
+    delimiter: str
+    quotes: Quotes
+    header: Sequence[str]
+    header_line: int
+    """Lines above the header."""
+    first_line: int
+    """Lines above the first record."""
+    below: Sequence[Sequence[str]]
+    broken: bool
+    required: bool
+    """The header has every required column."""
+
+    @property
+    def rank(self) -> tuple[bool, bool, float]:
+        """Orders layouts: by the required columns, whole rows, and the share of rows that have the header's width."""
+        width = len(self.header)
+        fitting = sum(len(row) == width or (len(row) == width + 1 and not row[-1]) for row in self.below)
+        share = (fitting / len(self.below) if self.below else 1.0) * (width > 1)
+        return self.required, share > 0 and not self.broken, share
+
+
+def look(source: Source, head: bytes, read: ReadOptions, required: Sequence[str], *, whole: bool) -> Source:
+    """Returns the source with the encoding, separator, quotes and header that fit its first rows.
+
+    Args:
+        head: its first bytes, or all of them.
+        required: columns by which the header is found below lines of titles.
+    """
+    encoding = read.encoding
+    if encoding is None:
+        if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise InputError(f"{source.label} is UTF-16. Save it as UTF-8, or give --read encoding=utf-16")
+        if b"\0" in head:
+            raise InputError(f"{source.label} has a NUL byte, so it is damaged or not text. Give a table of text")
+        encoding = "utf-8" if _decodes(codecs.getincrementaldecoder("utf-8")(), head, final=whole) else "cp1252"
+    text = head.decode(encoding, errors="replace").removeprefix("\ufeff")
+    if not text.strip():
+        raise InputError(f"{source.label} is blank. Give a file of records")
+    layout = max(_layouts(text, read, required, whole=whole), key=lambda found: found.rank)  # the first of the best
+    header, below = layout.header, layout.below
+    if not header:
+        raise InputError(f"{source.label} is not valid CSV. Close the open quote in the header")
+    if len(header) > MOST_COLUMNS:
+        raise InputError(f"{source.label} has over {MOST_COLUMNS:,} columns. Give a table of records")
+    if whole and not below and not layout.broken:
+        raise InputError(f"{source.label} has a header and no records. Give a file of records")
+    if below and not header[-1].strip() and all(len(row) == len(header) - 1 for row in below):
+        header = header[:-1]
+    blank_end = bool(below) and all(len(row) == len(header) + 1 and not row[-1].strip() for row in below)
+    return replace(
+        source,
+        columns=tuple(header),
+        encoding=encoding,
+        delimiter=layout.delimiter,
+        quotes=layout.quotes,
+        header_line=None if read.names else layout.header_line,
+        first_line=layout.first_line,
+        blank_end=blank_end,
+        rows=max(round(text.count("\n") * source.bytes / len(head)) - layout.first_line, 1),
+    )
+
+
+def _layouts(text: str, read: ReadOptions, required: Sequence[str], *, whole: bool) -> Iterator[_Layout]:
+    declared = re.match(r"\"?sep=(.)\"?(?:\r\n|\n|\r)", text)  # as Excel writes and reads it
+    own = read.separator or (declared and declared[1])
+    kinds: tuple[Quotes, ...] = ("double", "backslash", "none") if read.quotes is None else (read.quotes,)
+    for quotes in kinds:
+        for delimiter in [own] if own else [",", ";", "\t", "|"]:
+            unlikely = (quotes == "backslash" and '\\"' not in text) or (quotes == "none" and delimiter not in "\t|")
+            if read.quotes is None and unlikely:
+                continue
+            skip = (read.skip or 0) + bool(declared)
+            rows, broken = _first_rows(text, delimiter, quotes, skip, whole=whole)
+            if read.names:
+                yield _Layout(delimiter, quotes, read.names, skip, skip, [row for *_, row in rows], broken, True)
+                continue
+            at, has = (0, False) if read.skip is not None else _header_at([row for *_, row in rows], required)
+            before, after, header = rows[at] if rows else (skip, skip, [])
+            yield _Layout(delimiter, quotes, header, before, after, [row for *_, row in rows[at + 1 :]], broken, has)
+
+
+def _first_rows(
+    text: str, delimiter: str, quotes: Quotes, skip: int, *, whole: bool
+) -> tuple[list[tuple[int, int, list[str]]], bool]:
+    """Returns rows with the lines above them and above the next one, and whether a row is broken."""
+    end = 0 if whole else max(text.rfind("\n"), text.rfind("\r")) + 1  # the last line may be cut
+    file = io.StringIO(text[: end or None], newline="")
+    for _ in range(skip):
+        file.readline()
+    rows: list[tuple[int, int, list[str]]] = []
+    reader, before = csv.reader(file, **dialect(delimiter, quotes), strict=True), skip
+    try:
+        for row in reader:
+            if row:
+                rows.append((before, skip + reader.line_num, row))
+            before = skip + reader.line_num
+            if len(rows) == _LOOKED_AT:
+                return rows, False
+    except csv.Error:
+        return rows, whole or bool(file.read(1))  # a quote may be open where the text was cut
+    return rows, False
+
+
+def dialect(delimiter: str, quotes: Quotes) -> dict[str, Any]:
+    """Returns the settings of Python's `csv` that read what `csv_batches` does."""
+    more: dict[str, Any] = {
+        "double": {},
+        "backslash": {"escapechar": "\\", "doublequote": False},
+        "none": {"quoting": csv.QUOTE_NONE},
+    }[quotes]
+    return {"delimiter": delimiter} | more
+
+
+def _header_at(rows: Sequence[Sequence[str]], required: Sequence[str]) -> tuple[int, bool]:
+    """Returns the place of the header among the first rows, and whether it has the required columns.
+
+    Titles above it have one cell at most.
+    """
+    for at, row in enumerate(rows[:_TITLES]):
+        if required and set(required) <= set(row):
+            return at, True
+    filled = [sum(bool(cell.strip()) for cell in row) for row in rows[: _TITLES + 1]]
+    return next((at for at, number in enumerate(filled) if number > 1), 0), False
+
+
+class _Bytes:
+    """The records in UTF-8, without what stands above them, and a row behind them that shows that all were read."""
+
+    closed = False
+
+    def __init__(self, source: Source, raw: IO[bytes], end: bytes) -> None:
+        self._text: IO[str] | None = None
+        self._raw, self._end = raw, end
+        if codecs.lookup(source.encoding).name == "utf-8":
+            head = raw.read(HEAD)
+            text = io.StringIO(head.decode(errors="replace"), newline="")
+            self._held = head[sum(len(text.readline().encode()) for _ in range(source.first_line)) :]
+            return
+        self._text, self._held = io.TextIOWrapper(raw, encoding=source.encoding, newline=""), b""
+        for _ in range(source.first_line):
+            self._text.readline(LONGEST_RECORD)
+
+    def read(self, size: int = -1) -> bytes:
+        content, self._held = self._held[:size], self._held[size:]
+        if not content:
+            content = self._raw.read(size) if self._text is None else self._text.read(max(size // 4, 1)).encode()
+        if not content:
+            content, self._end = self._end, b""
+        return content
+
+
+def csv_batches(
+    source: Source, columns: Sequence[str] | None, skipped: list[int] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yields these columns of all rows as text; None: all of them, and checks their cells for open quotes.
+
+    Args:
+        skipped: its first number is raised by each bad row that is skipped, where the source says so.
+    """
+    wanted = source.columns if columns is None else tuple(columns)
+    width = len(source.columns)
+    names = [*map(str, range(width)), *(["blank end"] if source.blank_end else [])]
+    places = names[:width] if wanted == source.columns else [str(source.columns.index(name)) for name in wanted]
+    mark = secrets.token_hex(16)
+    bad: list[tuple[int, str]] = []
+
+    def on_bad_row(row: pacsv.InvalidRow) -> str:
+        fault = f"{row.actual_columns} fields where the header has {width}"
+        bad.append((row.number or 0, _OPEN if mark in row.text else fault))
+        return "skip" if source.skips_bad_rows else "error"
+
+    read = pacsv.ReadOptions(use_threads=False, block_size=LONGEST_RECORD, column_names=names)
+    parse = pacsv.ParseOptions(
+        delimiter=source.delimiter,
+        quote_char=False if source.quotes == "none" else '"',
+        double_quote=source.quotes == "double",
+        escape_char="\\" if source.quotes == "backslash" else False,
+        newlines_in_values=True,
+        invalid_row_handler=on_bad_row,
+    )
+    convert = pacsv.ConvertOptions(
+        column_types=dict.fromkeys(names, pa.string()),
+        include_columns=list(dict.fromkeys([*(places or names[:1]), *names[width:]])),
+        strings_can_be_null=False,
+    )
+    rows, ended, error = 0, False, ""
+    with source.open() as raw:
+        stream = _Bytes(source, raw, f"\n{source.delimiter.join([mark] * len(names))}\n".encode())
+        try:
+            for batch in pacsv.open_csv(pa.PythonFile(stream, mode="r"), read, parse, convert):
+                last = batch.num_rows - 1
+                ended = last >= 0 and batch.column(0)[last].as_py() == mark
+                batch = batch.slice(0, last) if ended else batch
+                if source.blank_end and (filled := _first_filled(batch.column(batch.num_columns - 1))):
+                    raise _bad_row(source, rows + filled, f"{width + 1} fields where the header has {width}")
+                if batch.num_rows and mark in batch.column(batch.num_columns - 1)[batch.num_rows - 1].as_py():
+                    raise _bad_row(source, rows + batch.num_rows, _OPEN)
+                # guard: an open quote is told by its lines
+                if columns is None and (found := _swallowed(batch, source.delimiter)):
+                    raise InputError(
+                        f"{source.label}, row {rows + found[0]}: a cell has line breaks, and {found[1]} of its lines "
+                        "read as records. Close an open quote"
+                    )
+                rows += batch.num_rows
+                arrays = [batch.column(place) for place in places]
+                yield pa.RecordBatch.from_arrays(arrays, names=list(wanted)) if arrays else batch
+        except (pa.ArrowInvalid, *UNPACK_FAULTS) as fault:  # UnicodeDecodeError among them
+            error = "UTF8" if isinstance(fault, UnicodeDecodeError) else str(fault) or type(fault).__name__
+    if skipped is not None and source.skips_bad_rows:
+        skipped[0] += len(bad)
+    if "straddling" in error:
+        raise _bad_row(source, rows + 1, f"it or a row behind it has over {LONGEST_RECORD:,} characters")
+    if "UTF8" in error:
+        raise InputError(f"{source.label} does not decode as {source.encoding}. Save it as UTF-8, or name its --read encoding=…")
+    if bad and not source.skips_bad_rows:
+        raise _bad_row(source, *bad[-1])
+    if error:
+        raise InputError(f"{source.label} cannot be read as {source.reading}. Fetch it again, or unpack it by hand")
+    # guard: a row of marks behind the last shows that no open quote swallowed rows
+    if not ended:
+        raise _bad_row(source, rows + len(bad), _OPEN)
+
+
+def _bad_row(source: Source, row: int, fault: str) -> InputError:
+    return InputError(
+        f"{source.label}, row {row}: {fault} (rows are counted from 1 after the header). It was read as "
+        f"{source.reading}. Correct the quotes and delimiters there, name others (--read separator=…, quotes=…), or "
+        "skip such rows (--read bad_rows=skip)"
+    )
+
+
+def _first_filled(column: pa.Array) -> int:
+    """Returns the number, from 1, of the first cell that is not blank; 0 without one."""
+    lengths = pc.call_function("binary_length", [pc.call_function("utf8_trim_whitespace", [column])])
+    filled = pc.call_function("indices_nonzero", [lengths])
+    return filled[0].as_py() + 1 if len(filled) else 0
+
+
+_MANY_LINES = 5
+
+
+def _swallowed(batch: pa.RecordBatch, delimiter: str) -> tuple[int, int] | None:
+    """Returns the number, from 1, of a row with a cell that swallowed records, and how many they are."""
+    if batch.num_columns < 2:
+        return None
+    suspects: set[int] = set()
+    for column in batch.columns:
+        for end in "\n\r":
+            broken = pc.call_function("match_substring", [column], pc.MatchSubstringOptions(end))
+            suspects.update(pc.call_function("indices_nonzero", [broken]).to_pylist())
+    for number in sorted(suspects):
+        row = [column[number].as_py() for column in batch.columns]
+        if inside := _records_inside(row, delimiter):
+            return number + 1, inside
+    return None
+
+
+def _records_inside(row: Sequence[str], delimiter: str) -> int:
+    """Counts the records that a cell swallowed: a quote left open that met another makes one valid cell of rows.
+
+    Its lines then have just the delimiters that complete the row before it, of whole records, and of the row's rest.
+    Texts of several lines may have them by chance, so that another cell of each has to look alike where lines are few.
+    """
+    for at, cell in enumerate(row):
+        lines = [line for line in re.split(r"\r\n|\n|\r", cell) if line]
+        behind = len(row) - 1 - at
+        expected = [behind, *[len(row) - 1] * (len(lines) - 2), at]
+        if len(lines) < 2 or [line.count(delimiter) for line in lines] != expected:
+            continue
+        first, *inner, last = (line.split(delimiter) for line in lines)
+        records = [[*row[:at], *first], *inner, [*last, *row[at + 1 :]]]
+        looks = [{_look(record[n]) for record in records} for n in range(len(row)) if n != at]
+        alike = [look.pop() for look in looks if len(look) == 1]
+        # Two records are told by a cell with digits, as a number, a date or a code; more by any that is not blank.
+        if len(lines) >= _MANY_LINES or any(words == 1 and (digits or inner) for words, digits in alike):
+            return len(lines)
+    return 0
+
+
+def _look(cell: str) -> tuple[int, bool]:
+    return len(cell.split()), any(character.isdigit() for character in cell)
+
+
+def require_one_encoding(source: Source, read: ReadOptions) -> Source:
+    """Reads all bytes of a text once, to determine its encoding; refuses NUL bytes and what unfolds too far.
+
+    UTF-8, or cp1252 where no line is UTF-8 beyond ASCII: each misreads the other's characters.
+    """
+    if read.encoding is not None or source.container == "workbook":
+        return source
+    decoder, line, size, whole = codecs.getincrementaldecoder("utf-8")(), 1, 0, True
+    limit = max(SMALL, MOST_EXPANSION * source.path.stat().st_size)
+    with source.open() as file:
+        while chunk := read_safely(source, lambda: file.read(_CHUNK)):
+            size += len(chunk)
+            if (at := chunk.find(b"\0")) >= 0:
+                line += chunk.count(b"\n", 0, at)
+                raise InputError(
+                    f"{source.label}, line {line}: a NUL byte, so the file is damaged or not text. Save it as UTF-8"
+                )
+            if size > limit:
+                raise InputError(f"{source.label} unfolds to over {MOST_EXPANSION} times its size. Unpack it")
+            line += chunk.count(b"\n")
+            whole = whole and _decodes(decoder, chunk)
+    if whole and _decodes(decoder, b"", final=True):
+        return replace(source, encoding="utf-8")
+    _require_cp1252(source)
+    return replace(source, encoding="cp1252")
+
+
+def _require_cp1252(source: Source) -> None:
+    valid = invalid = number = 0
+    whole, damaged, undefined = [], [], []
+    with source.open() as file:
+        while line := file.readline(LONGEST_RECORD):
+            number += 1
+            if line.isascii():
+                continue
+            text = line.decode(errors="replace")
+            bad = text.count("\ufffd")
+            invalid, valid = invalid + bad, valid + len(text) - bad - len(text.encode("ascii", "ignore"))
+            (damaged if bad else whole).append(number)
+            if bad and len(line.translate(None, _UNDEFINED_IN_CP1252)) < len(line):
+                undefined.append(number)
+    if valid > invalid:
+        fault = f" is UTF-8 with {invalid} damaged bytes in {_lines_named(damaged)}, which cp1252 would misread"
+    elif whole:
+        fault = f" has lines in two encodings, UTF-8 in {_lines_named(whole)} and another in {_lines_named(damaged)}"
+    elif undefined:
+        fault = f", {_lines_named(undefined)}: neither UTF-8 nor cp1252"
+    else:
+        return
+    raise InputError(f"{source.label}{fault}. Save all of it as UTF-8, or name its --read encoding=…")
+
+
+def _lines_named(lines: Sequence[int]) -> str:
+    shown = ", ".join(map(str, lines[:5]))
+    return f"line{'s' * (len(lines) > 1)} {shown}{f' and {len(lines) - 5:,} more' if len(lines) > 5 else ''}"
+
+
+def _decodes(decoder: codecs.IncrementalDecoder, chunk: bytes, *, final: bool = False) -> bool:
+    try:
+        decoder.decode(chunk, final)
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,141 @@
+"""Reads records of JSON: an object a line, or an array of objects. No message quotes a value."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any, Final
+
+import pyarrow as pa
+
+from storage.errors import InputError
+from storage.tables.source import MOST_COLUMNS, Source, read_safely
+
+ABSENT: Final = "\x00absent\x00"
+"""Marks a key that a JSON object lacks; no cell equals it, since the reader refuses or replaces NUL."""
+LONGEST_RECORD = 1 << 22
+"""Bytes of a record, which may unfold to thirty times as many."""
+LONGEST_ARRAY = 1 << 24
+_LONGEST_KEYS = 1 << 24
+
+
+def json_rows(source: Source, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Yields these values of each record; `ABSENT` where it has no such key."""
+    for _, record in _records(source, [0]):
+        yield tuple(record.get(name, ABSENT) for name in columns)
+
+
+def scan_json(source: Source, required: Sequence[str], skipped: list[int]) -> tuple[Source, pa.Schema, int]:
+    """Returns the source with its columns, their types, and the number of records.
+
+    Args:
+        skipped: its first number is raised by each bad record that is skipped, where the source says so.
+    """
+    kinds: dict[str, set[type]] = {}
+    characters = rows = 0
+    for place, record in _records(source, skipped):
+        rows += 1
+        for name, value in record.items():
+            if name not in kinds:
+                kinds[name], characters = set(), characters + len(name)
+            kinds[name].add(type(value))
+            if name in required and isinstance(value, list | dict):
+                raise InputError(f"{source.label}, {place}, key {name!r}: a list or an object. Give text")
+        if len(kinds) > MOST_COLUMNS or characters > _LONGEST_KEYS:
+            raise InputError(
+                f"{source.label}, {place}: over {MOST_COLUMNS:,} different keys, or long ones. Give a table"
+            )
+    if not kinds:
+        raise InputError(f"{source.label} has no records. Give a file of records")
+    schema = pa.schema([pa.field(name, _arrow_type(types)) for name, types in kinds.items()])
+    return replace(source, columns=tuple(kinds)), schema, rows
+
+
+def _arrow_type(kinds: set[type]) -> pa.DataType:
+    """Returns the type of every value of a key; text where there is none."""
+    kinds = kinds - {type(None)}
+    if kinds == {bool}:
+        return pa.bool_()
+    return pa.float64() if kinds == {float} else pa.string()  # integers too: JSON's have no bound
+
+
+def _records(source: Source, skipped: list[int]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields each object with its place: its line, or its number in the array."""
+    for place, record, fault in _array(source) if source.array else _lines(source):
+        if isinstance(record, dict):
+            yield place, record
+        elif source.skips_bad_rows:
+            skipped[0] += 1
+        else:
+            raise InputError(
+                f"{source.label}, {place}: {fault or 'it is not a JSON object'}. Write one object per line"
+            )
+
+
+def _lines(source: Source) -> Iterator[tuple[str, Any, str]]:
+    number = 0
+    with source.open() as file:
+        while line := read_safely(source, lambda: file.readline(LONGEST_RECORD)):
+            number += 1
+            if len(line) == LONGEST_RECORD:
+                raise InputError(f"{source.label}, line {number}: over {LONGEST_RECORD:,} characters. Shorten it")
+            if line.strip():
+                yield f"line {number}", *_parsed(line)
+
+
+def _array(source: Source) -> Iterator[tuple[str, Any, str]]:
+    with source.open() as file:
+        content = read_safely(source, lambda: file.read(LONGEST_ARRAY))
+    if len(content) == LONGEST_ARRAY:
+        raise InputError(f"{source.label}: over {LONGEST_ARRAY:,} characters in one array. Write one object per line")
+    records, fault = _parsed(content)
+    if not isinstance(records, list):
+        raise InputError(
+            f"{source.label}: {fault or 'one JSON object, not a list of records'}. Write an array of objects, or one "
+            "object per line"
+        )
+    yield from ((f"record {number}", record, "") for number, record in enumerate(records, start=1))
+
+
+def _parsed(content: bytes) -> tuple[Any, str]:
+    """Returns a value, or what is wrong with it."""
+    try:
+        text = content.decode("utf-8-sig")
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_no_number, parse_float=_number)
+        if "\\ud" in text.lower():  # only an escape can make half a character
+            json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeDecodeError:
+        return None, "it is not UTF-8"
+    except UnicodeEncodeError:
+        return None, "it has half of a surrogate pair"
+    except _NotANumber:
+        return None, "it has NaN or Infinity, which JSON lacks. Write null"
+    except (ValueError, ArithmeticError, RecursionError):
+        return None, "it is not valid JSON, or has a key twice"
+    return value, ""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Builds a JSON object; refuses a repeated key, of which a mapping would have the last value only."""
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        raise ValueError
+    return record
+
+
+def _number(text: str) -> float | Decimal:
+    """Returns a float where it is the same number, otherwise a decimal with all its digits."""
+    value = float(text)
+    return value if math.isfinite(value) and Decimal(repr(value)) == Decimal(text) else Decimal(text)
+
+
+class _NotANumber(Exception):
+    pass
+
+
+def _no_number(name: str) -> Any:
+    """Refuses NaN and Infinity, which JSON lacks (RFC 8259, section 6)."""
+    raise _NotANumber
