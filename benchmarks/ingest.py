@@ -39,7 +39,6 @@ def inside(what: str, source: Path, out: Path, cap: int, codelist: Path | None) 
         pd.read_csv(source)
         seconds = time.process_time() - start
     else:
-
         from storage.ingest import IngestConfig, ingest, preview
 
         units: dict[str, Any] = {} if codelist else {"unit_column": "Establishment", "max_per_unit": 5}

@@ -98,6 +98,9 @@ def publish(
     return final, actual
 
 
+_OF_SYSTEMS = frozenset({".DS_Store", "Thumbs.db", "desktop.ini"})
+
+
 def check_allowed(folder: Path, allowed: frozenset[str]) -> None:
     """Refuses a bundle with anything but regular files of allowed names and their folders."""
     within = {parent.as_posix() for name in allowed for parent in Path(name).parents}
@@ -108,6 +111,8 @@ def check_allowed(folder: Path, allowed: frozenset[str]) -> None:
         if path.is_dir():
             if name not in within:
                 raise UnsoundBundle(name, "is a folder without an allowed file")
+        elif path.name in _OF_SYSTEMS or path.name.startswith("._"):
+            raise UnsoundBundle(name, "was added by the operating system, and is none of its files. Remove it")
         elif not path.is_file() or name not in allowed:
             raise UnsoundBundle(name, "is not on the list of files that may leave")
 

@@ -154,3 +154,45 @@ def test_a_title_in_a_sentence() -> None:
         "A man had HIV infection.",
         "",
     ]
+
+
+PUBLISHED = {
+    "OIICS": ("code,title,level\n1,Invented injuries,1\n11,Invented bones,2\n", (), ["1", "11"]),
+    "NAICS": (
+        "Seq. No.,2022 NAICS US   Code,2022 NAICS US Title,,\n,,,,\n1,11,Invented farming,,\n2,111,Invented crops,,\n"
+        "3,31-33,Invented making,,\n",
+        (),
+        ["11", "111", "31-33"],
+    ),
+    "SOC": (
+        "Invented Bureau,,,\n2018 SOC Definitions,,,\n,,,\nSOC Group,SOC Code,SOC Title,SOC Definition\n"
+        "Major,11-0000,Invented managers,\nDetailed,11-1011,Invented chiefs,Invent things.\n",
+        (),
+        ["11-0000", "11-1011"],
+    ),
+    "NACE": (
+        "Order,Level,Code,Parent,Description,This item includes\n1,1,A,,Invented farming,\n2,2,01,A,Invented crops,x\n",
+        (),
+        ["A", "01"],
+    ),
+    "ISCO": (
+        "Level,ISCO 08 Code,Title EN,Definition\n1,1,Invented managers,\n4,1111,Invented chiefs,Invent things.\n",
+        (),
+        ["1", "1111"],
+    ),
+    "ESCO": (
+        "conceptType,conceptUri,iscoGroup,code,preferredLabel,altLabels,description\n"
+        "Occupation,http://a,2654,2654.1,invented lead,,leads\nOccupation,http://b,2654,2654.2,invented aide,,aids\n",
+        ("code", "preferredLabel"),
+        ["2654.1", "2654.2"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "columns", "codes"), PUBLISHED.values(), ids=PUBLISHED)
+def test_published_layouts_are_taken(tmp_path: Path, content: str, columns: tuple[str, ...], codes: list[str]) -> None:
+    """As docs/data.md says, with invented rows: each has its codes and titles."""
+    (tmp_path / "list.csv").write_text(content)
+    read = read_codelist(tmp_path / "list.csv", columns=columns)
+    assert [code.code for code in read] == codes
+    assert all(code.title.casefold().startswith("invented") for code in read)

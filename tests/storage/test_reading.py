@@ -74,7 +74,7 @@ def test_quotes_that_are_text(tmp_path: Path, separator: str) -> None:
     rows = [*ROWS, ("12", '"BALL HIT HEAD" DX: LAC', "111"), ("13", '5" nail', "111")]
     text = "\n".join(separator.join(row) for row in [HEADER, *rows])
     assert read(tmp_path / "in.txt", text) == rows
-    with pytest.raises(InputError, match=r"row 15: a quote is open .*--quotes"):
+    with pytest.raises(InputError, match=r"row 15: a quote is open .*quotes="):
         read(tmp_path / "in.txt", text + f'\n1{separator}"open{separator}1', quotes="double")
 
 
@@ -181,7 +181,7 @@ def test_json_in_an_array(tmp_path: Path) -> None:
         (b"%PDF-1.7", "is a PDF"),
         (b"7z\xbc\xaf'\x1c", "is a 7z archive"),
         (b"SQLite format 3\0", "is a SQLite database"),
-        ("text,code\n1,2\n".encode("utf-16"), "is UTF-16. Save it as UTF-8, or name --encoding utf-16"),
+        ("text,code\n1,2\n".encode("utf-16"), "is UTF-16. Save it as UTF-8, or give --read encoding=utf-16"),
     ],
 )
 def test_what_is_no_table_is_named(tmp_path: Path, content: bytes, said: str) -> None:
@@ -220,7 +220,7 @@ def test_bad_rows_are_skipped_and_counted(tmp_path: Path) -> None:
     good = ["1,a,x", "2,b,y", "3,c,z"]
     text = "\n".join(["id,text,code", good[0], "4,too,many,PLANTED", good[1], good[2], "6,few"])
     path = tmp_path / "in.csv"
-    with pytest.raises(InputError, match=r"row 2: 4 fields .*--on-bad-row skip"):
+    with pytest.raises(InputError, match=r"row 2: 4 fields .*bad_rows=skip"):
         read(path, text)
     assert read(path, text, bad_rows="skip") == [tuple(row.split(",")) for row in good]
     table = open_table(path, HEADER, read=ReadOptions(bad_rows="skip"))
