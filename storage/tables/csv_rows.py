@@ -253,7 +253,7 @@ def csv_batches(
         raise _bad_row(source, *bad[-1])
     if error:
         raise InputError(f"{source.label} cannot be read as {source.reading}. Fetch it again, or unpack it by hand")
-    # guard: a row of marks behind the last shows that no open quote swallowed rows
+    # a row of marks behind the last shows that no open quote swallowed rows
     if not ended:
         raise _bad_row(source, rows + len(bad), _OPEN)
 

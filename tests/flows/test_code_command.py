@@ -94,7 +94,7 @@ def test_killed_in_the_middle_it_goes_on(
     arguments = ("--bundle", str(tiny_bundle), "--data", str(source), "--text", "Text", "--json", "--out")
     process = subprocess.Popen(command(*arguments, str(out)), env=environment(), stdout=subprocess.DEVNULL)
     pieces = tmp_path / ".coded.csv.coding"
-    while len(list(pieces.glob("*.parquet"))) < 3:
+    while len(list(pieces.glob("*/*.parquet"))) < 3:
         assert process.poll() is None, "it ended before it could be killed; give it more rows"
         time.sleep(0.02)
     process.kill()
