@@ -248,7 +248,9 @@ def csv_batches(
     if "straddling" in error:
         raise _bad_row(source, rows + 1, f"it or a row behind it has over {LONGEST_RECORD:,} characters")
     if "UTF8" in error:
-        raise InputError(f"{source.label} does not decode as {source.encoding}. Save it as UTF-8, or name its --read encoding=…")
+        raise InputError(
+            f"{source.label} does not decode as {source.encoding}. Save it as UTF-8, or name its --read encoding=…"
+        )
     if bad and not source.skips_bad_rows:
         raise _bad_row(source, *bad[-1])
     if error:
