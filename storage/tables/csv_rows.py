@@ -232,7 +232,7 @@ def csv_batches(
                     raise _bad_row(source, rows + filled, f"{width + 1} fields where the header has {width}")
                 if batch.num_rows and mark in batch.column(batch.num_columns - 1)[batch.num_rows - 1].as_py():
                     raise _bad_row(source, rows + batch.num_rows, _OPEN)
-                # guard: an open quote is told by its lines
+                # guard: test_an_open_quote_swallows_rows
                 if columns is None and (found := _swallowed(batch, source.delimiter)):
                     raise InputError(
                         f"{source.label}, row {rows + found[0]}: a cell has line breaks, and {found[1]} of its lines "
