@@ -6,28 +6,25 @@ one after the other, for the same records, epochs and draws; hundreds of them ta
 random, of the size of the public OSHA reports' (2,357 training records of a pool twice as large, 102 codes, 384 wide).
 Both sides start at the same seeds and must come to the same draw. Prints one JSON object.
 
-`--bounds`, in place of that: the epsilon that this project and jax_privacy 2.0.0 conclude from the same 1,000 coins of
-one run, at the noise of epsilon 5 (delta 1e-5) and at half of it, medians of 20. Claim: the one-run bound is the same.
-Of jax_privacy only `auditing.py` is loaded, which needs no JAX: `uv pip install --no-deps jax-privacy==2.0.0`.
+`--power FILE`, in place of that: how often an audit finds each planted fault (`tests/support/planted_faults.py`), of
+`--runs` fits each. Claim: every fault is found in all runs by its check, with no false alarm beyond the stated rate.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
+import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import workload
 from torch import Tensor, nn
 
-from mechanisms.audit import curves, gradient_canaries
 from mechanisms.audit import trials as audit_trials
-from mechanisms.audit.bounds import Guesses, one_run_bound
 from mechanisms.audit.trials import Drawn, Records
 from mechanisms.mechanism import Records as OwnRecords
 from mechanisms.mechanism import Run, Task
@@ -37,7 +34,6 @@ from mechanisms.model.threads import using
 from mechanisms.posterior import risks
 from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
 from mechanisms.posterior.rounds import ROUNDS, RoundName
-from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
 from mechanisms.swag_ppm import PosteriorDraw, SwagPpm
 
 CODES, WIDTH, RANK, AT_ONCE = 102, 384, 20, 8
@@ -49,10 +45,11 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=16, help="reruns side by side (default: 16)")
     parser.add_argument("--draws", type=int, default=50, help="for risks and for Delta, on both sides (default: 50)")
     parser.add_argument("--epochs", type=int, nargs=2, default=(10, 20), help="AdamW, SGD (default: 10 20)")
-    parser.add_argument("--bounds", action="store_true", help="compare bounds with jax_privacy's instead")
+    parser.add_argument("--power", type=Path, help="measure the power against planted faults instead, into this file")
+    parser.add_argument("--runs", type=int, default=20, help="fits of each fault (default: 20)")
     options = parser.parse_args()
-    if options.bounds:
-        workload.report(_bounds(), options.json)
+    if options.power:
+        _power(options.power, options.runs)
         return
     pool = _pool(options)
     start = audit_trials.from_flat(torch.zeros(CODES * (WIDTH + 1)), classes=CODES)
@@ -84,55 +81,16 @@ def main() -> None:
     )
 
 
-def _bounds() -> dict[str, Any]:
-    """Returns medians of each bound, by the share of the noise."""
-    theirs, delta, alpha, coins = _jax_auditing(), 1e-5, 0.05, 1000
-    mu = 1.1212
-    event = DpSgdEvent(sampling_prob=1.0, segments=(NoiseSegment(steps=1, noise_multiplier=1 / mu, l2_clip_norm=1.0),))
-    random, medians = np.random.default_rng(0), {}
-    largest = 0.0
-    for share in (1.0, 0.5):
-        rows = []
-        for _ in range(20):
-            taken = random.random(coins) < 0.5
-            scores = taken * mu / share + random.normal(size=coins)
-            right = int(((scores > mu / share / 2) == taken).sum())
-            guesses = Guesses(right, coins, coins)
-            runs = [curves.Runs((right,), coins, right)]
-            scored = theirs.CanaryScoreAuditor(scores[taken], scores[~taken])
-            rows.append(
-                {
-                    "one run": one_run_bound(guesses, delta=delta),
-                    "one run, jax_privacy": theirs._epsilon_one_run(0.0, coins, coins, right, alpha, delta),
-                    "curve": curves.epsilon_at(
-                        event, factor=curves.noise_at_most(runs, event, alpha=alpha), delta=delta
-                    ),
-                    "curve, jax_privacy": theirs._epsilon_one_run_fdp(0.0, coins, coins, right, alpha, delta),
-                    "Gaussian noise": curves.epsilon_at(
-                        event,
-                        factor=gradient_canaries.noise_at_most(event, right=right, coins=coins, alpha=alpha),
-                        delta=delta,
-                    ),
-                    "Gaussian noise, jax_privacy": scored.epsilon_from_gdp(alpha, delta),
-                }
-            )
-            largest = max(largest, abs(rows[-1]["one run"] - rows[-1]["one run, jax_privacy"]))
-        medians[f"noise x {share:g}"] = {name: round(float(np.median([r[name] for r in rows])), 3) for name in rows[0]}
-    return {"benchmark": "audit bounds", "device": "cpu", "one_run_differs_by_at_most": round(largest, 6), **medians}
-
-
-def _jax_auditing() -> Any:
-    found = importlib.util.find_spec("jax_privacy")
-    if found is None or not found.submodule_search_locations:
-        raise SystemExit("jax_privacy is missing. Install it: uv pip install --no-deps jax-privacy==2.0.0")
-    file = Path(found.submodule_search_locations[0]) / "auditing.py"
-    spec = importlib.util.spec_from_file_location("jax_privacy_auditing", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def _power(file: Path, runs: int) -> None:
+    """Writes a row for each mechanism and fault."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+    faults: Any = importlib.import_module("planted_faults")
+    rows = []
+    for name in faults.MECHANISMS:
+        for fault in (None, *faults.faults_of(name)):
+            rows.append(faults.power(name, fault, repeats=runs))
+            print(rows[-1], flush=True)
+            file.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:

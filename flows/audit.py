@@ -1,4 +1,4 @@
-"""Audits the claim of a plan by membership tests and reruns of the mechanism.
+"""Audits the claim of a plan by reruns of the mechanism and gradient canaries.
 
 Nothing is released and nothing is charged. Each audit is a row of the ledger, which the gate of a release reads.
 """
@@ -10,8 +10,7 @@ from pathlib import Path
 
 from flows.server.settings import require_same_workspace
 from tasks.auditing import run as auditing
-from tasks.auditing.audit_result import AuditResult
-from tasks.auditing.findings import lines
+from tasks.auditing.result import AuditResult
 from tasks.auditing.settings import AuditParameters, choose_branches
 from tasks.branches.plan import Origin
 from tasks.releasing import prefect_page
@@ -47,6 +46,6 @@ def audit_plan(plan: str, settings: AuditParameters, context: Context) -> AuditR
             do=partial(submit, context),
             prefect_run_id=context.run.id,
         )
-        text = [*lines(result), f"All that decides on the plan: `autocoder plan {plan}`"]
+        text = [*result.lines, f"All that decides on the plan: `autocoder plan {plan}`"]
         prefect_page.publish_audit(context.run, text)
     return result

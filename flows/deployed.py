@@ -15,7 +15,7 @@ from flows.retrain import RetrainResult, retrain_form
 from flows.server.form import DeviceChoice, FormalForm, PlanFile, RecordsForm, Workspace, section, with_title
 from flows.server.prefect_run import NOTHING_STORED, PrefectRun, named_by_plan
 from flows.server.settings import home_of
-from tasks.auditing.audit_result import AuditResult
+from tasks.auditing.result import AuditResult
 from tasks.auditing.settings import AuditParameters
 from tasks.branches.branch import CompareParameters
 from tasks.parameters import BundleParameters

@@ -193,10 +193,10 @@ def descend(
             sgd,
             epochs=epochs,
             remedy=f"lower learning_rate (now {rate:g})",
-            canaries=run.canaries,
+            witness=run.witness,
             progress=run.progress,
         )
-        weights = _record_weights(config, event, records.labels, classes=run.classes, stream=state.stream)
+        weights = _class_weights(config, event, records.labels, classes=run.classes, stream=state.stream)
         classifier.part.eval()
         with threads.fitting(inputs), clipper:
             update = Optimised(
@@ -204,22 +204,20 @@ def descend(
                 lambda theta: _optimiser(theta, config),
                 around=lambda: _scaled(classifier, config.head_rate),
             )
-            clipped_sum = SampledSum(
-                clipper,
-                inputs,
-                records.labels.to(classifier.device),
-                state.stream,
-                sgd.sampling_prob,
-                lambda segment, own: _coefficients(config, segment, own),
-                weights,
-                size,
-            )
-            descent.run(
-                update,
-                clipped_sum,
-                divisor=divisor,
-                factors=lambda segment: _coefficients(config, segment, None),
-            )
+
+            def sum_over(some: Inputs, labels: Tensor, prob: float | None) -> SampledSum:
+                return SampledSum(
+                    clipper,
+                    some,
+                    labels.to(classifier.device),
+                    state.stream,
+                    sgd.sampling_prob if prob is None else prob,
+                    lambda segment, own: _coefficients(config, segment, own),
+                    None if weights is None else weights[labels.cpu()],
+                    size,
+                )
+
+            descent.run(update, sum_over(inputs, records.labels, None), sum_over=sum_over, divisor=divisor)
 
     losses = fit_classifier(classifier, run.folder, run.new_key, fit).numbers["losses"]
     return Fitted(ClassifierModel(classifier), event, {"steps": sgd.steps, "loss": losses[-1], "losses": losses})
@@ -252,7 +250,7 @@ def _coefficients(config: DpSgd, segment: NoiseSegment, weights: Tensor | None) 
     return factors
 
 
-def _record_weights(
+def _class_weights(
     config: DpSgd, event: DpEvent, labels: Tensor, *, classes: int, stream: SecretStream
 ) -> Tensor | None:
     weights = config.class_weights
@@ -261,7 +259,7 @@ def _record_weights(
     assert isinstance(event, ComposedEvent)
     (release,) = event.releases
     noisy = class_counts.noisy_counts(labels.cpu(), classes, event=release, stream=stream)
-    return class_counts.class_weights(noisy, weights)[labels.cpu()]
+    return class_counts.class_weights(noisy, weights)
 
 
 def _optimiser(theta: nn.Parameter, config: DpSgd) -> torch.optim.Optimizer:

@@ -41,8 +41,8 @@ from mechanisms.privacy.events import Event, descent_of
 from mechanisms.privacy.scaled import noise_scaled
 
 if TYPE_CHECKING:
-    from mechanisms.audit.gradient_canaries import GradientCanaries
     from mechanisms.audit.trials import Records as Pool
+    from mechanisms.descent.noisy_descent import Witness
 
 ENTRY_POINTS = "autocoder.mechanisms"
 """Group in which an installed package names modules with mechanisms of its own."""
@@ -139,8 +139,8 @@ class Run:
     """That all secret noise of the fit follows from, for tests and examples alone. None: the system's entropy."""
     resampled: bool = False
     """An audit's rerun: other records than planned, under the plan's noise, sampling and scale."""
-    canaries: GradientCanaries | None = None
-    """Of an audit: gradients that a descent adds to its sums, and looks at after the noise."""
+    witness: Witness | None = None
+    """Of an audit: what a descent shows every sum to, before and after its noise."""
 
     def new_key(self) -> bytes:
         """Returns the given key, or a fresh one of the operating system's entropy."""
@@ -364,7 +364,6 @@ class ClassifierModel:
 
 def _held(folder: Path, plan: Plan, records: Records, run: Run) -> Run:
     """Returns the run, once its folder is made this fit's before anything is drawn; refuses one that is another's."""
-    coins = run.canaries
     identity = Identity.of(
         folder,
         {
@@ -372,7 +371,6 @@ def _held(folder: Path, plan: Plan, records: Records, run: Run) -> Run:
             "records": chain([records.labels], contents(records.inputs)),
             "seed": [str(run.seed)],
             "classes": [str(run.classes)],
-            "canaries": [] if coins is None else [coins.axes, coins.included],
         },
     )
     return replace(run, classifier=identity.starting(run.classifier))

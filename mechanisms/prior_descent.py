@@ -46,6 +46,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -55,10 +56,11 @@ from torch import Tensor
 from mechanisms.descent import exact_sums
 from mechanisms.descent.exact_sums import Residuals, Scores
 from mechanisms.descent.keyed_state import KeyedState, fit_classifier
-from mechanisms.descent.noisy_descent import Momentum, NoisyDescent
+from mechanisms.descent.noisy_descent import ClippedSum, Momentum, NoisyDescent
 from mechanisms.mechanism import ClassifierModel, Descending, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model import threads
 from mechanisms.model.config import Positive
+from mechanisms.model.inputs import Inputs
 from mechanisms.model.linear_head import features_of, linear_head
 from mechanisms.privacy import class_counts
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, GaussianReleaseEvent, NoiseSegment, descent_of
@@ -141,14 +143,14 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
         assert isinstance(event, ComposedEvent)
         exact_sums.require_room(len(records.labels), self.l2_clip_norm)
         head, descent_event, device = linear_head(classifier), descent_of(event), classifier.device
-        features, labels = exact_sums.on_grid(features_of(records.inputs).to(device)), records.labels.to(device)
+        inputs, labels = records.inputs, records.labels.to(device)
+        features = exact_sums.on_grid(features_of(inputs).to(device))
 
         def descend(state: KeyedState) -> None:
             of_mean, of_counts = event.releases
             total = exact_sums.noisy_feature_sum(features, of_mean, state.stream)
             centre = (total / plan.records).round()
             counts = class_counts.noisy_counts(labels, run.classes, event=of_counts, stream=state.stream)
-            scores = Scores(features, centre, labels)
             log_prior = self._log_prior(counts, of_counts.std)
             rows = torch.cat([head.weight.detach(), log_prior.float()[:, None]], 1)
             descent = NoisyDescent(
@@ -156,21 +158,38 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
                 descent_event,
                 epochs=descent_event.steps,
                 remedy="lower weight_noise and align_noise",
-                canaries=run.canaries,
+                witness=run.witness,
                 progress=run.progress,
             )
 
             def phase(
-                name: str, start: Tensor, segment: NoiseSegment, noise: float, blocks: Callable[[Tensor], _Blocks]
+                name: str,
+                start: Tensor,
+                segment: NoiseSegment,
+                noise: float,
+                gradients: Callable[[Scores], _Map | Residuals],
             ) -> Tensor:
-                def clipped_sum(theta: Tensor, step: int, _: NoiseSegment, out: Tensor, tally: Tensor) -> None:
-                    for left, right, losses in blocks(theta):
-                        exact_sums.clipped_outer_sum(left, right, norm=segment.l2_clip_norm, out=out)
-                        tally[0] += losses.sum()
-                        tally[2] += len(losses)
+                def sum_over(some: Inputs, given: Tensor, _: float | None) -> ClippedSum:
+                    own = features if some is inputs else exact_sums.on_grid(features_of(some).to(device))
+                    blocks = gradients(Scores(own, centre, given.to(device))).blocks
+
+                    def clipped_sum(theta: Tensor, step: int, _: NoiseSegment, out: Tensor, tally: Tensor) -> None:
+                        for left, right, losses in blocks(theta):
+                            exact_sums.clipped_outer_sum(left, right, norm=segment.l2_clip_norm, out=out)
+                            tally[0] += losses.sum()
+                            tally[2] += len(losses)
+
+                    return clipped_sum
 
                 update = Momentum(start, rate=self._rate(segment, noise, plan), momentum=self.momentum)
-                return descent.run(update, clipped_sum, divisor=plan.records, segments=(segment,), name=name)
+                return descent.run(
+                    update,
+                    sum_over(inputs, labels, None),
+                    sum_over=sum_over,
+                    divisor=plan.records,
+                    segments=(segment,),
+                    name=name,
+                )
 
             *map_steps, row_steps = descent_event.segments
             with threads.fitting(records.inputs):
@@ -178,12 +197,12 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
                     right = state.tensors.setdefault("directions", _directions(rows[:, :-1], self.directions))
                     right = right.to(device)  # saved with the steps, so that another machine goes on along these
                     start = torch.zeros(right.shape[1], right.shape[1], device=device)
-                    entries = phase("map", start, segment, self.align_noise, _Map(scores, rows, right).blocks)
+                    entries = phase("map", start, segment, self.align_noise, partial(_Map, rows=rows, right=right))
                     rows[:, :-1] += rows[:, :-1] @ right @ entries @ right.T
                 active = counts > of_counts.std
                 if bool(active.any()):
-                    residuals = Residuals(scores, rows, active)
-                    rows[active] = phase("rows", rows[active], row_steps, self.weight_noise, residuals.blocks)
+                    residuals = partial(Residuals, rows=rows, active=active)
+                    rows[active] = phase("rows", rows[active], row_steps, self.weight_noise, residuals)
             with torch.no_grad():
                 mean = (centre * 2.0**-exact_sums.FEATURE_BITS).float()
                 head.weight.copy_(rows[:, :-1])

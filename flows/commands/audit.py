@@ -15,7 +15,7 @@ from flows.server.settings import configure_prefect, require_same_workspace
 from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
-    from tasks.auditing.audit_result import AuditResult
+    from tasks.auditing.result import AuditResult
 
 _CONTRADICTED = 3
 
@@ -29,19 +29,17 @@ def audit(
     canaries: Annotated[int, typer.Option(help="Records with a wrong code that reruns toss coins for.")] = 32,
     gradient_canaries: Annotated[
         int,
-        typer.Option(
-            help="Canaries of a white-box test of DP-SGD's noise, in one more fit each; at least 1000, or 0: none."
-        ),
-    ] = 1000,
+        typer.Option(help="Canary records of one more fit whose every noisy sum is checked; 0: no such fit."),
+    ] = 200,
     home: options.HomeOfPlan = None,
     device: options.Device = "auto",
     engine: options.Engine = "",
 ) -> None:
     r"""Measure what the release of a plan would leak, and compare it with the claim.
 
-    Reruns the whole mechanism on records and canaries that coins choose, and puts gradient canaries into DP-SGD's sums;
-    both bound epsilon from below. The ledger records claim and measurement. A bound above the claim blocks the release,
-    and the command exits with 3.
+    Two kinds of evidence: reruns of the whole mechanism on records and canaries that coins choose, and one more fit
+    with canary records, whose every noisy sum is checked. Both bound epsilon from below. The ledger records claim and
+    measurement. A bound above the claim, or a sum that is not as stated, blocks the release; the command exits with 3.
 
     Example
 
@@ -51,7 +49,7 @@ def audit(
     require_same_workspace(plan, workspace)
     configure_prefect()
     from flows.commands.profiles import validate
-    from tasks.auditing.settings import AuditParameters, check
+    from tasks.auditing.settings import AuditParameters
     from tasks.branches.plan import Origin
     from tasks.running.stage import Context
 
@@ -59,7 +57,6 @@ def audit(
     effort = {"trials": trials, "canaries": canaries, "gradient_canaries": gradient_canaries}
     settings = validate(AuditParameters, effort, at="audit: ")
     origin = Origin.of(plan)[1]
-    check(origin.parameters, settings)
 
     import flows.audit as job
     from tasks.auditing.run import estimate_stages, rerun_seconds
@@ -85,7 +82,6 @@ def audit(
 
 def _summary(plan: Path, home: Path, result: AuditResult) -> list[str]:
     """Returns claim and measurement, and the next step."""
-    from tasks.auditing.findings import lines
     from tasks.branches.plan import Origin
     from tasks.releasing.evidence import CONTRADICTED, INCONCLUSIVE
     from tasks.releasing.ledger_access import existing_ledger
@@ -100,7 +96,7 @@ def _summary(plan: Path, home: Path, result: AuditResult) -> list[str]:
             if result.contradicted
             else ""
         )
-        return [*lines(result), f"This plan is release {row.release_id} ({row.state}).{refuted}"]
+        return [*result.lines, f"This plan is release {row.release_id} ({row.state}).{refuted}"]
     (verdict,) = {one.verdict for one in result.branches}
     following = {
         CONTRADICTED: "the claim is refuted and its release blocked. Plan a release of a formal branch, or use "
@@ -108,9 +104,9 @@ def _summary(plan: Path, home: Path, result: AuditResult) -> list[str]:
         INCONCLUSIVE: f"give more --trials; a policy with require_audit refuses `autocoder release {plan}`",
     }
     if verdict in following:
-        return [*lines(result), f"to do: {following[verdict]}"]
+        return [*result.lines, f"to do: {following[verdict]}"]
     return [
-        *lines(result),
+        *result.lines,
         "Where the policy asks for approvals, `autocoder approve` comes first.",
         f"next: {command_line('release', plan)}",
     ]

@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon, and how well members are told from non-members: what is measured beside a claim.
+"""Lower bounds on epsilon from guesses at coins, and the scores that guesses go by.
 
 A record (or canary) takes part in a run by the toss of a coin. The auditor sees the run's output, guesses some of the
 coins and abstains from the others. Under (epsilon, delta) the number of right guesses among r is dominated by
@@ -20,8 +20,6 @@ from scipy.stats import beta, binom, norm
 
 from mechanisms.errors import MechanismError
 from mechanisms.privacy.numerics import safe_root
-
-_RATES = (0.001, 0.01)
 
 
 @dataclass(frozen=True)
@@ -110,39 +108,6 @@ def choose(scores: np.ndarray, bits: np.ndarray) -> Rule:
     if low >= high:  # ties made the two sides meet: keep the side that was guessed in
         low = float(np.nextafter(high, -math.inf))
     return Rule(float(low), float(high))
-
-
-@dataclass(frozen=True)
-class Membership:
-    """Measures how well one score separates members from non-members.
-
-    auc: ties count half. tpr: at false-positive rates 0.001 and 0.01. fpr_curve, tpr_curve: float [thresholds].
-    """
-
-    auc: float
-    tpr: dict[float, float]
-    fpr_curve: np.ndarray
-    tpr_curve: np.ndarray
-
-
-def membership(members: np.ndarray, others: np.ndarray) -> Membership:
-    """Computes the ROC of a finite score that is larger for members. members float [n], others float [m]."""
-    if not len(members) or not len(others):
-        raise MechanismError("a membership test needs members and non-members")
-    if not (np.isfinite(members).all() and np.isfinite(others).all()):
-        raise MechanismError("a membership score is not finite")
-    ranked, tpr = np.sort(others), {}
-    below = np.searchsorted(ranked, members, side="left") + np.searchsorted(ranked, members, side="right")
-    for rate in _RATES:
-        # strictly above the threshold that at most rate * m non-members exceed
-        tpr[rate] = float(np.mean(members > ranked[::-1][math.floor(rate * len(others))]))
-    return Membership(float(below.mean()) / (2 * len(others)), tpr, *_roc(members, others))
-
-
-def _roc(members: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    thresholds = np.unique(np.concatenate([members, others]))[::-1]
-    above = [np.searchsorted(np.sort(-x), -thresholds, side="right") / len(x) for x in (others, members)]
-    return above[0], above[1]
 
 
 def confidence_logit(log_likelihood: np.ndarray) -> np.ndarray:

@@ -1,109 +1,217 @@
-"""Canaries that are gradients: the strongest attack on DP-SGD's own noise, by somebody who sees every noisy sum.
+"""White-box audit of a noisy descent: canary records on the records' own path, and tests of every sum's noise.
 
-Canary i takes part by the toss of a coin. Where it does, every step that samples it adds a gradient along an axis of
-its own, ten times as long as the clip, cut by the same rule as the records' (Nasr et al. 2023, arXiv 2302.07956;
-Steinke et al. 2023, arXiv 2305.08846, "Dirac canaries"). The attacker knows axes and records,
-sees the noisy sum x (in clips) of every step and guesses `in` where
+A canary is a record like any other: it is sampled, clipped and summed by the mechanism's own code. A fair coin decides
+whether it is among the records. Canaries have orthogonal features, so that their gradients hardly overlap. The attacker
+knows all records and sees the noisy sum of every step (Nasr et al. 2023, arXiv 2302.07956). From it he subtracts the
+other records' part and projects on each canary's gradient g; correlations between canaries are taken out by a Cholesky
+factor of their Gram matrix. He guesses `in` where, in clips and over the steps,
 
-    sum over steps of (x - q/2) / s^2 > 0
+    sum (y - q L / 2) / s^2 > 0
 
-s the step's noise multiplier and q how often a record is sampled. The threshold lies half-way whatever the noise really
-is; where every record is in every step, this is the likelihood ratio.
+s the step's noise multiplier, q how often a record is sampled, L what the canary would add. If the event ran as stated
+the guesses are independent and each is right with probability (1 + TV)/2 at most: a binomial test of the event.
 
-Axes are orthogonal and the claimed noise is independent along them, so if the event ran as stated the guesses are
-independent and each is right with probability (1 + TV)/2 at most: a binomial test of the event, which a half of its
-noise fails by far. What is audited is the descent: its clip rule, its sampling and its noise.
+Beside the guesses four checks look at what the sums are made of, each for one fault:
+
+* `noise`: each step's squared noise, in units of what is stated (chi-square), its mean over coordinates, and the
+  correlation of neighbouring coordinates. Half of it, none in a step, or one number for all coordinates.
+* `repeated noise`: the correlation of the noise of any two steps.
+* `sensitivity`: what a canary adds to a sum, at most one clip. A clip that does not hold, a record counted twice.
+* `sampling`: in how many steps the canaries took part, in all (binomial) and one by one (chi-square).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
+import numpy as np
 import torch
+from scipy import stats
 from torch import Tensor
 
-from mechanisms.audit import curves
+from mechanisms.descent.noisy_descent import ClippedSum, SumOver
+from mechanisms.model.inputs import FeatureInputs, Inputs, joined
 from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
-from mechanisms.privacy.noise import SecretStream
 
 _LENGTH = 10.0
-"""Norm of a canary's gradient before it is cut, in clips."""
-SHARE = 4
-"""Canaries are at most one in so many parameters: they must not be what is trained."""
+"""Norm of a canary's features, if records' are shorter than a third of it: far above most clips."""
+_NUMBERS = 1 << 27
+"""Of all canaries' gradients together: 512 MiB."""
+_INDEPENDENT = 0.1
+"""Least eigenvalue of the Gram matrix of the canaries' directions."""
+_SHORT = 0.01
+"""Clips; a canary that adds less somewhere says nothing of the sampling."""
+_COORDINATES = 1 << 14
+"""Of a step's noise, kept for the correlation between steps."""
+_ROUNDING = 1e-3
+"""Share of a clip by which a canary's part, found from float32 directions, may exceed it."""
+
+
+class Check(StrEnum):
+    """Names what a check looks for."""
+
+    NOISE = "noise"
+    REPEATED_NOISE = "repeated noise"
+    SENSITIVITY = "sensitivity"
+    SAMPLING = "sampling"
 
 
 @dataclass
 class GradientCanaries:
-    """Axes int64 [m], places in the flat gradient; included bool [m]; what one run showed of them.
+    """Watches one fit of the records and of the canaries that are included, which come after them.
 
-    A descent of several phases has gradients of several lengths. In one too short for the axes the canaries have its
-    first entries, as many of them as may; the others wait, which can only make guesses worse.
-
-    seen float64 [m]: the sums above. steps: noisy sums looked at; 0 where a mechanism takes no canaries.
+    records: inputs and labels of the real ones. canaries, labels: features and labels of all m. included: bool [m].
+    stated: noise and clip of each step.
+    score float64 [m]: the sums above. steps: noisy sums seen; 0 where a mechanism shows none.
     """
 
-    axes: Tensor
+    records: tuple[Inputs, Tensor]
+    canaries: Tensor
+    labels: Tensor
     included: Tensor
+    stated: Sequence[NoiseSegment]
+    sampling_prob: float
+    score: Tensor = field(init=False)
     steps: int = 0
-    seen: Tensor = field(init=False)
-    _clean: Tensor = field(init=False)
-    _places: Tensor = field(init=False)
+    _noise_p: list[float] = field(default_factory=list)
+    _noise: list[Tensor] = field(default_factory=list)
+    _largest: float = 0.0
+    _taken: list[Tensor] = field(default_factory=list)
+    _judged: bool = False
 
     def __post_init__(self) -> None:
-        self.seen = torch.zeros(len(self.axes), dtype=torch.float64)
+        self.score = torch.zeros(len(self.included), dtype=torch.float64)
+        self._short = torch.zeros(len(self.included), dtype=torch.bool)
 
     @staticmethod
-    def toss(*, parameters: int, canaries: int, generator: torch.Generator) -> GradientCanaries:
-        """Axes at random among `parameters`, and a fair coin for each."""
-        axes = torch.randperm(parameters, generator=generator)[: min(canaries, parameters)]
-        return GradientCanaries(axes, torch.rand(len(axes), generator=generator) < 0.5)
-
-    def insert(
-        self,
-        gradient: Tensor,
+    def toss(
+        records: tuple[Inputs, Tensor],
+        event: DpSgdEvent,
         *,
-        factors: Callable[[Tensor], Tensor],
-        clip: float,
-        sampling_prob: float,
-        stream: SecretStream,
-        step: int,
-        unit: float = 1.0,
-    ) -> None:
-        """Add the sampled canaries to the clipped sum, float [P], before its noise.
+        classes: int,
+        canaries: int,
+        generator: torch.Generator,
+    ) -> GradientCanaries:
+        """Makes orthogonal canaries, at most half as many as features, with labels and fair coins at random.
 
-        Args:
-            factors: what the run multiplies gradients of these norms by.
-            unit: of the sum; below 1 it is a sum of integers, and what a canary adds is one too.
+        A model that reads tokens has none, and the noise alone is tested.
         """
-        places = self._places = self._in(gradient)
-        self._clean = gradient[places].double().cpu() * unit
-        sampled = stream.poisson_sample(len(places), prob=sampling_prob, purpose="canary sample", step=step)
-        taking = torch.zeros(len(places), dtype=torch.bool)
-        taking[sampled] = True
-        taking &= self.included[: len(places)]
-        norms = torch.full((len(places),), _LENGTH * clip, device=gradient.device)
-        added = norms * factors(norms) * taking.to(gradient.device)
-        gradient[places] += (added if unit == 1 else (added.double() / unit).trunc()).to(gradient.dtype)
+        inputs, number, features = records[0], 0, torch.zeros(0, 0)
+        if isinstance(inputs, FeatureInputs):
+            width = inputs.features.shape[1]
+            number = min(canaries, width // 2, _NUMBERS // (classes * (width + 1)))
+            axes = torch.linalg.qr(torch.randn(width, number, generator=generator, dtype=torch.float64))[0].T
+            features = (axes * max(_LENGTH, 3 * float(inputs.features.norm(dim=1).median()))).float()
+        labels = torch.randint(classes, (number,), generator=generator)
+        included = torch.rand(number, generator=generator) < 0.5
+        stated = [segment for segment in event.segments for _ in range(segment.steps)]
+        return GradientCanaries(records, features, labels, included, stated, event.sampling_prob)
 
-    def look(self, noisy: Tensor, *, segment: NoiseSegment, sampling_prob: float) -> None:
-        """Adds the noisy sum's evidence, float [P], on each canary. The attacker knows the records' part."""
-        observed = (noisy[self._places].double().cpu() - self._clean) / segment.l2_clip_norm
+    @property
+    def fitted(self) -> tuple[Inputs, Tensor]:
+        """Inputs and labels of the fit: the real records, then the included canaries."""
+        inputs, labels = self.records
+        if not isinstance(inputs, FeatureInputs) or not len(self.labels):
+            return self.records
+        features = FeatureInputs(self.canaries[self.included])
+        return joined([inputs, features]), torch.cat([labels, self.labels[self.included]])
+
+    def begin(self, sum_over: SumOver) -> None:
+        """Takes how a phase sums records."""
+        self._others = sum_over(*self.records, None)
+        rows = zip(self.canaries.split(1), self.labels.split(1), strict=True) if len(self.labels) else ()
+        self._alone = [sum_over(FeatureInputs(features), label, 1.0) for features, label in rows]
+
+    def before(self, total: Tensor, theta: Tensor, *, step: int, segment: NoiseSegment, unit: float) -> None:
+        """Takes a step's sum before its noise, float64 of theta's shape in this unit."""
+        scale = unit / self.stated[self.steps].l2_clip_norm
+
+        def summed(clipped_sum: ClippedSum) -> Tensor:
+            out = torch.zeros_like(total)
+            clipped_sum(theta, step, segment, out, torch.zeros(3, device=theta.device))
+            return out.flatten().cpu() * scale
+
+        self._total = total.flatten().cpu() * scale
+        if not self._alone:
+            return
+        self._rest = self._total - summed(self._others)
+        own = torch.stack([summed(one).float() for one in self._alone])
+        self._lengths = own.norm(dim=1).double()
+        self._directions = own / self._lengths.float().clamp(min=_SHORT)[:, None]
+        gram = (self._directions @ self._directions.T).double()
+        gram.diagonal().fill_(1.0)
+        # where a phase has too few numbers for all canaries, or their gradients point alike, they are not judged
+        self._judged = float(torch.linalg.eigvalsh(gram)[0]) > _INDEPENDENT
+        if not self._judged:
+            return
+        self._factor = torch.linalg.cholesky(gram)
+        seen = (self._directions @ self._rest.float()).double()
+        added = torch.cholesky_solve(seen[:, None], self._factor)[:, 0]
+        self._largest = max(self._largest, float(added.abs().max()), float(self._lengths.max()))
+        self._short |= self._lengths < _SHORT
+        self._taken.append(added > self._lengths / 2)
+
+    def after(self, noisy: Tensor) -> None:
+        """Takes the same sum with its noise, in units of 1."""
+        stated, prob = self.stated[self.steps], self.sampling_prob
         self.steps += 1
-        self.seen[: len(observed)] += (observed - sampling_prob / 2) / segment.noise_multiplier**2
+        sigma, seen = stated.noise_multiplier, noisy.flatten().cpu() / stated.l2_clip_norm
+        noise = seen - self._total
+        self._test_noise((noise / sigma).numpy())
+        if not self._alone or not self._judged:
+            return
+        seen = (self._directions @ (self._rest + noise).float()).double()
+        whitened = torch.linalg.solve_triangular(self._factor, seen[:, None], upper=False)[:, 0]
+        likely = prob * self.included * self._lengths  # what the others, which the attacker knows, add
+        reach = self._factor.diagonal() * self._lengths
+        whitened -= self._factor.T @ likely - self._factor.diagonal() * likely
+        self.score += reach * (whitened - prob * reach / 2) / sigma**2
 
-    def _in(self, gradient: Tensor) -> Tensor:
-        """Returns the places of canaries in a gradient of this length, the first ones first."""
-        axes = self.axes
-        if int(axes.max()) >= len(gradient):
-            axes = torch.arange(min(len(axes), max(1, len(gradient) // SHARE)))
-        return axes.to(gradient.device)
+    def _test_noise(self, noise: np.ndarray) -> None:
+        n = len(noise)
+        below = float(stats.chi2.cdf(float(noise @ noise), n))
+        p_values = [2 * min(below, 1 - below), 2 * float(stats.norm.sf(abs(noise.sum()) / math.sqrt(n)))]
+        if n > 2:
+            p_values.append(2 * float(stats.norm.sf(abs(noise[1:] @ noise[:-1]) / math.sqrt(n - 1))))
+        self._noise_p += p_values
+        self._noise.append(torch.from_numpy(noise[:_COORDINATES].copy()))
 
     def right(self) -> int:
-        """Returns the number of coins that the sums guess."""
-        return int(((self.seen > 0) == self.included).sum())
+        """Counts the coins that the sums guess."""
+        return int(((self.score > 0) == self.included).sum())
+
+    def checks(self) -> dict[Check, float]:
+        """Returns the p-value of each check that the fit allowed, already multiplied by the number of its tests."""
+        prob, steps = self.sampling_prob, len(self._taken)
+        found = {Check.NOISE: _least(self._noise_p)}
+        if self.steps > 1:
+            found[Check.REPEATED_NOISE] = self._repeated()
+        if not steps:
+            return found
+        found[Check.SENSITIVITY] = float(self._largest <= 1 + _ROUNDING)
+        members = self.included & ~self._short
+        taken = torch.stack(self._taken)[:, members].sum(0).double().numpy()
+        if prob == 1:
+            found[Check.SAMPLING] = float((taken == steps).all())
+        elif len(taken):
+            each = steps * prob
+            below = float(stats.chi2.cdf(((taken - each) ** 2).sum() / (each * (1 - prob)), len(taken)))
+            total = float(stats.binomtest(int(taken.sum()), steps * len(taken), prob).pvalue)
+            found[Check.SAMPLING] = _least([total, 2 * min(below, 1 - below)])
+        return found
+
+    def _repeated(self) -> float:
+        """The correlation of two steps' noise, over steps of as many numbers."""
+        p_values = [1.0]
+        for length in {len(one) for one in self._noise}:
+            noise = torch.stack([one for one in self._noise if len(one) == length])
+            between = (noise @ noise.T / math.sqrt(length)).numpy()[np.triu_indices(len(noise), 1)]
+            p_values += (2 * stats.norm.sf(np.abs(between))).tolist()
+        return _least(p_values)
 
 
-def noise_at_most(descent: DpSgdEvent, *, right: int, coins: int, alpha: float) -> float:
-    """The multiple of the event's noise that so many right guesses exclude, at a false-alarm rate of alpha."""
-    return curves.independent_noise_at_most(right=right, coins=coins, event=descent, alpha=alpha)
+def _least(p_values: list[float]) -> float:
+    return min(1.0, min(p_values) * len(p_values))

@@ -4,7 +4,7 @@
 
 The event drives the steps: noise and clips are read from it, so that what is claimed cannot differ from what runs.
 Gradients are summed in float64: in float32 one record more would move how all others are rounded. Whoever descends
-brings the clipped sum and the update; canaries of an audit, divergence, checkpoints and progress are the same for all.
+brings the clipped sum and the update; an audit's witness, divergence, checkpoints and progress are the same for all.
 """
 
 from __future__ import annotations
@@ -31,24 +31,21 @@ ClippedSum = Callable[[Tensor, int, NoiseSegment, Tensor, Tensor], object]
 records) to a float32 tensor [3]: (theta, step, segment, sum, tally)."""
 
 
-class Canaries(Protocol):
-    """Marks noisy sums, in an audit (`mechanisms.audit.gradient_canaries`)."""
+SumOver = Callable[[Inputs, Tensor, float | None], ClippedSum]
+"""Makes the clipped sum of records, by their inputs and labels, sampled with a probability; None: the event's."""
 
-    def insert(
-        self,
-        gradient: Tensor,
-        *,
-        factors: Coefficients,
-        clip: float,
-        sampling_prob: float,
-        stream: SecretStream,
-        step: int,
-        unit: float,
-    ) -> None:
-        """Adds canaries to a clipped sum, float [P] in this unit, before its noise."""
 
-    def look(self, noisy: Tensor, *, segment: NoiseSegment, sampling_prob: float) -> None:
-        """Counts what the noisy sum shows of them."""
+class Witness(Protocol):
+    """Looks at every sum of a fit, in an audit (`mechanisms.audit.gradient_canaries`)."""
+
+    def begin(self, sum_over: SumOver) -> None:
+        """Takes how a phase sums records."""
+
+    def before(self, total: Tensor, theta: Tensor, *, step: int, segment: NoiseSegment, unit: float) -> None:
+        """Takes a step's sum before its noise, in this unit."""
+
+    def after(self, noisy: Tensor) -> None:
+        """Takes the same sum with its noise."""
 
 
 class Momentum:
@@ -108,12 +105,6 @@ Update = Momentum | Optimised
 """Moves parameters along a noisy mean gradient. Its tensors survive a kill."""
 
 
-def clip_factors(segment: NoiseSegment) -> Coefficients:
-    """Returns the function that cuts gradients of given norms to the segment's clip."""
-    clip = segment.l2_clip_norm
-    return lambda norms: clip / norms.clamp(min=clip)
-
-
 class NoisyDescent:
     """Takes an event's steps in one phase or several, and saves them once an epoch.
 
@@ -131,11 +122,11 @@ class NoisyDescent:
         *,
         epochs: int,
         remedy: str,
-        canaries: Canaries | None = None,
+        witness: Witness | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._state, self._event, self._epochs, self._remedy = state, event, epochs, remedy
-        self._canaries, self._progress = canaries, progress
+        self._witness, self._progress = witness, progress
         self._stream = state.stream
         state.numbers = {"step": 0, "losses": [], "clipped": []} | state.numbers
 
@@ -149,24 +140,27 @@ class NoisyDescent:
         clipped_sum: ClippedSum,
         *,
         divisor: float,
+        sum_over: SumOver | None = None,
         segments: Sequence[NoiseSegment] | None = None,
-        factors: Callable[[NoiseSegment], Coefficients] = clip_factors,
         name: str = "",
     ) -> Tensor:
         """Takes the steps of a phase that were not taken before; returns its parameters.
 
         Args:
             divisor: of the noisy sum, which makes a mean of it: a planned number of records and never the real one.
+            sum_over: makes the same sum of other records, for the witness.
             segments: of the phase; None: all of them.
-            factors: by which a canary's gradient is cut: the clipped sum's rule, without weights.
             name: of the phase, where there are several.
         """
-        state, canaries, prob = self._state, self._canaries, self._event.sampling_prob
+        state = self._state
         bits = exact_sums.SUM_BITS if self._event.exact else 0
         first = state.numbers.setdefault(f"{name}first", self.step)
         saved = {n.removeprefix(f"{name}/"): t for n, t in state.tensors.items() if n.startswith(f"{name}/")}
         if saved:
             update.load(saved)
+        witness = None if sum_over is None else self._witness
+        if witness is not None and sum_over is not None:
+            witness.begin(sum_over)
         gradient = torch.zeros_like(update.theta, dtype=torch.float64)
         tally, flat = torch.zeros(3, device=gradient.device), gradient.view(-1)
         steps = [segment for segment in segments or self._event.segments for _ in range(segment.steps)]
@@ -174,24 +168,16 @@ class NoisyDescent:
             step, clip = self.step, segment.l2_clip_norm
             gradient.zero_()
             clipped_sum(update.theta, step, segment, gradient, tally)
-            if canaries is not None:
-                canaries.insert(
-                    flat,
-                    factors=factors(segment),
-                    clip=clip,
-                    sampling_prob=prob,
-                    stream=self._stream,
-                    step=step,
-                    unit=2.0**-bits,
-                )
+            if witness is not None:
+                witness.before(gradient, update.theta, step=step, segment=segment, unit=2.0**-bits)
             if self._event.exact:
                 std = exact_sums.sum_std(segment.noise_multiplier, clip, bits=bits)
                 self._stream.add_rounded_normal_(flat, std=std, purpose="gradient noise", step=step)
                 gradient.mul_(2.0**-bits)
             else:
                 self._stream.add_normal_(flat, std=segment.noise_multiplier * clip, purpose="gradient noise", step=step)
-            if canaries is not None:
-                canaries.look(flat, segment=segment, sampling_prob=prob)
+            if witness is not None:
+                witness.after(flat)
             update.step(gradient.div_(divisor).to(update.theta.dtype))
             self._end_step(update, tally, name)
         return update.theta

@@ -30,7 +30,6 @@ _OTHER = {
     "records": "other records",
     "seed": "another seed",
     "classes": "other classes or fields",
-    "canaries": "other canaries of an audit",
     _START: "another untrained model",
 }
 _AT_ONCE = 4096

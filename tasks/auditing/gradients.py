@@ -1,11 +1,11 @@
-"""Stage: fits a DP-SGD branch once more with gradient canaries in its sums; only counts remain."""
+"""Stage: one more fit of a plan with canary records, whose every noisy sum is looked at; counts and p-values remain."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from mechanisms.audit.gradient_canaries import SHARE, GradientCanaries
+from mechanisms.audit.gradient_canaries import GradientCanaries
 from mechanisms.mechanism import Mechanism, Records, Run
 from mechanisms.model.config import ModelConfig
 from mechanisms.model.seeding import generator
@@ -26,6 +26,7 @@ def gradients(
     name: str,
     mechanism: Mechanism,
     model: ModelConfig,
+    event: Event,
     *,
     seed: int,
     canaries: int,
@@ -33,27 +34,37 @@ def gradients(
     prepared: ArtifactRef,
     planned: ArtifactRef,
 ) -> Step:
-    """Declares one more fit of a plan, on the same records and canaries. As a candidate's, its noise has no seed."""
+    """Declares one more fit of a plan, on the same records and canaries. As a candidate's, its noise has no seed.
+
+    Args:
+        event: the candidate's, which the fit is tested against.
+    """
 
     def body(work: Work) -> Mapping[str, Any]:
-        records = Records(*load_inputs(work.inputs["prepared"], "train"))
         given = run_of(work, model, seed)
-        head = given.classifier()
-        coins = GradientCanaries.toss(
-            parameters=head.num_parameters,
-            canaries=min(canaries, head.num_parameters // SHARE),
+        witness = GradientCanaries.toss(
+            load_inputs(work.inputs["prepared"], "train"),
+            descent_of(event),
+            classes=given.classes,
+            canaries=canaries,
             generator=generator(seed, "audit", "gradient canaries"),
         )
-        run = Run(given.classes, seed, lambda: head, progress=work.progress, canaries=coins)
-        fitted = plan_of(work.inputs["plan"]).fit(records, run)
-        if coins.steps != descent_of(fitted.event).steps:  # the descent of another mechanism, which took no canaries
-            return {"coins": 0, "right": 0}
-        return {"coins": len(coins.axes), "right": coins.right()}
+        run = Run(given.classes, seed, given.classifier, progress=work.progress, witness=witness, resampled=True)
+        plan_of(work.inputs["plan"]).fit(Records(*witness.fitted), run)
+        if witness.steps != len(witness.stated):  # the descent of another mechanism, which shows no sums
+            return {"coins": 0, "right": 0, "checks": {}}
+        checks = {check.value: p_value for check, p_value in witness.checks().items()}
+        return {"coins": len(witness.included), "right": witness.right(), "checks": checks}
 
     return Step(
         name="audit-gradients",
         label=f"gradient canaries ({name})",
-        config={"model": model.model_dump(mode="json"), "seed": seed, "canaries": canaries},
+        config={
+            "model": model.model_dump(mode="json"),
+            "seed": seed,
+            "canaries": canaries,
+            "event": event.model_dump(mode="json"),
+        },
         inputs={"dataset": dataset, "prepared": prepared, "plan": planned},
         body=body,
         modules=(type(mechanism).__module__, "tasks.auditing.gradients"),

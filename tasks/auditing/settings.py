@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 
 from mechanisms.mechanism import Mechanism
 from mechanisms.posterior.config import PseudoPosteriorConfig
@@ -15,9 +15,6 @@ from tasks.parameters import RELEASE_BRANCH, RetrainParameters
 
 FEWEST_TRIALS = 16
 """Fewer leave too few reference runs."""
-FEWEST_GRADIENT_CANARIES = 1000
-"""With 1000, 70 % of first audits detect half of the noise of epsilon 1 (delta 1e-5); with 100, 3 %, although perfect
-guesses of 100 would refute the claim as well."""
 USUAL_DRAWS = 50
 
 
@@ -25,7 +22,11 @@ class AuditParameters(BaseModel, frozen=True, extra="forbid", title="Audit"):
     """Sets the work that an audit may spend."""
 
     trials: int = Field(
-        default=32, ge=0, le=100_000, title="Trials", description="Reruns of the whole mechanism; 0: none."
+        default=32,
+        ge=0,
+        le=100_000,
+        title="Trials",
+        description=f"Reruns of the whole mechanism, at least {FEWEST_TRIALS}; 0: none.",
     )
     trial_draws: int = Field(
         default=USUAL_DRAWS,
@@ -36,16 +37,23 @@ class AuditParameters(BaseModel, frozen=True, extra="forbid", title="Audit"):
     )
     canaries: int = Field(default=32, ge=2, le=1000, title="Canaries", description="Records with a wrong code.")
     gradient_canaries: int = Field(
-        default=1000,
+        default=200,
         ge=0,
-        le=100_000,
+        le=10_000,
         title="Gradient canaries",
-        description="Coins of a white-box test of DP-SGD's noise, in one more fit of such a branch; at least 1000, or "
-        "0: none.",
+        description="Records of orthogonal features in one more fit of a noisy descent, whose every sum is looked at; "
+        "at most half as many as features. 0: no such fit.",
     )
     confidence: float = Field(
-        default=0.95, gt=0.5, le=0.999, title="Confidence", description="Joint confidence of all tests of one claim."
+        default=0.95, gt=0.5, le=0.999, title="Confidence", description="Joint confidence of all tests of one audit."
     )
+
+    @field_validator("trials")
+    @classmethod
+    def _enough_trials(cls, trials: int) -> int:
+        if 0 < trials < FEWEST_TRIALS:
+            raise ValueError(f"{trials} are too few for a result; give at least {FEWEST_TRIALS}, or 0 for none")
+        return trials
 
 
 def choose_branches(names: str, parameters: RetrainParameters, branches: Mapping[str, Branch]) -> tuple[Branch, ...]:
@@ -59,20 +67,6 @@ def choose_branches(names: str, parameters: RetrainParameters, branches: Mapping
         released = next(branch.name for branch in branches.values() if branch.mechanism == last)
     chosen = [released if name.strip() == RELEASE_BRANCH else name for name in names.split(",")]
     return choose(",".join(chosen), parameters, branches)
-
-
-def check(parameters: RetrainParameters, settings: AuditParameters) -> None:
-    """Refuses numbers of trials or canaries that are too few for any result, and trials of records but narratives."""
-    if 0 < settings.trials < FEWEST_TRIALS:
-        raise InputError(
-            f"--trials: {settings.trials} are too few for a result. Give at least {FEWEST_TRIALS}, or 0 for none."
-        )
-    # guard: gradient canaries that say nothing are refused
-    if 0 < settings.gradient_canaries < FEWEST_GRADIENT_CANARIES:
-        raise InputError(
-            f"--gradient-canaries: {settings.gradient_canaries} are too few for a result. Give at least "
-            f"{FEWEST_GRADIENT_CANARIES}, or 0 for none."
-        )
 
 
 def trial_draws_of(name: str, mechanism: Mechanism, settings: AuditParameters) -> int:

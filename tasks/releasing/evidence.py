@@ -1,16 +1,15 @@
 """Reads the audits of a candidate from the ledger, and what they measured against its claim.
 
-A lower bound above the claim for one record more or less contradicts the claim. An audit is inconclusive where perfect
-guesses could not have shown the claimed epsilon.
+A lower bound above the claim for one record more or less contradicts the claim, and so does a check of the noisy sums
+that fails. An audit is inconclusive where perfect guesses could not have shown the claimed epsilon.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from mechanisms.privacy.claims import of_one_record
 from mechanisms.privacy.events import Claim, Event
@@ -25,7 +24,7 @@ AUDITED_ARTIFACT = "audited"
 CONTRADICTED, NOT_CONTRADICTED, INCONCLUSIVE = "contradicted", "not contradicted", "inconclusive"
 
 
-class Evidence(BaseModel, frozen=True, extra="ignore", populate_by_name=True):
+class Evidence(BaseModel, frozen=True, extra="ignore"):
     """Holds the result of one audit, from its row of the ledger; fields that a row lacks have defaults."""
 
     epsilon_lower_bound: float
@@ -35,35 +34,17 @@ class Evidence(BaseModel, frozen=True, extra="ignore", populate_by_name=True):
     """The bound that perfect guesses would have given."""
     trials: int = 0
     gradient_runs: int = 0
-    auc: float
-    tpr: float = Field(alias="tpr_at_fpr_0.001")
-    attack: str = "loss"
-    coin: bool = True
-    """Whether chance alone decided which records were held out: otherwise its AUC is none of membership."""
-    attempt: int = 1
-    """Which audit of its claim this was, the first being 1."""
-    refuted_delta_epsilon: float | None = None
-    """What the delta below is for: claims of at most so much."""
-    refuted_delta_by_counts: float | None = None
     noise_at_most: float | None = None
     """The multiple of the stated noise above which it was excluded, where that gave the bound."""
     epsilon_of_any: float | None = None
     """The bound without the assumption that the noise is Gaussian."""
-    withheld: bool = False
-    """Whether it, or one before it, would have refuted the claim as a first audit, and being a later one does not."""
+    faults: tuple[str, ...] = ()
+    """Checks of the noisy sums that failed: the event did not run as stated."""
 
     @classmethod
     def of(cls, details: Mapping[str, Any]) -> Evidence:
         """Reads a row's details."""
         return cls.model_validate(details)
-
-    def delta_refuted(self, claimed: float) -> float | None:
-        """Returns the largest delta at which the claim is refuted; None where the claim names a delta, or none was
-        measured.
-        """
-        # rows hold six decimals
-        covered = self.refuted_delta_epsilon is not None and claimed <= self.refuted_delta_epsilon + 1e-6
-        return self.refuted_delta_by_counts if covered else None
 
     def verdict(self, claim: Claim, *, minimum: float = 1.0) -> str:
         """Returns the verdict on a claim; inconclusive is an audit that could not have refuted it.
@@ -76,7 +57,7 @@ class Evidence(BaseModel, frozen=True, extra="ignore", populate_by_name=True):
         claimed = of_one_record(claim)
         if claimed is None:
             return "no claim"
-        if self.epsilon_lower_bound > claimed:
+        if self.epsilon_lower_bound > claimed or self.faults:
             return CONTRADICTED
         return NOT_CONTRADICTED if self.reach > minimum * claimed else INCONCLUSIVE
 
@@ -93,19 +74,13 @@ class Measurement(BaseModel, frozen=True):
     epsilon_claimed: float | None
     epsilon_claimed_add_remove: float | None
     epsilon_lower_bound: float
-    epsilon_reach: float | None
+    epsilon_reach: float
     noise_at_most: float | None = None
     epsilon_of_any: float | None = None
+    faults: tuple[str, ...] = ()
     confidence: float
-    delta_refuted: float | None
-    attack: str
-    coin: bool = True
-    auc: float
-    tpr_at_fpr_0001: float
     trials: int
     gradient_runs: int
-    look: int
-    withheld: bool
     verdict: str
     ledger_sequence: int
 
@@ -114,48 +89,25 @@ class Measurement(BaseModel, frozen=True):
         return (
             f"claimed {_claimed(self.epsilon_claimed, self.epsilon_claimed_add_remove)}, measured "
             f"{describe_bound(self.epsilon_lower_bound, self.noise_at_most, self.epsilon_of_any)} "
-            f"({100 * self.confidence:.6g} % confidence, {self._tests}; "
-            f"{describe_attack(self.attack, coin=self.coin)}: AUC {self.auc:.3f}, TPR "
-            f"{self.tpr_at_fpr_0001:.2%} at FPR 0.1 %): {self._outcome}"
+            f"({100 * self.confidence:.6g} % confidence, {self._tests}): {self._outcome}"
         )
 
     @property
     def _tests(self) -> str:
         several = [f"{self.trials} reruns"] if self.trials else []
-        several += [f"{self.gradient_runs} fit with gradient canaries"] if self.gradient_runs else []
-        again = f", audit {self.look} of this claim" if self.look > 1 else ""
-        return " and ".join([*several, "one draw"]) + again
+        several += ["a fit with gradient canaries"] if self.gradient_runs else []
+        return " and ".join(several) or "no tests"
 
     @property
     def _outcome(self) -> str:
-        if self.verdict == INCONCLUSIVE and self.withheld:
-            return f"inconclusive: {WITHHELD}"
-        if self.verdict == INCONCLUSIVE and self.epsilon_reach is None:
-            return "inconclusive: its reach was not recorded. Audit again"
         if self.verdict == INCONCLUSIVE:
             return f"inconclusive: {describe_reach(self.epsilon_reach, self.epsilon_claimed_add_remove)}"
-        if self.verdict == CONTRADICTED and self.delta_refuted:
-            return f"contradicted for every δ up to {round_down(self.delta_refuted)}"
-        return self.verdict
+        return f"{self.verdict}: not as stated: {', '.join(self.faults)}" if self.faults else self.verdict
 
 
-WITHHELD = (
-    "it or an earlier audit would have refuted the claim as a first audit; a later one can neither refute the claim "
-    "nor support it"
-)
-
-
-def describe_reach(reach: float | None, claimed: float | None) -> str:
+def describe_reach(reach: float, claimed: float | None) -> str:
     """Words how much an audit could have shown at most."""
-    return f"perfect guesses could have shown at most ε {reach:.3g}, too little for a claim of {claimed:.3g}"
-
-
-def describe_attack(attack: str, *, coin: bool) -> str:
-    """Names the strongest test of training half against test half; without a coin it is none of membership."""
-    name = attack.replace("_", " ")
-    if coin:
-        return f"strongest membership test, {name}"
-    return f"earlier against later records, no membership test, {name}"
+    return f"perfect guesses could have shown at most ε {reach:.3g}, too little for a claim of {claimed or 0:.3g}"
 
 
 def describe_bound(epsilon: float, noise_at_most: float | None, epsilon_of_any: float | None) -> str:
@@ -173,12 +125,6 @@ def _claimed(epsilon: float | None, add_remove: float | None) -> str:
         return "nothing"
     other = "" if add_remove in (None, epsilon) else f" (ε {add_remove:.4g} for one record more or less)"
     return f"ε {epsilon:.4g}{other}"
-
-
-def round_down(share: float) -> str:
-    """Rounds a lower bound down to three digits."""
-    digits = 3 - 1 - math.floor(math.log10(share))
-    return f"{math.floor(share * 10**digits) / 10**digits:.{max(digits, 0)}f}"
 
 
 def audits_of(ledger: Ledger, fitted: str) -> Sequence[Row]:
@@ -222,7 +168,7 @@ def measurement_of(
     """Returns the audit that speaks most against a claim, or the best one for it; None without any audit.
 
     A contradiction by another fit of the same method counts as one by the candidate itself. A smaller bound takes
-    nothing back: each of them holds with its confidence, and repeated audits share one.
+    nothing back: each of them holds with its own confidence.
 
     Args:
         fitted: digest of the fit or posterior.
@@ -254,9 +200,6 @@ def measurement_of(
         epsilon_claimed=claim.epsilon,
         epsilon_claimed_add_remove=claimed,
         epsilon_reach=strongest.reach,
-        delta_refuted=None if claimed is None else strongest.delta_refuted(claimed),
-        tpr_at_fpr_0001=strongest.tpr,
-        look=strongest.attempt,
         verdict=strongest.verdict(claim, minimum=minimum),
         ledger_sequence=number,
         **strongest.model_dump(include=set(Measurement.model_fields)),  # the others have the same names

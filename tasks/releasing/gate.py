@@ -23,7 +23,6 @@ from tasks.releasing.evidence import (
     CONTRADICTED,
     INCONCLUSIVE,
     USUAL_CONFIDENCE,
-    WITHHELD,
     Evidence,
     Measurement,
     audits_of,
@@ -99,8 +98,6 @@ def _require_audit(plan: CheckedPlan, measurement: Measurement | None) -> None:
         why = f"was not audited at a confidence of {USUAL_CONFIDENCE:g} or less"
     elif not reran:
         why = "was audited without reruns of its mechanism (--trials 0)"
-    elif any(one.withheld for one in reran):
-        why = f"was audited without result: {WITHHELD}"
     else:
         most = max(one.reach for one in reran)
         why = f"was audited without result: {describe_reach(most, of_one_record(claim))}"

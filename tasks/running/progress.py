@@ -128,7 +128,7 @@ _WORDS: dict[str, tuple[str, str]] = {
     "audit-pool": ("prepare", "{records:,} records and {canaries:,} canaries for the attacks"),
     "audit-trials": ("rerun", "{label}, {trials:,} times on records chosen by coins"),
     "audit-gradients": ("attack", "{label}: {right:,} of {coins:,} coins guessed"),
-    "audit": ("audit", "{label}: at least ε {epsilon_lower_bound:.3g}, membership AUC {attack_auc:.3f}"),
+    "audit": ("audit", "{label}: at least ε {epsilon_lower_bound:.3g}"),
     "release": ("release", "{release}, {state}"),
 }
 """Verb and words of a finished stage by its name. A stage without these figures is shown by all that it has."""

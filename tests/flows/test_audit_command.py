@@ -75,9 +75,8 @@ def test_the_leak_is_found_and_the_claim_contradicted(site: Site) -> None:
     (swag,) = site.audited["branches"]
     assert swag["mechanism"] == "swag-ppm"
     assert swag["epsilon"] < 0.1
-    assert swag["epsilon_lower_bound"] > 1.0
+    assert swag["figures"]["epsilon_lower_bound"] > 1.0
     assert swag["verdict"] == "contradicted"
-    assert swag["auc"] > 0.6
     assert swag["confidence"] == 0.95
     assert {bound["name"] for bound in swag["figures"]["bounds"]} == {"in-distribution", "mislabelled"}
     assert swag["epsilon_add_remove"] == swag["epsilon"] / 2
@@ -135,7 +134,7 @@ def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) ->
     assert said["overridden_by"] == "officer"
     assert re.fullmatch(
         r"claimed ε 0\.0\S+ \(ε 0\.0\S+ for one record more or less\), measured at least ε \S+ \(95 % .*16 reruns.*\): "
-        r"contradicted for every δ up to 0\.\d+; overridden by officer",
+        r"contradicted; overridden by officer",
         said["line"],
     )
     (row,) = [one for one in site.ledger.rows() if one.kind == "release" and one.state == "committed"]
@@ -156,7 +155,7 @@ def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) ->
 
 def test_a_plan_is_audited_with_what_it_was_made_with(site: Site, tmp_path: Path) -> None:
     """The plan alone says which fit, records and branch; its row counts for the gate."""
-    with pytest.raises(InputError, match="Give at least 16"):
+    with pytest.raises(InputError, match="give at least 16"):
         command("audit", site.plan, "--trials", "5")
     before = len(site.ledger.rows())
     done = site.job.command("audit", site.plan, "--trials", "0")

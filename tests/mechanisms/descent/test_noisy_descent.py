@@ -10,7 +10,7 @@ from small_heads import KEY
 from torch import Tensor
 
 from mechanisms.descent.keyed_state import FILE, KeyedState
-from mechanisms.descent.noisy_descent import Momentum, NoisyDescent, Update, clip_factors
+from mechanisms.descent.noisy_descent import Momentum, NoisyDescent, Update
 from mechanisms.errors import MechanismError
 from mechanisms.model import checkpoint
 from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
@@ -100,9 +100,3 @@ def test_divergence_names_the_setting() -> None:
     descent = NoisyDescent(KeyedState(None, lambda: KEY), EVENT, epochs=6, remedy="lower the rate")
     with pytest.raises(MechanismError, match="diverged by step 1: lower the rate"):
         descent.run(momentum(), lambda theta, step, segment, out, tally: out.fill_(torch.inf), divisor=1)
-
-
-def test_factors_cut_to_the_clip() -> None:
-    """Shorter gradients stay as they are."""
-    norms = torch.tensor([0.0, 0.25, 0.5, 2.0])
-    assert clip_factors(SEGMENTS[0])(norms).tolist() == [1.0, 1.0, 1.0, 0.25]

@@ -128,7 +128,7 @@ def test_the_walk(tiny_roberta: Path, tmp_path: Path, settings: Terms) -> None:
     (audited,) = auditing.run(context, chosen, settings, audit, branches[1:], do=do, prefect_run_id=None).branches
     # so few reruns and canaries could not have shown an epsilon of 4, and the audit says so
     assert (audited.mechanism, audited.verdict) == ("noisy-votes", "inconclusive")
-    assert 0 <= audited.epsilon_lower_bound <= audited.reach < 4
+    assert 0 <= audited.figures["epsilon_lower_bound"] <= audited.figures["reach"] < 4
     assert audited.figures["trials"] == 16
 
     assert run.write_plans(groups, prefect_run_id=None) == {}

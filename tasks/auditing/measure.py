@@ -1,0 +1,88 @@
+"""Stage: compares what reruns and gradient canaries show with the claim of a candidate.
+
+Two kinds of evidence, each with half of the false-alarm rate. Reruns repeat everything on records and canaries that
+took part by the toss of a coin, and bound epsilon for one record more or less. Gradient canaries are records in one
+more fit of a noisy descent: their guesses bound its noise, and checks of its sums find faults. So a true claim is
+contradicted by one audit with probability 1 - confidence at most. An audit repeated on other draws is another test,
+and a contradiction stays: whoever audits a true claim k times risks k times as much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from mechanisms.audit.gradient_canaries import Check
+from mechanisms.privacy.events import decode, descent_of
+from storage.artifacts import ArtifactRef
+from tasks.auditing.bounds import Bound, gradient_bound, trial_bounds
+from tasks.auditing.pool import Pool
+from tasks.auditing.trials import Trials
+from tasks.running.stage import Step, Work
+
+
+@dataclass(frozen=True)
+class Design:
+    """Holds the design of an audit of one claim. event: of the candidate, as JSON. delta: 0 where none is claimed."""
+
+    confidence: float
+    delta: float
+    event: Mapping[str, Any]
+
+
+def measure(name: str, design: Design, *, seed: int, inputs: Mapping[str, ArtifactRef], trials_of: str) -> Step:
+    """Declares the audit of one candidate.
+
+    Args:
+        inputs: `fitted`, the candidate; and `pool` with `trials`, `gradients`, or all of them.
+        trials_of: name of the candidate's mechanism in the trials.
+    """
+    return Step(
+        name="audit",
+        label=f"audit {name}, seed {seed}",
+        config={"seed": seed, "trials_of": trials_of, **asdict(design)},
+        inputs=dict(inputs),
+        body=partial(_measure, design=design, trials_of=trials_of),
+        modules=("tasks.auditing.measure",),
+    )
+
+
+def _measure(work: Work, *, design: Design, trials_of: str) -> Mapping[str, Any]:
+    alpha, bounds, faults = (1 - design.confidence) / 2, list[Bound](), list[str]()
+    figures: dict[str, Any] = {"trials": 0, "gradient_runs": 0, "checks": {}}
+    if "trials" in work.inputs:
+        trials = Trials.load(work.inputs["trials"], trials_of)
+        bounds += trial_bounds(Pool.load(work.inputs["pool"]), trials, delta=design.delta, alpha=alpha)
+        figures["trials"] = len(trials.ell)
+    if "gradients" in work.inputs:
+        found = work.context.store.figures(work.refs["gradients"])
+        each = alpha / (len(Check) + 1)
+        if found["coins"]:
+            descent, counts = descent_of(decode(dict(design.event))), (found["right"], found["coins"])
+            bounds.append(gradient_bound(descent, right=counts[0], coins=counts[1], delta=design.delta, alpha=each))
+        faults = [name for name, p_value in found["checks"].items() if p_value <= each]
+        figures |= {"gradient_runs": int(bool(found["checks"])), "checks": found["checks"]}
+    best = max(bounds, key=lambda bound: bound.refutes, default=None)
+    # guard: what counts for nothing is no reach
+    reach = max((bound.could_refute for bound in bounds), default=0.0)
+    return figures | {
+        "epsilon_lower_bound": best.refutes if best else 0.0,
+        "noise_at_most": best.noise_at_most if best else None,
+        "epsilon_of_any": best.epsilon_of_any if best else None,
+        "reach": reach,
+        "faults": faults,
+        "bounds": [
+            {
+                "name": bound.name,
+                "epsilon": bound.epsilon,
+                "guesses": bound.guesses.made,
+                "correct": bound.guesses.correct,
+                "coins": bound.guesses.coins,
+                "reach": bound.reach,
+                "claimed_in_trials": bound.claimed,
+            }
+            for bound in bounds
+        ],
+    }

@@ -1,0 +1,110 @@
+"""Defines the result of an audit, aggregates alone; words it, and records it as a row of the ledger."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from storage.artifacts import ArtifactRef, digest
+from tasks.branches.experiment import Outcome, Study
+from tasks.releasing import ledger_records
+from tasks.releasing.evidence import AUDITED_ARTIFACT, CONTRADICTED, INCONCLUSIVE, describe_bound, describe_reach
+
+
+class BranchAudit(BaseModel, frozen=True):
+    """Holds claim and measurement of one branch at one seed."""
+
+    branch: str
+    title: str
+    seed: int
+    mechanism: str
+    guarantee_kind: str
+    epsilon: float | None
+    epsilon_add_remove: float | None
+    """Compared with the bounds: both are for one record more or less."""
+    delta: float | None
+    confidence: float
+    verdict: str
+    figures: dict[str, Any]
+    """Of the stage `audit`: bounds with their guesses, checks, faults."""
+    ledger_sequence: int
+
+    @property
+    def lines(self) -> list[str]:
+        """Claim, measurement and verdict, for a terminal or a log."""
+        found, percent = self.figures, f"{100 * self.confidence:.6g} %"
+        claim = "nothing" if self.epsilon is None else f"epsilon {self.epsilon:.3g} ({self.guarantee_kind})"
+        if self.epsilon_add_remove != self.epsilon:
+            claim += f", {self.epsilon_add_remove:.3g} for one record more or less"
+        verdict = self.verdict
+        if verdict == CONTRADICTED and found["faults"]:
+            verdict += f": the sums are not as stated ({', '.join(found['faults'])})"
+        elif verdict == INCONCLUSIVE:
+            verdict += f": {describe_reach(found['reach'], self.epsilon_add_remove)}"
+        bound = describe_bound(found["epsilon_lower_bound"], found["noise_at_most"], found["epsilon_of_any"])
+        lines = [
+            f"{self.branch}, seed {self.seed}: {verdict}",
+            f"  claimed   {claim}",
+            f"  measured  {bound} at {percent} confidence",
+        ]
+        for one in found["bounds"]:
+            if one["claimed_in_trials"] is not None and found["epsilon_lower_bound"] < one["epsilon"]:
+                claimed = one["claimed_in_trials"]
+                lines.append(f"  {one['name']}: {one['epsilon']:.3g}, not counted, as a rerun claims {claimed:.3g}")
+        if found["checks"]:
+            checks = ", ".join(f"{name} {p_value:.2g}" for name, p_value in found["checks"].items())
+            lines.append(f"  checked   {checks} (p-values)")
+        return lines
+
+
+class AuditResult(BaseModel, frozen=True):
+    """Holds what an audit returns: aggregates."""
+
+    branches: tuple[BranchAudit, ...]
+    trials: int
+
+    @property
+    def contradicted(self) -> tuple[str, ...]:
+        """Lists branches whose claim the measurement refutes."""
+        return tuple(dict.fromkeys(one.branch for one in self.branches if one.verdict == CONTRADICTED))
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines of all branches and seeds."""
+        return [line for one in self.branches for line in one.lines]
+
+
+def record(
+    study: Study,
+    outcome: Outcome,
+    measured: ArtifactRef,
+    figures: Mapping[str, Any],
+    *,
+    verdict: str,
+    confidence: float,
+    prefect_run_id: str | None,
+) -> int:
+    """Writes claim and measurement to the ledger and returns the row's number; the same audit again has its row."""
+    details = {name: figures[name] for name in ("trials", "gradient_runs", "checks", "faults")}
+    details |= {"verdict": verdict, "confidence": confidence, "branch": outcome.branch.name, "seed": outcome.seed}
+    for name in ("epsilon_lower_bound", "reach", "epsilon_of_any"):  # rounded down, so that a lower bound stays one
+        details |= {} if figures[name] is None else {name: math.floor(figures[name] * 1e6) / 1e6}
+    if figures["noise_at_most"] is not None:
+        details["noise_at_most"] = math.ceil(figures["noise_at_most"] * 1e6) / 1e6
+    return ledger_records.record_evaluation(
+        study.context,
+        study.parameters,
+        kind="audit",
+        label=f"audit: {outcome.branch.name}, seed {outcome.seed}",
+        dataset=study.dataset,
+        refs={AUDITED_ARTIFACT: outcome.fitted, "audit": measured},
+        details=details,
+        event=outcome.event,
+        claim=outcome.claim,
+        key=f"audit-{measured.sha256}",
+        settings=digest(study.parameters.model_dump(mode="json", exclude={"release": True})),
+        prefect_run_id=prefect_run_id,
+    ).sequence
