@@ -35,7 +35,7 @@ from mechanisms.model import threads
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.clipping import Coefficients, RecordClipping
 from mechanisms.model.config import Positive
-from mechanisms.model.inputs import FeatureInputs
+from mechanisms.model.inputs import FeatureInputs, Inputs
 from mechanisms.privacy import class_counts, schedules
 from mechanisms.privacy.class_counts import ClassWeightsConfig
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, NoiseSegment, descent_of
