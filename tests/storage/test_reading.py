@@ -147,7 +147,7 @@ def test_a_workbook(tmp_path: Path) -> None:
     told = [(a, b, str(int(c))) for a, b, c in ROWS]
     assert read(tmp_path / "in.xlsx", workbook(rows)) == told
     assert read(tmp_path / "in.xlsx", workbook(rows, [])) == told, "an empty sheet is none"
-    with pytest.raises(InputError, match=r"its sheets with rows are 'S1', 'S2'. Name one with --sheet"):
+    with pytest.raises(InputError, match=r"its sheets with rows are 'S1', 'S2'. Name one with --read sheet=…"):
         read(tmp_path / "in.xlsx", workbook(rows, [("note", "x")]))
     assert read(tmp_path / "in.xlsx", workbook([("note", "x")], rows), sheet="S2") == told
     with pytest.raises(InputError, match="workbook is damaged"):
