@@ -100,11 +100,11 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
         if len(records) != self.records and not run.resampled:
             raise MechanismError(f"the plan is for {self.records} records, there are {len(records)}: plan again")
         event = self.event
-        # guard: a plan is for records of its shape
+        # guard: test_an_event_edited_by_hand
         if self._event_for(self._task(records, run)) != event:
             raise MechanismError("the plan is for other classes or features: plan again")
         fitted = self.mechanism.fit(self, records, run if run.folder is None else _held(run.folder, self, records, run))
-        # guard: a fit is what was planned
+        # guard: test_a_mechanism_from_outside
         if event is not None and fitted.event != event:
             raise MechanismError(f"`{self.mechanism.kind}` did not run as planned; nothing is claimed of it")
         return fitted

@@ -42,7 +42,7 @@ def _check_size(text: str) -> None:
                 raise yaml.YAMLError(f"it is nested deeper than {_DEEPEST} levels")
             continue
         if isinstance(event, yaml.AliasEvent):
-            # guard: aliases are counted as written out
+            # guard: test_yaml_that_unfolds
             anchor, size = None, sizes.get(str(anchor), 1)
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, size = open_at.pop()

@@ -53,7 +53,7 @@ class Identity:
         file = folder / IDENTITY
         folder.mkdir(parents=True, exist_ok=True)
         known = _read(file)
-        # guard: a folder that says nothing is nobody's
+        # guard: test_a_folder_of_before_is_nobodys
         if known is None and any(path.is_file() and path.name != _partial(file).name for path in folder.rglob("*")):
             raise MechanismError(f"folder {folder} does not say whose fit it holds; remove it to start over")
         made = cls(folder, known or {"key": secrets.token_bytes(32).hex()})
@@ -79,7 +79,7 @@ class Identity:
         key = bytes.fromhex(self._digests["key"])
         digests = {name: _digest(key, content) for name, content in parts.items()}
         others = [_OTHER[name] for name, digest in digests.items() if self._digests.get(name, digest) != digest]
-        # guard: a folder is gone on with by its own fit alone
+        # guard: test_a_loud_fit_under_a_quiet_claim
         if others:
             raise MechanismError(f"folder {self._folder} belongs to {' and '.join(others)}; remove it to start over")
         if not digests.keys() <= self._digests.keys():

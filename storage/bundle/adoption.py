@@ -84,7 +84,7 @@ class AdoptedBundle:
     def check(self) -> VerifiedBundle:
         """Checks the bundle as on the day of its adoption, against the newest roots."""
         sound = check(self.bundle, self.trust)
-        # guard: the release that was adopted is in its folder
+        # guard: test_another_release_in_its_place
         if sound.release_id != self.adoption.release_id:
             problem = f"is of release {sound.release_id}, and {self.adoption.release_id} was adopted. Adopt it again"
             raise UnsoundBundle(STATEMENT, problem)

@@ -40,7 +40,7 @@ def normal_form(text: str) -> bytes:
 
 def cell_digests(cells: Sequence[str]) -> bytes:
     """Returns the digests of a record's cells, `SIZE` bytes each: those that name it, or all where none does."""
-    # guard: a cell is marked before any template
+    # guard: test_another_composition
     forms = {normal_form(cell) for cell in cells if cell.strip()}
     naming = {form for form in forms if len(form) >= SHORTEST} or forms
     return b"".join(hashlib.blake2b(form, digest_size=SIZE).digest() for form in sorted(naming))

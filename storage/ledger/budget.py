@@ -33,7 +33,7 @@ class BudgetRefused(StorageError):
 def accounts_of(population: str, cohorts: Iterable[str], privacy_unit: str | None) -> list[tuple[str, str]]:
     """Returns the accounts, population and cohort, that a release is charged to by its own name."""
     accounts = [(population, cohort) for cohort in cohorts]
-    # guard: a release about units is charged to all cohorts
+    # guard: test_two_years_at_the_cap_each
     return accounts if privacy_unit == RECORD else [*accounts, (population, ALL_COHORTS)]
 
 
@@ -185,12 +185,12 @@ def charge_account(
                 f" says nothing about {kept_in}; keep the account under replace-one (policy,"
                 " neighbouring_relation) before its first release"
             )
-        # guard: earlier losses count
+        # guard: test_units_and_shared_records_follow_the_same_rule
         loss = loss.plus(cost.loss(kept_in if cost.relation in (kept_in, "add-remove") else cost.relation))
     delta, rule = None if cap is None else cap.delta, account.rule
     if cap is None or cap.composition == "basic":
         rule = "basic"
-    # guard: the rule is fixed by the first charge
+    # guard: test_kinds_that_come_one_after_another
     elif rule is None:
         rule = composition.first_rule(loss, epsilon=cap.epsilon, delta=delta)
     after = replace(
@@ -199,7 +199,7 @@ def charge_account(
     )  # fmt: skip
     before = replace(after, spent=account.spent)
     charge = Charge(before, after, loss, amounts.ZERO_EPSILON if cap is None else cap.epsilon, own)
-    # guard: the filter holds the cap
+    # guard: test_two_processes_race_for_the_last_release_and_one_gets_it
     if not charge.fits:
         problems.append(f"{account.name} under policy {policy}: {arithmetic(charge)}")
     return charge, problems[0] if problems else ""

@@ -61,7 +61,7 @@ class Sampled:
         if self.steps == 0:
             return replace(other, steps=times * other.steps)
         weaker = other.sampling_prob <= self.sampling_prob and other.noise_multiplier >= self.noise_multiplier
-        # guard: steps of another design are not counted as these
+        # guard: test_sampled_releases_of_one_step_compose_by_their_loss_distribution
         return replace(self, steps=self.steps + times * other.steps) if weaker else None
 
 
@@ -114,7 +114,7 @@ def loss_of(
         epsilon, delta: of the claim, which holds under the relation `claimed`.
     """
     doubled = relation != claimed  # a replaced record is one removed and one added
-    # guard: a record replaced is two
+    # guard: test_each_kind_of_event_has_its_loss
     group = 2 * records_per_unit if doubled else records_per_unit
     if doubled:
         epsilon, delta = amounts.as_replace_one(epsilon, delta)
@@ -155,7 +155,7 @@ def _rate(event: Mapping[str, Any]) -> Decimal | None:
 
 
 def _gaussian(noise: float, times: int) -> Decimal | None:
-    # guard: no event gives a budget back
+    # guard: test_an_event_that_gives_a_budget_back
     if not (noise > 0 and times > 0):
         return None
     exact = Decimal(noise)
@@ -210,7 +210,7 @@ def _first(holds: Callable[[int], bool]) -> int:
 def within(spent: Loss, *, rule: Rule, epsilon: Decimal, delta: Decimal | None) -> bool:
     """Tells whether sums stay under a cap; a cap without delta bounds epsilon alone."""
     apart = delta if rule == "basic" or delta is None else _C.multiply(delta, _APART)
-    # guard: two rules share delta
+    # guard: test_a_gaussian_account_has_a_hundredth_of_delta_for_sums_of_claims
     if spent.epsilon <= epsilon and (apart is None or spent.delta <= apart):
         return True
     if rule == "gaussian" and delta is not None and spent.mu_squared is not None:

@@ -328,7 +328,7 @@ def _grant(database: Database, connection: Connection, role: str, functions: tup
         connection.execute(sa.text(f"REVOKE ALL ON {table} FROM {quoted}"))
         # guard: test_rows_and_totals_are_not_inserted
         connection.execute(sa.text(f"GRANT SELECT ON {table} TO {quoted}"))
-    # guard: training adds no row of a release
+    # guard: test_training_adds_evaluations_and_audits_alone
     for function in _WRITE:
         verb = f"GRANT EXECUTE ON FUNCTION {function} TO" if function in functions else ""
         connection.execute(sa.text(f"{verb or f'REVOKE ALL ON FUNCTION {function} FROM'} {quoted}"))

@@ -153,7 +153,7 @@ class State:
         return row, ""
 
     def _require_signed(self, row: Row) -> None:
-        # guard: a row of a release is signed by a releasing worker
+        # guard: test_a_reservation_without_the_workers_key
         if row.signer is None or not verify_bytes(chain.signed_bytes(row), row.signature or "", _key(row.signer)):
             raise Inconsistent(f"a row of kind {row.kind} without the signature of a releasing worker")
         listed = self.in_force.release_key_ids()
@@ -168,7 +168,7 @@ class State:
         """Requires that the signatures that a row keeps are as many as the policy in force demands, and good."""
         rule = self.in_force.approvals
         names = approvers(from_row(row.details), rule, matter, at=datetime.fromisoformat(row.recorded_at))
-        # guard: approvals in a row are signatures
+        # guard: test_a_row_with_the_workers_signature_and_no_officers_is_named_charged_and_never_drawn
         if names != row.approvals or len(names) < rule.minimum:
             raise Inconsistent("its approvals aren't those that were signed, or too few")
 
@@ -208,7 +208,7 @@ class State:
         if any(other.kind != row.guarantee_kind for other in shared):
             raise Inconsistent("it names a release of another kind of guarantee with the same records")
         problems = [f"release {release_id} was refused before" if key in self.refusals else ""]
-        # guard: every release has cohorts to be charged to
+        # guard: test_rows_past_the_program
         if not row.cohorts or ALL_COHORTS in row.cohorts or len(set(row.cohorts)) < len(row.cohorts):
             problems.append("its cohorts are not such as have accounts")
         try:
@@ -301,7 +301,7 @@ class State:
 
     def _unit_conflict(self, names: Iterable[tuple[str, str]], release: Release) -> str:
         for population in dict.fromkeys(population for population, _ in names):
-            # guard: claims about records and units are not added
+            # guard: test_claims_about_another_unit
             other = self.other_unit(population, release.kind, release.cost.privacy_unit)
             if other is not None:
                 return (
@@ -326,10 +326,10 @@ class State:
             reserved = release.reserved
             common = shared.get(reserved.sequence)
             if common is not None:
-                # guard: a unit is known in another population
+                # guard: test_another_populations_name
                 shares = common.records or bool(common.units and reserved.population != row.population)
             else:
-                # guard: a lost set of records counts as sharing all
+                # guard: test_a_lost_set_counts_as_sharing_everything_and_verify_goes_on
                 shares = "records" in reserved.details or reserved.data_fingerprint == row.data_fingerprint
             if shares and release.kind == row.guarantee_kind:
                 overlapping.append(release)

@@ -97,7 +97,7 @@ class Journal:
         sequence, row_hash, body = [*line.split(" ", 2), "", ""][:3]
         if not sequence.isdecimal() or chain.digest(body) != row_hash:
             return None
-        # guard: a line of a journal follows the line before it
+        # guard: test_a_journal_that_is_written_again
         if int(sequence) != (1 if reading.last is None else reading.last.sequence + 1):
             raise ForeignLedger(
                 f"{self.file}: line {reading.lines} does not go on from the line before it. Nothing is drawn or "

@@ -244,7 +244,7 @@ class Ledger(LedgerReader):
         return release.row
 
     def _require_drawable(self, state: State, release: Release) -> None:
-        # guard: nothing is drawn on a row that does not follow
+        # guard: test_a_release_above_the_cap_is_charged_named_and_never_drawn
         if release.problem:
             raise StorageError(
                 f"release {release.row.release_id}: its reservation (row {release.reserved.sequence}) does not bear it "

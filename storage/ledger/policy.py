@@ -213,7 +213,7 @@ class Policy(BaseModel):
         budget = self.populations.get(population, self.default)
         if budget is None:
             return None
-        # guard: the least cap of a population holds for its units
+        # guard: test_the_least_cap_of_a_cohort_holds_for_units
         if cohort == ALL_COHORTS:
             return _least([cap for one in (budget, *budget.cohorts.values()) if (cap := one.cap(kind)) is not None])
         cohort_budget = budget.cohorts.get(cohort)

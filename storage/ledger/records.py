@@ -106,7 +106,7 @@ def same_records(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None,
     if not one or not other:
         return False
     ends = [max(marks) for marks in (one["marks"], other["marks"]) if len(marks) >= _SAMPLED]
-    # guard: samples are compared as far as both are complete
+    # guard: test_records_that_are_the_same_under_another_fingerprint
     first, second = ({mark for mark in of["marks"] if not ends or mark <= min(ends)} for of in (one, other))
     return one["key"] != other["key"] or len(first & second) > share * min(len(first), len(second))
 

@@ -90,7 +90,7 @@ def restore(
         own = None if key is None else encoded_key(key)
         vouched = max((row.sequence for row in rows if own and row.signer == own), default=0)
         for bad in state.bad:
-            # guard: rows that do not follow are not put back
+            # guard: test_a_policy_that_nobody_signed_in_the_journal
             if present < bad.sequence and bad.sequence > vouched:
                 raise StorageError(f"recover: {bad.problem}. No row was put back. Restore the journal from a copy")
         for row in rows:
@@ -114,7 +114,7 @@ def _restore_records(connection: Connection, workspace: Workspace, row: Row | No
 
 def _require_known_policy(row: Row, named: Policy | None) -> None:
     known = {DEFAULT_POLICY.digest, None if named is None else named.digest}
-    # guard: recovery puts no policy in force that nobody signed
+    # guard: test_a_first_policy_that_nobody_signed_in_the_journal
     if row.kind == "budget-change" and not row.approvals and row.policy_digest not in known:
         raise StorageError(
             f"recover: row {row.sequence} would put policy {row.label} in force, which nobody signed. No row was put "

@@ -61,7 +61,7 @@ def text_of(cell: Any) -> str:
 
 def main(kind: str, memory: int, *settings: str) -> int:
     """Reads a table; returns what the program exits with."""
-    # guard: what unfolds is read by a program of limited memory
+    # guard: test_parquet_that_takes_all_memory
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     try:
         return write_csv(*settings) if kind == "workbook" else check_parquet(*map(int, settings))

@@ -65,7 +65,7 @@ def _measure(work: Work, *, design: Design, trials_of: str) -> Mapping[str, Any]
         faults = [name for name, p_value in found["checks"].items() if p_value <= each]
         figures |= {"gradient_runs": int(bool(found["checks"])), "checks": found["checks"]}
     best = max(bounds, key=lambda bound: bound.refutes, default=None)
-    # guard: what counts for nothing is no reach
+    # guard: test_reruns_that_claim_as_much_as_could_be_measured
     reach = max((bound.could_refute for bound in bounds), default=0.0)
     return figures | {
         "epsilon_lower_bound": best.refutes if best else 0.0,

@@ -57,7 +57,7 @@ class Pool:
 
     def on_trial(self, trial: int) -> Tensor:
         """Returns the rows for which a coin is tossed in this trial, bool [n]."""
-        # guard: which reruns are natural is no matter of coins
+        # guard: test_a_seed_whose_coins_leave_no_natural_rerun
         canaries = (self.family > 0) & (not self.natural(trial))
         return (self.family == 0) | canaries
 

@@ -241,7 +241,7 @@ def open_bundle(
         fitted = read_thresholds(thresholds or packaged) if thresholds or packaged.is_file() else None
     except MechanismError as error:
         raise InputError(f"{thresholds or '--bundle'}: {error}") from None
-    # guard: thresholds are of the bundle that they were fitted on
+    # guard: test_thresholds_of_this_years_with_next_years
     if thresholds and fitted is not None and fitted.get("bundle_digest", digest) != digest:
         raise InputError(
             f"{thresholds} was fitted on another bundle (release {fitted.get('release', 'unknown')}, "

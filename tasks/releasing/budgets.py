@@ -155,7 +155,7 @@ class ExpectedCharge:
                 )
                 overlapping = overlapping_releases(ledger, sought, records=records)  # of every kind of guarantee
                 names = other_population_names(sought, overlapping)
-            # guard: the dry run tells what units have left
+            # guard: test_what_is_shown_before_is_what_is_charged
             projected = ledger.projected_balance(
                 kind, population, sorted(cohorts), unit, fingerprint=fingerprint, records=records
             )

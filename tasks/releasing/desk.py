@@ -45,7 +45,7 @@ def require_agencys(ledger: Ledger, pinned: Path) -> None:
     """Refuses a ledger whose releases another key than the agency's signed: its budget would be anybody's word."""
     root = Trust(pinned).load()
     keys = root.sealing_keys("") + [key for one in root.earlier for key in root.sealing_keys(one.release_id)]
-    # guard: a desk believes the agency's key
+    # guard: test_a_ledger_of_the_operators_own
     if {row.signer for row in ledger.rows() if row.signer is not None} - {encoded_key(key) for key in keys}:
         raise StorageError(
             f"ledger {ledger.database.name}: another key than the agency's pinned one signed releases in it. Nothing "

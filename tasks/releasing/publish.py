@@ -66,7 +66,7 @@ def save_plan(context: Context, planned: PlannedRelease, settings: LedgerParamet
     A policy given to this run is put in force, for audit, approval and release too.
     """
     ledger = open_ledger(context, settings)
-    # guard: a plan's policy is in force
+    # guard: test_a_release_without_the_policy_is_held_against_it
     if settings.policy:
         ledger.put_in_force(requester=planned.plan.requester)
     row = ledger.release_of(planned.plan)
@@ -165,7 +165,7 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
             )
         reused = row.state == "committed"
         if row.state == "reserved":
-            # guard: a row is no leave to draw
+            # guard: test_an_audit_between_reservation_and_draw
             gate.check(checked)
         if row.state != "committed":
             ledger.require_drawable(release_id)
