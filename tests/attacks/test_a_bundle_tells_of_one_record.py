@@ -33,8 +33,8 @@ DECLARES = (
 )
 """Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
 
-PAID = {"2_Dense/model.safetensors", "golden.jsonl", "thresholds.json", "bom.cdx.json"}
-"""Weights, and what is computed from them alone: answers, thresholds on generated narratives, digests."""
+PAID = {"2_Dense/model.safetensors", "golden.jsonl", "thresholds.json", "bom.cdx.json", "README.md"}
+"""Weights, and what is computed from them alone: answers, thresholds, which the card repeats, and digests."""
 
 Built = tuple[Context, PlannedRelease, Tensor]
 
