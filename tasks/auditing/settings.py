@@ -69,23 +69,6 @@ def choose_branches(names: str, parameters: RetrainParameters, branches: Mapping
     return choose(",".join(chosen), parameters, branches)
 
 
-<<<<<<< HEAD
-=======
-def check(parameters: RetrainParameters, settings: AuditParameters) -> None:
-    """Refuses numbers of trials or canaries that are too few for any result, and trials of records but narratives."""
-    if 0 < settings.trials < FEWEST_TRIALS:
-        raise InputError(
-            f"--trials: {settings.trials} are too few for a result. Give at least {FEWEST_TRIALS}, or 0 for none."
-        )
-    # guard: test_few_gradient_canaries
-    if 0 < settings.gradient_canaries < FEWEST_GRADIENT_CANARIES:
-        raise InputError(
-            f"--gradient-canaries: {settings.gradient_canaries} are too few for a result. Give at least "
-            f"{FEWEST_GRADIENT_CANARIES}, or 0 for none."
-        )
-
-
->>>>>>> 851c9742 (Guards: names follow in the list of mutations; two of code that is gone go)
 def trial_draws_of(name: str, mechanism: Mechanism, settings: AuditParameters) -> int:
     """Returns the draws of each rerun of a settled mechanism, at most as many as the mechanism itself takes.
 
@@ -99,7 +82,7 @@ def trial_draws_of(name: str, mechanism: Mechanism, settings: AuditParameters) -
     if config is None:
         return settings.trial_draws
     limit = min(config.risk_draws, config.sensitivity_draws)
-    # guard: test_reruns_with_more_draws_than_the_candidate
+    # guard: reruns have no more draws than the candidate
     if settings.trial_draws > max(limit, USUAL_DRAWS):
         raise InputError(
             f"--trial-draws: {settings.trial_draws} are more than the {limit} draws of {name}, so that reruns would "
