@@ -82,7 +82,7 @@ def trial_draws_of(name: str, mechanism: Mechanism, settings: AuditParameters) -
     if config is None:
         return settings.trial_draws
     limit = min(config.risk_draws, config.sensitivity_draws)
-    # guard: reruns have no more draws than the candidate
+    # guard: test_reruns_with_more_draws_than_the_candidate
     if settings.trial_draws > max(limit, USUAL_DRAWS):
         raise InputError(
             f"--trial-draws: {settings.trial_draws} are more than the {limit} draws of {name}, so that reruns would "
