@@ -10,7 +10,7 @@ export DO_NOT_TRACK := 1
 # Python keeps what it compiled: without that every command compiles its libraries anew, up to seven seconds of it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo stack screenshots docs test test-servers test-containers test-long attacks gpu wheel check format lock clean setup
+.PHONY: help demo stack screenshots docs test test-servers test-containers test-clients test-long attacks gpu wheel check format lock clean setup
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
 
@@ -40,13 +40,16 @@ docs: $(STAMP)  ## the documentation as a site in site/, to be read from the dis
 PYTEST = $(BIN)/pytest -n "$(or $(TEST_WORKERS),2)" --no-loadscope-reorder
 
 test: $(STAMP)  ## the tests, two files at a time; TEST_WORKERS=0 for one
-	$(PYTEST) -m "not servers and not postgres and not long and not containers" $(PYTEST_ARGS)
+	$(PYTEST) -m "not servers and not postgres and not long and not containers and not clients" $(PYTEST_ARGS)
 
 test-servers: $(STAMP)  ## the tests with servers, kills and full disks: PostgreSQL, Prefect, the service, all that `make stack` starts
 	$(PYTEST) -m "(servers or postgres) and not long" $(PYTEST_ARGS)
 
 test-containers: $(STAMP)  ## docker-compose.yml in a real engine; wants root and Debian's packages (scripts/containers.sh)
 	$(BIN)/pytest -m containers $(PYTEST_ARGS)
+
+test-clients: $(STAMP)  ## the golden answers in the oldest and newest libraries a bundle is promised for; wants their wheels: nightly
+	$(BIN)/pytest -m clients $(PYTEST_ARGS)
 
 test-long: $(STAMP)  ## random kills, long races, searches: nightly
 	$(PYTEST) -m long $(PYTEST_ARGS)

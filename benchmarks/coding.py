@@ -1,13 +1,13 @@
-"""`autocoder code` against transformers' pipeline, on the same narratives and the same released encoder.
+"""`autocoder code` beside onnxruntime, sentence-transformers and transformers' pipeline, on the same narratives and the
+same released encoder, in float32 and in eight bits, on one core and on two.
 
     python benchmarks/coding.py --bundle bundles/3f2a9c41d07b65e8 --narratives osha.csv
 
-The pipeline is the feature-extraction one for a mean-pooled bundle (whose head is a matrix product, left out in its
-favour) and the text-classification one for a standard head: with its defaults, which take one narrative at a time, and
-with batch 32, in float32 and, where the processor has instructions for it, in bfloat16; the faster one counts. Ours is
-the whole job of `autocoder code`: the file read twice, coded in length-sorted batches of a token budget side by side,
-near ties once more in float32, answers saved for a resume, the output written. No narrative is spared because it
-occurred before. All take the same narratives in turn, a few hundred at a time; a ratio is the median over the rounds.
+Ours is the whole job of `autocoder code`: the file read twice, coded in batches sorted by length, near ties of eight
+bits once more in float32, answers saved for a resume, the output written. onnxruntime takes the graph as the card's
+program does, 32 narratives at a time as they come. sentence-transformers and the pipeline give the encoder's features
+alone (head and words, small products, are left out in their favour), with their defaults and in batches of 32. All take
+the same narratives in turn; a ratio is the median over the rounds. A process of its own runs each number of cores.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from __future__ import annotations
 import argparse
 import csv
 import itertools
+import json
+import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,17 +26,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import encoding
+import numpy as np
 import torch
 import workload
 
-from mechanisms.model import encoders, export
-from mechanisms.model.classifier import MeanPooled, mean_pool
-from mechanisms.model.config import Precision
-from mechanisms.model.inputs import token_budget_batches
-from mechanisms.model.precision import fastest
-from mechanisms.model.rounded import RoundedModel
-from mechanisms.model.threads import using
+from mechanisms.model import export
+from mechanisms.model.scorer import INT8, Graph, margin_errors, softmax
 from storage.tables.narratives import Narratives
 from storage.tables.reader import survey
 from tasks.coding.bundles import Bundles
@@ -41,131 +40,117 @@ from tasks.coding.columns import AnswerColumns
 from tasks.coding.job import CodingJob, run
 
 _CPU = torch.device("cpu")
+_BATCH = 32
 
 
 def main() -> None:
     """Measures and prints one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bundle", type=Path, required=True, help="a released bundle")
+    parser.add_argument("--bundle", type=Path, required=True, help="a released bundle with graphs")
     parser.add_argument("--narratives", type=Path, required=True, help="CSV")
     parser.add_argument("--column", default="Final Narrative")
     parser.add_argument("--records", type=int, default=5000, help="narratives for the agreement (default: 5000)")
     parser.add_argument("--rounds", type=int, default=5, help="of the timing, each with other narratives (default: 5)")
     parser.add_argument("--chunk", type=int, default=1000, help="narratives a round (default: 1000)")
-    parser.add_argument("--every", type=int, default=1, help="pipelines take one narrative in so many (default: 1)")
+    parser.add_argument("--cores", type=int, nargs="*", default=(1, 2), help="each in a process of its own")
     parser.add_argument("--skip", nargs="*", default=(), choices=("agreement", "streaming"))
     parser.add_argument("--json", type=Path, help="also write the result to this file")
+    parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     with options.narratives.open(newline="", encoding="utf-8", errors="replace") as file:
         rows = itertools.islice(csv.DictReader(file), options.records)
         texts = [row[options.column] for row in rows if row[options.column].strip()]
-    coder = open_bundle(options.bundle, precision="auto")
-    limit = {"truncation": True, "max_length": coder.model.max_length}
+    if options.measure:
+        print(json.dumps(_speeds(options.bundle, texts, options.rounds, options.chunk)))
+        return
+    cores = {}
+    for number in options.cores:
+        command = [sys.executable, __file__, *sys.argv[1:], "--measure", str(number)]
+        affinity = set(sorted(os.sched_getaffinity(0))[:number])
+        environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(number))
+        done = subprocess.run(
+            command,
+            env=environment,
+            check=True,
+            capture_output=True,
+            text=True,
+            preexec_fn=partial(os.sched_setaffinity, 0, affinity),
+        )
+        cores[number] = json.loads(done.stdout.splitlines()[-1])
+    agreement = {} if "agreement" in options.skip else {"agreement": _agreement(options.bundle, texts)}
+    streaming = {} if "streaming" in options.skip else {"reading_a_million_rows": _streaming()}
+    result = {"benchmark": "coding", "records_a_round": options.chunk, "cores": cores} | agreement | streaming
+    workload.report(result, options.json)
 
-    def piped(pipe: Any, **batching: Any) -> Callable[[list[str]], None]:
-        def run(some: list[str]) -> None:
-            for _ in pipe(some, **limit, **batching):
-                pass
 
-        return run
-
-    contestants: dict[str, Callable[[list[str]], None]] = {"ours": lambda some: _ours(coder, some)}
-    has_bfloat16 = fastest() == "bfloat16"  # elsewhere it is emulated, ten times as slow, and nobody is offered it
-    precisions: tuple[Precision, ...] = ("float32", "bfloat16") if has_bfloat16 else ("float32",)
-    for precision in precisions:
-        pipe = _pipeline(options.bundle, precision)
-        contestants |= {f"default {precision}": piped(pipe), f"batch_32 {precision}": piped(pipe, batch_size=32)}
+def _speeds(bundle: Path, texts: list[str], rounds: int, chunk: int) -> dict[str, Any]:
+    contestants = _contestants(bundle)
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for work in contestants.values():
-        work(texts[:32])
-    for round_ in range(options.rounds):
-        some = [texts[(round_ * options.chunk + at) % len(texts)] for at in range(options.chunk)]
+        work(texts[:_BATCH])
+    for turn in range(rounds):
+        some = [texts[(turn * chunk + place) % len(texts)] for place in range(chunk)]
         for name, work in contestants.items():
-            own = some if name == "ours" else some[:: options.every]
-            times[name].append(workload.seconds(partial(work, own), _CPU) / len(own))
-    default, batched = (
-        min(workload.ratio(took, times["ours"]) for name, took in times.items() if name.startswith(kind))
-        for kind in ("default", "batch_32")
-    )
-    with using(1):
-        peaks = {kind: encoding.peak(kind) for kind in precisions}
-    wanted = (8, 4) if coder.model.precision == "bfloat16" else (3, 1.5)
-    agrees = has_bfloat16 and "agreement" not in options.skip
-    agreement = {"agreement": _agreement(options.bundle, texts)} if agrees else {}
-    workload.report(
-        {
-            "benchmark": "coding",
-            "device": "cpu",
-            "precision": coder.model.precision,
-            "records_a_round": options.chunk,
-            "narratives_a_second": {name: [round(1 / took) for took in rounds] for name, rounds in times.items()},
-            "against_default": default,
-            "against_default_target": f">= {wanted[0]}",
-            "against_batch_32": batched,
-            "against_batch_32_target": f">= {wanted[1]}",
-            "met": default >= wanted[0] and batched >= wanted[1],
-            "gflops_of_a_thread": {kind: round(peak) for kind, peak in peaks.items()},
-        }
-        | agreement
-        | ({} if "streaming" in options.skip else {"reading_a_million_rows": _streaming()}),
-        options.json,
-    )
-
-
-def _agreement(bundle: Path, texts: list[str]) -> dict[str, Any]:
-    """bfloat16 against float32: the same best code, how near a tie the others were, probabilities, features."""
-    model = open_bundle(bundle, precision="bfloat16").model
-    exact, rounded, coded = model.logits_in("float32", texts), model.logits_in("bfloat16", texts), model.logits(texts)
-    first, second = exact.topk(2, dim=-1).values.unbind(-1)
-
-    def against(scores: torch.Tensor) -> dict[str, Any]:
-        differs = exact.argmax(-1) != scores.argmax(-1)
-        margin = (first - second)[differs]
-        return {
-            "same_code": round(1 - float(differs.float().mean()), 5),
-            "widest_margin_of_the_others_in_logits": round(float(margin.max()) if len(margin) else 0.0, 5),
-        }
-
-    far = (exact.softmax(-1) - coded.softmax(-1)).abs().amax(-1)
+            times[name].append(workload.seconds(partial(work, some), _CPU) / len(some))
     return {
-        "records": len(texts),
-        "without_the_second_look": against(rounded),
-        "as_coded": against(coded),
-        "same_code_target": ">= 0.998, the others near ties",
-        "looked_at_again": round(float((coded != rounded).any(-1).float().mean()), 5),
-        "largest_error_of_a_margin_in_logits": round(float(export.margin_errors(model, texts).max()), 5),
-        "difference_of_a_probability": {"median": float(far.median()), "largest": round(float(far.max()), 5)},
-        "smallest_cosine_of_features": _cosine(model, texts),
+        "narratives_a_second": {name: [round(1 / took) for took in each] for name, each in times.items()},
+        "against": {
+            ours: {other: workload.ratio(times[other], times[ours]) for other in times if not other.startswith("ours")}
+            for ours in times
+            if ours.startswith("ours")
+        },
     }
 
 
-def _cosine(model: export.Released, texts: list[str]) -> float | None:
-    """Returns the smallest cosine of the rounded encoder's features and float32's; None unless the head is linear."""
-    if not isinstance(model.model, MeanPooled) or (rounded := RoundedModel.of(model.model)) is None:
-        return None
-    tokens = encoders.token_inputs(model.tokenizer, texts, max_length=model.max_length)
-    smallest = 1.0
-    with torch.inference_mode():
-        for index in token_budget_batches(tokens, budget=1024):
-            batch = tokens.batch(index, _CPU)
-            exact, ours = mean_pool(model.model.encoder, **batch), rounded.features(batch)
-            smallest = min(smallest, float(torch.cosine_similarity(exact, ours).min()))
-    return round(smallest, 6)
-
-
-def _pipeline(bundle: Path, precision: str) -> Any:
+def _contestants(bundle: Path) -> dict[str, Callable[[list[str]], None]]:
+    from sentence_transformers import SentenceTransformer
     from transformers import pipeline
 
-    pooled = (bundle / "modules.json").is_file()
-    below = bundle / export.ENCODER
-    source = below if below.is_dir() else bundle
-    task: Any = "feature-extraction" if pooled else "text-classification"
-    made: Any = pipeline(task, model=str(source), device="cpu", dtype=precision)
-    if not pooled:
-        return made
-    return lambda texts, *, batch_size=1, **limit: made(
-        texts, batch_size=batch_size, tokenize_kwargs=limit, return_tensors=True
-    )
+    encoder = str(bundle / export.ENCODER)
+    pipe: Any = pipeline("feature-extraction", model=encoder, device="cpu", dtype="float32")
+    sentences = SentenceTransformer(encoder, device="cpu", model_kwargs={"dtype": "float32"})
+    longest = sentences.max_seq_length
+
+    def piped(some: list[str], **batching: Any) -> None:
+        for _ in pipe(
+            some, tokenize_kwargs={"truncation": True, "max_length": longest}, return_tensors=True, **batching
+        ):
+            pass
+
+    def graph(loaded: Graph, some: list[str]) -> None:
+        for start in range(0, len(some), _BATCH):
+            loaded.session.run(["codes"], {"texts": some[start : start + _BATCH]})
+
+    each: dict[str, Callable[[list[str]], None]] = {}
+    for precision in ("float32", "int8") if (bundle / INT8).is_file() else ("float32",):
+        each[f"ours {precision}"] = partial(_ours, open_bundle(bundle, precision=precision))
+        each[f"onnxruntime {precision}"] = partial(graph, Graph.load(bundle, int8=precision == "int8"))
+    each["sentence-transformers"] = lambda some: void(sentences.encode(some, batch_size=_BATCH))
+    each["pipeline, defaults"] = piped
+    each["pipeline, batches"] = partial(piped, batch_size=_BATCH)
+    return each
+
+
+def void(_: Any) -> None:
+    """Drops a result."""
+
+
+def _agreement(bundle: Path, texts: list[str]) -> dict[str, Any]:
+    """Eight bits against float32: the same best code, as they are and as coded, and how far scores move."""
+    if not (bundle / INT8).is_file():
+        return {}
+    quick: Any = open_bundle(bundle, precision="int8").model
+    exact, rounded, coded = quick.exact.logits(texts), quick.rounded(texts), quick.logits(texts)
+    far = np.abs(softmax(exact) - softmax(rounded)).max(axis=1)
+    return {
+        "records": len(texts),
+        "same_code_as_they_are": round(float((exact.argmax(1) == rounded.argmax(1)).mean()), 5),
+        "same_code_as_coded": round(float((exact.argmax(1) == coded.argmax(1)).mean()), 5),
+        "looked_at_again": round(float((coded != rounded).any(axis=1).mean()), 5),
+        "near_tie_in_logits": quick.near_tie,
+        "largest_error_of_a_margin_in_logits": round(float(margin_errors(rounded, exact).max()), 5),
+        "difference_of_a_probability": {"median": float(np.median(far)), "largest": round(float(far.max()), 5)},
+    }
 
 
 def _ours(coder: Coder, texts: list[str]) -> None:
@@ -185,14 +170,11 @@ def _streaming() -> dict[str, float]:
     """Memory and time of everything but the model over a million rows: survey, pieces, parts, merge."""
     import resource
 
-    from mechanisms.model.export import Released
+    class Nothing(Graph):
+        def logits(self, texts: Any) -> Any:
+            return np.zeros((len(texts), 2), np.float32)
 
-    class Nothing(Released):
-        def logits(self, texts: Any) -> torch.Tensor:
-            return torch.zeros(len(texts), 2)
-
-    model = Nothing(torch.nn.Identity(), None, ("1", "2"), 128)
-    coder = Coder("none", "none", "none", "none", model, {}, None, None)
+    coder = Coder("none", "none", "none", "none", Path(), Nothing(None, ("1", "2")), {}, None, None)
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "in.csv"
         with source.open("w", newline="", encoding="utf-8") as file:

@@ -13,13 +13,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-import torch
-from torch import Tensor
+import numpy as np
+
+from mechanisms.model.scorer import Scores
 
 T = TypeVar("T")
 _MOST_SINGLE = 8
 """Explanations that wait at a time."""
-Scores = Callable[[Sequence[str]], Tensor]
+Scoring = Callable[[Sequence[str]], Scores]
 """Texts to scores, float32 [n, codes]."""
 
 
@@ -30,13 +31,13 @@ class Overloaded(Exception):
 @dataclass
 class _Waiting:
     text: str
-    answer: asyncio.Future[Tensor]
+    answer: asyncio.Future[Scores]
 
 
 class Batcher:
     """Runs one model on one thread, from one queue."""
 
-    def __init__(self, scores: Scores, *, most: int = 16, most_characters: int = 8000, waiting: int = 512) -> None:
+    def __init__(self, scores: Scoring, *, most: int = 16, most_characters: int = 8000, waiting: int = 512) -> None:
         self._scores = scores
         self._most, self._most_characters, self._waiting = most, most_characters, waiting
         self._queue: asyncio.Queue[_Waiting] = asyncio.Queue()
@@ -58,7 +59,7 @@ class Batcher:
             self._queue.get_nowait().answer.cancel()
         self._pool.shutdown()
 
-    async def scores(self, texts: Sequence[str]) -> Tensor:
+    async def scores(self, texts: Sequence[str]) -> Scores:
         """Returns scores of texts, float32 [n, codes], in their order.
 
         Raises:
@@ -73,7 +74,7 @@ class Batcher:
         for item in items:
             self._queue.put_nowait(item)
         try:
-            return torch.stack(await asyncio.gather(*(item.answer for item in items)))
+            return np.stack(await asyncio.gather(*(item.answer for item in items)))
         finally:
             for item in items:  # the rest of an abandoned request is not coded
                 item.answer.cancel()

@@ -15,8 +15,8 @@ from pathlib import Path
 import pyarrow as pa
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
-from torch import Tensor
 
+from mechanisms.model.scorer import Scores
 from service.batching import Batcher, Overloaded
 from storage.errors import InputError
 from storage.tables.narratives import Narratives
@@ -97,7 +97,7 @@ async def lines(
         yield csv_lines([row + answer + origin for row, answer in zip(rows, answers, strict=True)])
 
 
-async def _scores(batcher: Batcher, texts: Sequence[str]) -> Tensor:
+async def _scores(batcher: Batcher, texts: Sequence[str]) -> Scores:
     while True:
         try:
             return await batcher.scores(texts)

@@ -30,13 +30,18 @@ class Workspace:
         return self.bundles / ".roots.json"
 
     @property
+    def ledger(self) -> Path:
+        """Returns the file of the default ledger."""
+        return self.home / "ledger.db"
+
+    @property
     def ledger_url(self) -> str:
         """Returns the default ledger: a SQLite file next to the folders, apart from Prefect's database.
 
         Raises:
             InputError: no URL can name it.
         """
-        file = (self.home / "ledger.db").resolve()
+        file = self.ledger.resolve()
         if "?" in str(file):  # a URL ends its file there: two workspaces would share another one
             raise InputError(f"--home {self.home}: a workspace's path cannot have a question mark. Name another folder")
         return f"sqlite:///{file}"

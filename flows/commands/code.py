@@ -132,9 +132,7 @@ def code(
     with private_errors("code"), ExitStack() as opened:
         from storage.tables.narratives import Narratives
         from tasks.coding.bundles import Bundles
-        from tasks.coding.coded_summary import write_summary
         from tasks.coding.coder import describe_release, open_bundle
-        from tasks.coding.job import run
 
         if engine and files.data is not None:
             from tasks.running.engine import check
@@ -146,7 +144,7 @@ def code(
         folders = {prefix: opened.enter_context(one.opened()) for prefix, one in each.items()}
         records = Narratives(tuple(columns), template)
         table = None if files.data is None else _survey(files.data, files, records, tuple(each))
-        # a trial of bfloat16 on the golden texts takes longer than a few narratives
+        # a trial of eight bits on the golden texts takes longer than a few narratives
         # the limits of sets were found in float32, and bundles that share an encoder share its float32 pass
         exact = table is None or review.coverage is not None or len(each) > 1
         coders: dict[str, Coder] = {}
@@ -171,6 +169,9 @@ def code(
         if table is None or files.out is None:
             _say_answers(narratives or (), bundles, thresholds, top_k, as_json=as_json)
             return
+        from tasks.coding.coded_summary import write_summary
+        from tasks.coding.job import run
+
         job = _job(bundles, table, files.out, files, records, top_k, thresholds)
         with ConsoleListener() as console:
             console.started("code")

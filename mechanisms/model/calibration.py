@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
-from mechanisms.model.config import TARGETS
+from mechanisms.model.config import SCHEMA, TARGETS
 
-SCHEMA = 1
 CONFIDENCE = 0.95
 """That the accuracy above a threshold reaches its target, on records like those it was fitted on."""
 

@@ -12,6 +12,8 @@ from mechanisms.errors import MechanismError
 from mechanisms.model import packaged
 
 TARGETS = (0.80, 0.90, 0.95)
+SCHEMA = 1
+"""Of a thresholds file."""
 """Accuracies among automatically coded records for which a threshold is looked for."""
 NO_ENCODER = "none"
 """What a model has in an encoder's place if its records are features already."""

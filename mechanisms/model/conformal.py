@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from numpy.typing import ArrayLike, NDArray
+
+from mechanisms.model.scorer import softmax
 
 COVERAGES = (0.8, 0.85, 0.9, 0.95, 0.98, 0.99)
 _ROUNDING = 1 - 1e-5
@@ -36,8 +36,8 @@ def limit(right: NDArray[np.float64], coverage: float) -> float:
 
 
 def sets_for(
-    logits: Tensor,
-    labels: Tensor,
+    logits: ArrayLike,
+    labels: ArrayLike,
     codes: Sequence[str],
     *,
     temperature: float,
@@ -51,12 +51,11 @@ def sets_for(
         chosen: bool [n], the records that fitted the temperature. They choose the codes with limits of their own and
             enter no limit, so that both are fixed before the other records are read.
     """
-    labels = labels.cpu()
-    probabilities = (logits.detach().double().cpu() / temperature).softmax(-1)
-    known = labels >= 0
-    right = torch.where(known, probabilities.gather(1, labels.clamp(min=0)[:, None])[:, 0], 0.0).numpy()
-    label, used = labels.numpy(), ~chosen
-    earlier = np.bincount(label[chosen & known.numpy()], minlength=len(codes))
+    label, used = np.asarray(labels), ~chosen
+    probabilities = softmax(np.asarray(logits, np.float64) / temperature)
+    known = label >= 0
+    right = np.where(known, np.take_along_axis(probabilities, label.clip(0)[:, None], 1)[:, 0], 0.0)
+    earlier = np.bincount(label[chosen & known], minlength=len(codes))
     entries = []
     for coverage in COVERAGES:
         frequent = np.flatnonzero(earlier >= max(_FEWEST_OF_CODE, math.ceil(1 / (1 - coverage) - 1e-9)))
@@ -105,17 +104,16 @@ class Sets:
             raise ValueError("a coverage or a limit is outside 0 to 1")
         return sets
 
-    def members(self, scores: Tensor, codes: Sequence[str]) -> list[list[int]]:
+    def members(self, scores: NDArray[Any], codes: Sequence[str]) -> list[list[int]]:
         """Returns the indices of the codes in each set, the most probable first, for scores [n, codes].
 
         The most probable code is always in its set, which covers no less for it.
         """
-        limits = torch.tensor([self.codes.get(code, self.limit) for code in codes], dtype=torch.float64)
-        scores = scores.double()
-        inside = scores >= limits
-        inside.scatter_(1, scores.argmax(-1, keepdim=True), True)
-        order = scores.sort(stable=True, dim=-1, descending=True).indices
-        return [row[keep].tolist() for row, keep in zip(order, inside.gather(1, order), strict=True)]
+        scores = scores.astype(np.float64)
+        inside = scores >= np.array([self.codes.get(code, self.limit) for code in codes])
+        order = np.argsort(-scores, axis=1, kind="stable")
+        np.put_along_axis(inside, order[:, :1], True, 1)
+        return [row[keep].tolist() for row, keep in zip(order, np.take_along_axis(inside, order, 1), strict=True)]
 
     @property
     def statement(self) -> str:

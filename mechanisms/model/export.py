@@ -3,20 +3,17 @@
 Standard heads become a transformers folder (`pipeline("text-classification", folder)`); a mean-pooled head becomes the
 sentence-transformers module layout (transformer, pooling, dense), whose `encode` gives the logits. Labels are codes.
 
-A head that reads words next to the encoder becomes transformer and pooling too, with `lexicon.json` and a dense layer
-on both blocks; the bundle's card reads it by published libraries.
+A head that reads words next to the encoder has `lexicon.json` and a dense layer on both blocks, and no `modules.json`:
+sentence-transformers would give the encoder's features for scores. `onnx_graph` writes it whole.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -27,16 +24,14 @@ from mechanisms.model import encoder_files, encoders
 from mechanisms.model.classifier import Classifier, MeanPooled
 from mechanisms.model.config import Precision
 from mechanisms.model.inputs import token_budget_batches
-from mechanisms.model.lexicon import MOST_CHARACTERS, Lexicon
+from mechanisms.model.lexicon import Lexicon
 from mechanisms.model.precision import computing
-from mechanisms.model.rounded import RoundedModel
+from mechanisms.model.scorer import LABELS, MOST_CHARACTERS, codes_of
 from mechanisms.model.threads import forward_passes, forward_tokens
 
 ENCODER = "0_Transformer"
 """Folder of a mean-pooled model's encoder. Not the bundle itself: where it lies beside names of codes, transformers
 makes up a head for it and answers with those names."""
-LABELS = "labels.json"
-"""Codes in the order of the scores, where no configuration of transformers names them."""
 DENSE = "2_Dense"
 
 Shapes = dict[str, tuple[int, ...]]
@@ -98,48 +93,30 @@ def _set(path: Path, **values: Any) -> None:
 
 
 def _save_modules(model: MeanPooled, tokenizer: Any, folder: Path, *, codes: Sequence[str]) -> None:
-    """Writes the layout of sentence-transformers, file for file what the library itself writes.
+    """Writes the oldest layout of sentence-transformers, which every version reads.
 
-    Its imports take a second of every release, and it loads the encoder once more to save it.
+    The library's imports take a second of every release, and it loads the encoder once more to save it.
     """
     within = folder / ENCODER
     cast(Any, model.encoder).save_pretrained(within)
     if "use_cache" in json.loads((within / "config.json").read_text()):
         _set(within / "config.json", use_cache=False)  # of decoders: the library switches it off
     tokenizer.save_pretrained(within)
-    _write_settings(within / "sentence_bert_config.json", _TOKENS)
-    (folder / "1_Pooling").mkdir(exist_ok=True)
-    pooling = {"embedding_dimension": encoders.width(model), "pooling_mode": "mean", "include_prompt": True}
-    _write_settings(folder / "1_Pooling" / "config.json", pooling)
-    modules = ["Transformer", "Pooling"]
     _save_dense(model.head, folder / DENSE)
-    if model.lexicon is None:
-        modules.append("Dense")
-    else:
+    _write(folder / LABELS, {"codes": list(codes)})
+    if model.lexicon is not None:
         model.lexicon.save(folder)
+        return
+    _write(within / "sentence_bert_config.json", {"max_seq_length": tokenizer.model_max_length, "do_lower_case": False})
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    pooling = {"word_embedding_dimension": encoders.width(model), "pooling_mode_mean_tokens": True}
+    others = dict.fromkeys(("pooling_mode_cls_token", "pooling_mode_max_tokens"), False)
+    _write(folder / "1_Pooling" / "config.json", pooling | others)
     listed = [
-        {"idx": at, "name": str(at), "path": f"{at}_{name}", "type": f"sentence_transformers.models.{name}"}
-        for at, name in enumerate(modules)
+        {"idx": idx, "name": str(idx), "path": f"{idx}_{name}", "type": f"sentence_transformers.models.{name}"}
+        for idx, name in enumerate(("Transformer", "Pooling", "Dense"))
     ]
     (folder / "modules.json").write_text(json.dumps(listed, indent=2) + "\n")
-    versions = {name.replace("-", "_"): version(name) for name in ("sentence-transformers", "transformers")}
-    settings = {
-        "__version__": {"pytorch": str(torch.__version__), **versions},
-        "default_prompt_name": None,
-        "model_type": "SentenceTransformer",
-        "prompts": {"document": "", "query": ""},
-        "similarity_fn_name": "cosine",
-    }
-    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings, indent=2))
-    _write(folder / LABELS, {"codes": list(codes)})
-
-
-_TOKENS = {
-    "transformer_task": "feature-extraction",
-    "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
-    "module_output_name": "token_embeddings",
-}
-"""How sentence-transformers reads an encoder's states."""
 
 
 def _save_dense(head: nn.Linear, folder: Path) -> None:
@@ -149,17 +126,10 @@ def _save_dense(head: nn.Linear, folder: Path) -> None:
         "out_features": head.out_features,
         "bias": True,
         "activation_function": "torch.nn.modules.linear.Identity",
-        "module_input_name": "sentence_embedding",
-        "module_output_name": "sentence_embedding",
     }
-    _write_settings(folder / "config.json", settings)
+    _write(folder / "config.json", settings)
     weights = {f"linear.{name}": weight.detach().cpu().contiguous() for name, weight in head.state_dict().items()}
     save_file(weights, folder / "model.safetensors")
-
-
-def _write_settings(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes JSON as sentence-transformers does."""
-    path.write_text(json.dumps(content, indent=4), encoding="utf-8")
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
@@ -177,11 +147,6 @@ def _forget_origin(path: Path) -> None:
         path.write_text(json.dumps(remaining, indent=2, sort_keys=True) + "\n")
 
 
-NEAR_TIE = 0.05
-"""Of a logit: where the two best codes lie closer than this in bfloat16, rounding may have put either first. The least
-width of that band; a model whose logits are larger has a wider one (`Released.near_tie`)."""
-
-
 @dataclass(frozen=True)
 class Released:
     """A released folder, loaded: texts in, scores out."""
@@ -190,74 +155,35 @@ class Released:
     tokenizer: Any
     codes: tuple[str, ...]
     max_length: int
-    precision: Precision = "float32"
-    """Of the passes; the weights are float32."""
-    near_tie: float = NEAR_TIE
-    """Of a logit: texts whose two best codes lie closer than this in bfloat16 are scored again in float32."""
+    precision: Literal["float32"] = "float32"
+    near_tie: float = 0.0
 
     def logits(self, texts: Sequence[str]) -> Tensor:
         """Scores float32 [n, codes], in the texts' order; texts are cut at `max_length` tokens.
 
-        In bfloat16 the texts whose two best codes are a near tie are scored again in float32: rounding chooses no code
-        there. Of a text only the first 32,768 characters are looked at, many times what `max_length` tokens take of
-        prose: a text of any size costs no more than that.
+        Of a text only the first 32,768 characters are looked at, many times what `max_length` tokens take of prose: a
+        text of any size costs no more than that.
         """
-        out = self.logits_in(self.precision, texts)
-        if self.precision == "bfloat16":
-            near: list[int] = (lead_of(out)[0] < self.near_tie).nonzero()[:, 0].tolist()
-            if near:
-                out[near] = self.logits_in("float32", [texts[at] for at in near])
-        return out
-
-    def logits_in(self, precision: Precision, texts: Sequence[str]) -> Tensor:
-        """The same with every text in one precision."""
         tokens = encoders.token_inputs(
             self.tokenizer, [text[:MOST_CHARACTERS] for text in texts], max_length=self.max_length
         )
         out = torch.empty(len(texts), len(self.codes))
-        rounded = self._rounded if precision == "bfloat16" else None
         lexicon = self.model.lexicon if isinstance(self.model, MeanPooled) else None
         words = None if lexicon is None else lexicon.words(texts)
 
         def scores(index: Tensor) -> tuple[Tensor, Tensor]:
             block = {} if words is None else {"words": words[index]}
-            with torch.inference_mode():
-                batch = tokens.batch(index, _CPU)
-                if rounded is not None:
-                    return index, rounded.logits(batch, **block)
-                with computing(precision, _CPU):
-                    answer = self.model(**batch, **block)
+            with torch.inference_mode(), computing("float32", _CPU):
+                answer = self.model(**tokens.batch(index, _CPU), **block)
                 return index, (answer if isinstance(answer, Tensor) else answer.logits).float()
 
         with forward_passes(tokens, _CPU) as over:
-            for index, answer in over(scores, token_budget_batches(tokens, budget=forward_tokens(precision, _CPU))):
+            for index, answer in over(scores, token_budget_batches(tokens, budget=forward_tokens("float32", _CPU))):
                 out[index] = answer
         return out
 
-    @cached_property
-    def _rounded(self) -> RoundedModel | None:
-        return RoundedModel.of(self.model)
-
 
 _CPU = torch.device("cpu")
-
-
-def lead_of(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """By how much the best code leads the second, [n], and which two they are, [n, 2]; of one code: for ever."""
-    if scores.shape[1] < 2:
-        return scores.new_full((len(scores),), math.inf), scores.new_zeros((len(scores), 2), dtype=torch.int64)
-    best = scores.topk(2, dim=-1)
-    return best.values[:, 0] - best.values[:, 1], best.indices
-
-
-def margin_errors(released: Released, texts: Sequence[str]) -> Tensor:
-    """Returns how far bfloat16 moves the distance between the logits of the two codes that lead in it, float32 [n]."""
-    exact, rounded = released.logits_in("float32", texts), released.logits_in("bfloat16", texts)
-    lead, best = lead_of(rounded)
-    if not lead.isfinite().all():
-        return torch.zeros(len(texts))
-    chosen = exact.gather(1, best)
-    return (lead - (chosen[:, 0] - chosen[:, 1])).abs()
 
 
 def load(folder: Path) -> Released:
@@ -265,13 +191,13 @@ def load(folder: Path) -> Released:
     labels = folder / LABELS
     encoder_folder = folder / ENCODER if labels.is_file() else folder
     try:
-        codes = _codes(folder)
+        codes = codes_of(folder)
     except (OSError, ValueError, KeyError, TypeError):
         raise MechanismError(
             f"{folder} is not a released model: {LABELS} or config.json is missing, or lists no codes"
         ) from None
     tokenizer = encoder_files.load_tokenizer(str(encoder_folder))
-    if (folder / "modules.json").is_file():
+    if labels.is_file():
         encoder = encoders.load_frozen(str(encoder_folder))
         model: nn.Module = MeanPooled(encoder, encoders.width(encoder), len(codes), Lexicon.load(folder))
         dense = load_file(folder / DENSE / "model.safetensors")
@@ -283,12 +209,3 @@ def load(folder: Path) -> Released:
     model.eval()
     longest = int(tokenizer.model_max_length)
     return Released(model=model, tokenizer=tokenizer, codes=codes, max_length=longest)
-
-
-def _codes(folder: Path) -> tuple[str, ...]:
-    """Returns the codes in the order of the scores."""
-    labels = folder / LABELS
-    if not labels.is_file():
-        named = json.loads((folder / "config.json").read_text())["id2label"]
-        return tuple(named[str(i)] for i in range(len(named)))
-    return tuple(map(str, json.loads(labels.read_text(encoding="utf-8"))["codes"]))

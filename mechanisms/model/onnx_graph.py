@@ -1,11 +1,11 @@
-"""Writes a released folder's model as an ONNX graph whose weights are the folder's own safetensors files.
+"""Writes a released folder's model as ONNX graphs that take narratives and give codes, in onnxruntime alone.
 
     session = onnxruntime.InferenceSession("model.onnx")
-    scores = session.run(None, {"input_ids": …, "attention_mask": …, "words": …})
+    codes, scores = session.run(["codes", "scores"], {"texts": ["Fell from a ladder."]})
 
-`words` is the lexicon's block, where the model reads words. The graph holds no weight: each one is a place in
-`0_Transformer/model.safetensors` or `2_Dense/model.safetensors`, so that the file is small and follows from the model's
-configuration alone.
+Tokenizer, words and codes are inside (`text_graph`). `model.onnx` holds no weight: each is a place in a safetensors
+file of the same folder, so that it follows from the model's configuration alone. `model.int8.onnx` holds its own, and
+the encoder in eight bits.
 """
 
 from __future__ import annotations
@@ -17,110 +17,149 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
-from mechanisms.model import encoders
+from mechanisms.model import encoder_files
 from mechanisms.model.classifier import MeanPooled
+from mechanisms.model.config import ModelConfig
 from mechanisms.model.export import DENSE, ENCODER, Released
+from mechanisms.model.scorer import GRAPH
 
-FILE = "model.onnx"
-OPSET = 18
+OPSET, IR = 20, 9
+"""As onnxruntime 1.17 reads them."""
+_MOST_CODES = 5
+"""Codes that are given for a text, best first."""
 
 
-class _Scores(nn.Module):
-    """Gives a mean-pooled model positional inputs, as an exporter traces them."""
+class _Logits(nn.Module):
+    """Gives a model positional inputs, as an exporter traces them."""
 
-    def __init__(self, model: MeanPooled) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, words: Tensor | None = None) -> Tensor:
-        return self.model(input_ids, attention_mask, words)
+        if isinstance(self.model, MeanPooled):
+            return self.model(input_ids, attention_mask, words)
+        return self.model(input_ids=input_ids, attention_mask=attention_mask).logits
 
 
-def graph(released: Released, folder: Path) -> bytes:
-    """Returns the graph of a folder's model, the same bytes for the same configuration.
+def exists_for(model: ModelConfig) -> bool:
+    """Returns whether a model has a graph: its encoder reads BERT's word pieces, and no hashed words next to them."""
+    from mechanisms.model import text_graph
+
+    tokenizer = encoder_files.load_tokenizer(model.encoder).backend_tokenizer
+    return model.lexical != "hashed" and text_graph.reads(json.loads(tokenizer.to_str()))
+
+
+def graph(released: Released, folder: Path, *, int8: bool = False) -> bytes:
+    """Returns the graph of a folder's model, the same bytes for the same configuration, and with `int8` weights.
+
+    Args:
+        int8: the encoder's matrices in eight bits inside, in place of places in the folder's files. Seven of the bits
+            are used, so that processors without VNNI do not overflow; words and head stay as they are.
 
     Raises:
-        MechanismError: the model has several fields, a standard head or weights in bfloat16, or a weight of the graph
-            is in none of the folder's files.
+        MechanismError: the tokenizer is another than BERT's, or a weight of the graph is in none of the folder's files.
     """
     import onnx
+    from onnx import helper
+
+    from mechanisms.model import text_graph
+
+    g, out = text_graph.Nodes("text."), text_graph.Nodes("codes.")
+    lexicon = released.model.lexicon if isinstance(released.model, MeanPooled) else None
+    tokenizer = released.tokenizer.backend_tokenizer.to_str()
+    pad_id, longest = int(released.tokenizer.pad_token_id), released.max_length
+    made = text_graph.inputs(g, "texts", tokenizer, lexicon, max_length=longest, pad_id=pad_id)
+    begin = [helper.make_node("Identity", [own], [name]) for name, own in made.items()]
+    body = _traced(released, list(made), int8=int8).graph
+    weights, rounded = list(body.initializer), []
+    if not int8:
+        weights, rounded = _weights([value.name for value in body.input if value.name not in made], folder)
+    best = np.array([min(_MOST_CODES, len(released.codes))])
+    scores, places = out("TopK", out("Softmax", "logits", axis=-1), best, outputs=2)
+    named = out("Gather", list(released.codes), places)
+    end = [helper.make_node("Identity", [scores], ["scores"]), helper.make_node("Identity", [named], ["codes"])]
+    for node in body.node:
+        node.doc_string = ""
+    whole = helper.make_graph(
+        [*g.nodes, *begin, *rounded, *body.node, *out.nodes, *end],
+        "autocoder",
+        [helper.make_tensor_value_info("texts", onnx.TensorProto.STRING, ["records"])],
+        [
+            helper.make_tensor_value_info("codes", onnx.TensorProto.STRING, ["records", "best"]),
+            helper.make_tensor_value_info("scores", onnx.TensorProto.FLOAT, ["records", "best"]),
+            helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["records", "every"]),
+        ],
+        [*g.constants, *out.constants, *weights],
+    )
+    domains = {"": OPSET, "com.microsoft": 1, "ai.onnx.ml": 3}
+    opsets = [helper.make_opsetid(domain, number) for domain, number in domains.items()]
+    return helper.make_model(whole, opset_imports=opsets, ir_version=IR).SerializeToString(deterministic=True)
+
+
+def _traced(released: Released, names: Sequence[str], *, int8: bool) -> Any:
+    """Traces the passes from token ids to logits; unless in eight bits, weights are inputs."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
 
     model = released.model
-    if not isinstance(model, MeanPooled):
-        raise MechanismError("release.onnx: needs one field and pooling `mean`. Leave it out")
-    batch: dict[str, Any] = {"input_ids": torch.ones(2, 8, dtype=torch.int64)}
-    batch["attention_mask"] = torch.ones(2, 8, dtype=torch.int64)
-    if model.lexicon is not None:
-        batch["words"] = torch.zeros(2, model.lexicon.columns)
-    axes = {name: {0: "records", 1: "tokens"} for name in ("input_ids", "attention_mask")}
+    batch = [torch.ones(2, 8, dtype=torch.int64), torch.ones(2, 8, dtype=torch.int64)]
+    axes: dict[str, dict[int, str]] = {name: {0: "records", 1: "tokens"} for name in names[:2]}
+    if isinstance(model, MeanPooled) and model.lexicon is not None:
+        batch.append(torch.zeros(2, model.lexicon.columns))
+        axes["words"] = {0: "records"}
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the tracer, about shapes that are free here
-        file = str(Path(place) / FILE)
+        file = str(Path(place) / GRAPH)
         torch.onnx.export(
-            _Scores(model).eval(),
-            tuple(batch.values()),
+            _Logits(model).eval(),
+            tuple(batch),
             file,
-            input_names=list(batch),
-            output_names=["scores"],
-            dynamic_axes=axes | {name: {0: "records"} for name in ("words", "scores") if name in (*batch, "scores")},
+            export_params=int8,
+            input_names=list(names),
+            output_names=["logits"],
+            dynamic_axes=axes | {"logits": {0: "records"}},
             opset_version=OPSET,
-            do_constant_folding=False,
+            do_constant_folding=int8,
             dynamo=False,
         )
-        traced: Any = onnx.load(file)
-    places = _places(folder)
-    for weight in traced.graph.initializer:
-        _refer(weight, places)
-    for node in traced.graph.node:
-        node.doc_string = ""
-    return traced.SerializeToString(deterministic=True)
+        if int8:
+            kinds = ["MatMul", "Gather"]  # the head is a Gemm
+            quantize_dynamic(file, file, kinds, per_channel=True, reduce_range=True, weight_type=QuantType.QInt8)
+        return onnx.load(file)
 
 
-def scores(folder: Path, released: Released, texts: Sequence[str]) -> Tensor:
-    """Scores texts by `model.onnx` of a folder in onnxruntime: float32 [texts, codes]."""
-    import onnxruntime
+def _weights(names: Sequence[str], folder: Path) -> tuple[list[Any], list[Any]]:
+    """Returns the weights of a graph as places in the folder's files, and the nodes that widen those in bfloat16."""
+    from onnx import TensorProto, helper
 
-    tokens = encoders.token_inputs(released.tokenizer, texts, max_length=released.max_length)
-    batch = dict(tokens.batch(torch.arange(len(texts)), torch.device("cpu")))
-    lexicon = released.model.lexicon if isinstance(released.model, MeanPooled) else None
-    if lexicon is not None:
-        batch["words"] = lexicon.words(texts)
-    session: Any = onnxruntime.InferenceSession(str(folder / FILE), providers=["CPUExecutionProvider"])
-    return torch.from_numpy(session.run(None, {name: values.numpy() for name, values in batch.items()})[0])
-
-
-def _places(folder: Path) -> dict[str, tuple[str, int, int]]:
-    """Returns where the bytes of each float32 parameter are, by its name in the graph: file, offset and length."""
-    places: dict[str, tuple[str, int, int]] = {}
-    for within, prefix, inner in ((ENCODER, "model.encoder.", ""), (DENSE, "model.head.", "linear.")):
-        name = f"{within}/model.safetensors"
-        with (folder / name).open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(size))
-        for key, entry in header.items():
-            if key == "__metadata__":
-                continue
-            if entry["dtype"] != "F32":
-                raise MechanismError("release.onnx: needs weights in float32. Set release.precision to float32")
-            start, end = entry["data_offsets"]
-            places[prefix + key.removeprefix(inner)] = (name, 8 + size + start, end - start)
-    return places
-
-
-def _refer(weight: Any, places: dict[str, tuple[str, int, int]]) -> None:
-    """Puts the place of a weight's bytes in place of them."""
-    import onnx
-
-    if weight.name not in places:
-        raise MechanismError(f"release.onnx: the graph's weight {weight.name[:100]} is in no file of the folder")
-    location, offset, length = places[weight.name]
-    weight.ClearField("raw_data")
-    weight.data_location = onnx.TensorProto.EXTERNAL
-    del weight.external_data[:]
-    for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
-        entry = weight.external_data.add()
-        entry.key, entry.value = key, value
+    files = {"model.safetensors": ("model.", "")}
+    if (folder / ENCODER).is_dir():
+        files = {f"{ENCODER}/model.safetensors": ("model.encoder.", "")}
+        files |= {f"{DENSE}/model.safetensors": ("model.head.", "linear.")}
+    stored: dict[str, Any] = {}
+    for file, (prefix, inner) in files.items():
+        with (folder / file).open("rb") as content:
+            size = int.from_bytes(content.read(8), "little")
+            for key, entry in json.loads(content.read(size)).items():
+                stored[prefix + key.removeprefix(inner)] = (file, 8 + size, entry)
+    weights, nodes = [], []
+    for name in names:
+        if name not in stored:
+            raise MechanismError(f"model.onnx: the graph's weight {name[:100]} is in no file of the folder")
+        file, begin, entry = stored[name]
+        first, last = entry["data_offsets"]
+        kept = name if entry["dtype"] == "F32" else f"{name}.bfloat16"
+        kind = TensorProto.FLOAT if kept == name else TensorProto.BFLOAT16
+        weight = TensorProto(name=kept, dims=entry["shape"], data_type=kind, data_location=TensorProto.EXTERNAL)
+        for key, value in (("location", file), ("offset", begin + first), ("length", last - first)):
+            weight.external_data.add(key=key, value=str(value))
+        weights.append(weight)
+        if kept != name:
+            nodes.append(helper.make_node("Cast", [kept], [name], to=TensorProto.FLOAT))
+    return weights, nodes

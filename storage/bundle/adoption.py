@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from storage.bundle.check import VerifiedBundle, check
 from storage.bundle.folder import STATEMENT, THRESHOLDS, UnsoundBundle
-from storage.bundle.trust import Trust
 from storage.durable import write_atomically
 from storage.errors import InputError
+
+if TYPE_CHECKING:
+    from storage.bundle.check import VerifiedBundle
+    from storage.bundle.trust import Trust
 
 FILE, KEY, REPORT = "adoption.json", "signing-key.pub.pem", "report.html"
 
@@ -74,6 +76,8 @@ class AdoptedBundle:
     @property
     def trust(self) -> Trust:
         """Returns whom the partner trusts."""
+        from storage.bundle.trust import Trust
+
         return Trust(self.key, self.roots)
 
     @property
@@ -83,6 +87,10 @@ class AdoptedBundle:
 
     def check(self) -> VerifiedBundle:
         """Checks the bundle as on the day of its adoption, against the newest roots."""
+        from storage.bundle.check import (
+            check,
+        )  # it takes the ledger's libraries, a second that `code` need not wait for
+
         sound = check(self.bundle, self.trust)
         # guard: test_another_release_in_its_place
         if sound.release_id != self.adoption.release_id:

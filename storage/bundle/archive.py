@@ -20,8 +20,6 @@ import zstandard
 
 from storage.bundle.adoption import AdoptedBundle
 from storage.bundle.folder import UnsoundBundle
-from storage.bundle.seal import claimed_release
-from storage.egress.allow_list import FILES
 from storage.errors import InputError
 
 SUFFIX = ".tar.zst"
@@ -100,6 +98,8 @@ def open_folder(path: Path) -> Iterator[Path]:
     with TemporaryDirectory(prefix="autocoder-bundle-") as scratch:
         folder = unpack(path, Path(scratch))
         # guard: test_a_folder_with_a_name_that_says_something
+        from storage.bundle.seal import claimed_release
+
         if claimed_release(folder) != folder.name:
             raise UnsoundBundle(path.name, "its folder is not named after its release")
         yield folder
@@ -127,6 +127,8 @@ def _place(entry: tarfile.TarInfo) -> PurePosixPath:
     if not plain or len(parts) < 2 or not _RELEASE.fullmatch(parts[0]) or "\\" in entry.name:
         raise UnsoundBundle(shown, "would be written outside a folder that is named after a release")
     name = "/".join(parts[1:])
+    from storage.egress.allow_list import FILES
+
     kind = FILES.get(name)
     if kind is None:
         raise UnsoundBundle(name if len(name) <= 80 else shown, "is not on the list of files that may leave")

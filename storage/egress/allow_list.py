@@ -23,7 +23,7 @@ LABELS = "labels.json"
 """Codes in the order of the scores, next to an encoder that names none."""
 LEXICON = "lexicon.json"
 """Vocabulary that a model reads next to its encoder, where it reads one."""
-GRAPH = "model.onnx"
+GRAPH, INT8 = "model.onnx", "model.int8.onnx"
 CODELIST_COLUMNS = ("code", "title", "classification", "version")
 
 
@@ -81,14 +81,14 @@ FILES: dict[str, Kind] = {
     "tokenizer_config.json": _json("tokenizer_config"),
     LABELS: _json("labels", 16 * _MB),
     LEXICON: _json("lexicon", 16 * _MB),
-    GRAPH: Kind(lambda _, path: file_digest(path), 16 * _MB),
+    GRAPH: Kind(lambda _, path: file_digest(path), 64 * _MB),
+    INT8: Kind(lambda _, path: file_digest(path), 1 << 30),
     f"{ENCODER}config.json": _json("encoder_config"),
     f"{ENCODER}model.safetensors": Kind(read_shapes, 8 << 30),
     f"{ENCODER}tokenizer.json": _json("tokenizer", 64 * _MB),
     f"{ENCODER}tokenizer_config.json": _json("tokenizer_config"),
     f"{ENCODER}sentence_bert_config.json": Kind(_strict, _MB),
     "modules.json": _json("modules"),
-    "config_sentence_transformers.json": Kind(_strict, _MB),
     "1_Pooling/config.json": _json("pooling"),
     "2_Dense/config.json": _json("dense"),
     "2_Dense/model.safetensors": Kind(read_shapes, 1 << 30),
@@ -114,8 +114,10 @@ _ALWAYS = frozenset(
     {bundle.CARD, bundle.CODELIST, bundle.STATEMENT, bundle.PAGE, bundle.GOLDEN, bundle.MATERIALS, bundle.LICENCE}
 )
 _AT_THE_TOP = frozenset({"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"})
-_LAYERS = frozenset({"modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"})
-_BELOW = frozenset(f"{ENCODER}{name}" for name in _AT_THE_TOP) | {LABELS} | _LAYERS
+_DENSE = frozenset({"2_Dense/config.json", "2_Dense/model.safetensors"})
+_LAYERS = frozenset({"modules.json", "1_Pooling/config.json", f"{ENCODER}sentence_bert_config.json"})
+"""Of a model that sentence-transformers opens. It would leave out the words of a lexicon."""
+_BELOW = frozenset(f"{ENCODER}{name}" for name in _AT_THE_TOP) | {LABELS} | _DENSE
 
 
 def encoder_place(names: Iterable[str]) -> str:
@@ -129,7 +131,11 @@ def model_files(names: Iterable[str]) -> frozenset[str]:
     Files of two layouts together are refused: a library may read the other one.
     """
     present = frozenset(names)
-    needed, other = (_BELOW, _AT_THE_TOP) if encoder_place(present) else (_AT_THE_TOP, _LAYERS)
+    if not encoder_place(present):
+        needed, other = _AT_THE_TOP, _LAYERS | _DENSE | {LEXICON}
+    else:
+        needed, other = (_BELOW, _LAYERS) if LEXICON in present else (_BELOW | _LAYERS, frozenset())
+        other |= _AT_THE_TOP
     for name in sorted(present & other):
         raise UnsoundBundle(name, "conflicts with the other files of the model, which have another layout")
     return needed
@@ -183,18 +189,15 @@ def _configured(config: dict[str, Any]) -> tuple[str, ...]:
 
 def check_layers(contents: dict[str, Any]) -> None:
     """Checks that the layers above the encoder match their tensors' shapes and the number of codes."""
-    lexicon = contents.get(LEXICON)
-    if "modules.json" not in contents:
-        if lexicon is not None:
-            raise UnsoundBundle(LEXICON, "belongs to no layer of this model")
+    if LABELS not in contents:
         return
-    width = contents["1_Pooling/config.json"]["embedding_dimension"]
-    first = {module["path"] for module in contents["modules.json"] if module["idx"] == 0}
-    if first != {encoder_place(contents).rstrip("/")}:
-        raise UnsoundBundle("modules.json", "does not begin at the encoder")
-    if (len(contents["modules.json"]) == 3) != (lexicon is None):
-        raise UnsoundBundle("modules.json", "has other layers than its lexicon needs")
-    if lexicon is not None:
+    encoder, lexicon = contents[f"{ENCODER}config.json"], contents.get(LEXICON)
+    width = encoder.get("hidden_size", encoder.get("dim"))
+    if lexicon is None:
+        layers = ["0_Transformer", "1_Pooling", "2_Dense"]
+        if [module["path"] for module in contents["modules.json"]] != layers:
+            raise UnsoundBundle("modules.json", "has other layers than the model")
+    else:
         if lexicon["kind"] == "titles" and lexicon["columns"] != len(lexicon["vocabulary"]):
             raise UnsoundBundle(LEXICON, "has another number of stems than columns")
         width += lexicon["columns"]

@@ -7,7 +7,9 @@ import hashlib
 import io
 import json
 import shutil
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,18 +18,20 @@ from torch import Tensor
 
 from mechanisms.model import export, onnx_graph, packaged
 from mechanisms.model.config import ModelConfig
+from mechanisms.model.scorer import GRAPH, INT8, Graph
 from storage.artifacts import file_digest
 from storage.bundle import folder as bundle
 from storage.codelist import Code
 from storage.datasets import load_codes
 from storage.egress import gate
-from storage.egress.allow_list import GRAPH, encoder_place
-from storage.errors import StorageError
+from storage.egress.allow_list import encoder_place
+from storage.errors import InputError, StorageError
 from storage.ledger import Row
 from storage.ledger.record import Deployment, answers, registry_record
 from storage.tables.formulas import quote
 from tasks.bundle import golden, licence, public_features
 from tasks.bundle import thresholds as calibration
+from tasks.bundle.clients import SUPPORTED
 from tasks.bundle.materials import bill_of_materials
 from tasks.bundle.statement import statement, statement_page
 from tasks.bundle.texts import name_of, own_texts
@@ -87,7 +91,7 @@ def fill(
     thresholds = calibration.thresholds_on_generated(released, classification=classification, score=score)
     if thresholds is not None:
         documents.add(bundle.THRESHOLDS, bundle.json_text(thresholds))
-    graph = _write_graph(folder, golden.texts(codes)) if settings.onnx else None
+    graphs = _write_graphs(folder, candidate.model, golden.texts(codes), int8=settings.int8)
     licence_id = licence.resolve(settings.licence)
     documents.add(bundle.LICENCE, licence.text_of(licence_id))
     encoder_name = packaged.PUBLISHED.get(candidate.model.encoder) or name_of(candidate.model.encoder)
@@ -106,7 +110,10 @@ def fill(
         encoded_in=candidate.model.precision,
         licence=licence_id,
         thresholds=thresholds,
-        onnx=settings.onnx,
+        graphs=graphs,
+        weights=sorted(tensors),
+        clients=SUPPORTED,
+        sizes=_sizes(folder),
     )
     documents.add(bundle.CARD, text)
     network = folder / encoder_place(tensors) / "config.json"
@@ -121,7 +128,8 @@ def fill(
         licence=licence_id,
     )
     documents.add(bundle.MATERIALS, bundle.json_text(bill))
-    expected = _expected(context, candidate, codes, settings, texts, documents=documents.texts, graph=graph)
+    digests = {name: one.sha256 for name, one in graphs.items()}
+    expected = _expected(context, candidate, codes, settings, texts, documents=documents.texts, graphs=digests)
     gate.inspect(folder, expected)
     return expected
 
@@ -138,19 +146,50 @@ class _Documents:
         (self._folder / name).write_bytes(text.encode())
 
 
-def _write_graph(folder: Path, texts: Sequence[str]) -> str:
-    """Writes `model.onnx`, holds its scores against the model's own, and returns the digest of the graph made again.
+@dataclass(frozen=True)
+class _Graph:
+    """What was written, and how its answers to golden texts differ from the model's own."""
+
+    sha256: str
+    codes: int
+    """Texts with the same best code."""
+    texts: int
+    change: float
+    """The largest of a score."""
+
+
+def _write_graphs(folder: Path, model: ModelConfig, texts: Sequence[str], *, int8: bool) -> dict[str, _Graph]:
+    """Writes `model.onnx`, where the model has such a graph, and `model.int8.onnx`.
 
     Raises:
-        MechanismError: the model has no such graph, or the extra is missing.
-        UnsoundBundle: onnxruntime gives other codes, or scores that are further away than rounding is.
+        InputError: eight bits are wanted of a model without a graph.
+        UnsoundBundle: onnxruntime gives other codes than the model, or scores that are further away than rounding is.
     """
-    released = export.load(folder)
-    (folder / GRAPH).write_bytes(onnx_graph.graph(released, folder))
-    scores, exact = onnx_graph.scores(folder, released, texts), released.logits(texts)
-    if not torch.allclose(scores, exact, atol=1e-3) or not torch.equal(scores.argmax(1), exact.argmax(1)):
-        raise bundle.UnsoundBundle(GRAPH, "gives other scores than the model. Leave release.onnx out")
-    return hashlib.sha256(onnx_graph.graph(export.load(folder), folder)).hexdigest()
+    if not onnx_graph.exists_for(model):
+        if int8:
+            raise InputError("release.int8: this model has no graph for onnxruntime. Leave it out")
+        return {}
+    released, graphs = export.load(folder), {}
+    exact = released.logits(texts).softmax(-1)
+    for name in [GRAPH, INT8] if int8 else [GRAPH]:
+        content = onnx_graph.graph(released, folder, int8=name == INT8)
+        (folder / name).write_bytes(content)
+        scores = torch.from_numpy(Graph.load(folder, int8=name == INT8).rounded(texts)).softmax(-1)
+        same = int((scores.argmax(1) == exact.argmax(1)).sum())
+        change = float((scores - exact).abs().max())
+        if name == GRAPH and not (change <= golden.TOLERANCE and same == len(texts)):
+            raise bundle.UnsoundBundle(GRAPH, "gives other scores than the model")
+        graphs[name] = _Graph(hashlib.sha256(content).hexdigest(), same, len(texts), change)
+    return graphs
+
+
+def _sizes(folder: Path) -> dict[str, float]:
+    """Returns the MB of files and folders at the top of a bundle, those of a tenth and more."""
+    sizes: dict[str, float] = defaultdict(float)
+    for file in folder.rglob("*"):
+        if file.is_file():
+            sizes[file.relative_to(folder).parts[0]] += file.stat().st_size / 1e6
+    return {name: size for name, size in sorted(sizes.items()) if size >= 0.1}
 
 
 def describe_training(model: ModelConfig, *, precision: str) -> str:
@@ -192,17 +231,16 @@ def _expected(
     texts: Sequence[str] | None,
     *,
     documents: Mapping[str, str],
-    graph: str | None,
+    graphs: Mapping[str, str],
 ) -> gate.Expected:
     """Returns what the gate expects: these documents, and the files of the model before training.
 
     Args:
-        graph: digest of `model.onnx` as the model's configuration makes it.
+        graphs: digests of `model.onnx` and `model.int8.onnx` as the model makes them.
     """
     own = own_texts(codes, context.store.figures(candidate.dataset), candidate.model.encoder)
     files = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in documents.items()}
-    if graph is not None:
-        files[GRAPH] = graph
+    files |= graphs
     untrained = context.workspace.private / "untrained" / candidate.fitted.sha256[:32]
     shutil.rmtree(untrained, ignore_errors=True)
     try:

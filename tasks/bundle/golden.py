@@ -114,7 +114,7 @@ def check_answers(bundle: Path, contents: Mapping[str, Any], *, required: bool =
     try:
         released = export.load(bundle)
     except Exception as error:
-        name = "modules.json" if (bundle / "modules.json").is_file() else "config.json"
+        name = export.LABELS if (bundle / export.LABELS).is_file() else "config.json"
         raise UnsoundBundle(name, f"the model cannot be loaded with it ({type(error).__name__})") from None
     try:
         check(released, contents[GOLDEN])

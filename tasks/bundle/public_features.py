@@ -27,9 +27,9 @@ PACKAGED = Path(__file__).with_name("generated_features.safetensors")
 
 
 def logits(released: Released, texts: Sequence[str], *, folder: Path, encoder: str | None = None) -> Tensor:
-    """Returns `released.logits(texts)`, from stored features where the model is a linear head on a mean in float32."""
+    """Returns `released.logits(texts)`, from stored features where the model is a linear head on a mean."""
     model = released.model
-    if not isinstance(model, MeanPooled) or released.precision != "float32":
+    if not isinstance(model, MeanPooled):
         return released.logits(texts)
     return logits_from(released, _features(released, texts, folder, encoder or encoder_digest(released)), texts)
 
@@ -66,7 +66,7 @@ def compute(released: Released, texts: Sequence[str]) -> Tensor:
     pooled = MeanPooled(model.encoder, width, 1)
     pooled.head = nn.Identity()  # pyrefly: ignore[bad-assignment]
     alone = replace(released, model=pooled.eval(), codes=tuple(map(str, range(width))))
-    return alone.logits_in("float32", texts)
+    return alone.logits(texts)
 
 
 def encoder_digest(released: Released) -> str:

@@ -14,21 +14,24 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from mechanisms.errors import MechanismError
-from mechanisms.model.calibration import SCHEMA, fits_temperature, thresholds_for
-from mechanisms.model.config import TARGETS
+from mechanisms.model.config import SCHEMA, TARGETS
 from mechanisms.model.conformal import Sets, sets_for
-from mechanisms.model.export import Released
+from mechanisms.model.scorer import Scorer
 from storage.demo_data import write_demo_data
 from storage.spelling import human_codes
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.reader import pieces, survey
 from tasks.running import progress
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mechanisms.model.export import Released
 
 _GENERATED, _GENERATED_SEED = 800, 20260102
 _INJURIES = "OIICS"
@@ -44,24 +47,29 @@ def thresholds_on_generated(
     released: Released,
     *,
     classification: str,
-    score: Callable[[Released, Sequence[str]], Tensor] = Released.logits,
+    score: Callable[[Released, Sequence[str]], Tensor] | None = None,
 ) -> dict[str, Any] | None:
     """Fits `thresholds_for` a released model on generated narratives; None if they do not suit its codes.
 
     The narratives come from a fixed seed, not the demo's, and depend on no record.
 
     Args:
-        score: returns the model's scores of texts.
+        score: returns the model's scores of texts; None: by its encoder.
     """
     if not are_generated_for(classification):
         return None
+    import torch
+
+    from mechanisms.model.calibration import thresholds_for
+
     at = {code: place for place, code in enumerate(released.codes)}
 
     rows = [(row["Final Narrative"], at.get(row["Nature"], -1)) for row in _generated()]
     labels = torch.tensor([label for _, label in rows])
     if float((labels >= 0).float().mean()) < 0.5:
         return None
-    logits = score(released, [text for text, _ in rows])
+    texts = [text for text, _ in rows]
+    logits = released.logits(texts) if score is None else score(released, texts)
     return thresholds_for(
         logits, labels, fitted_on=f"{_GENERATED} generated narratives (storage.demo_data); no agency's records"
     )
@@ -81,7 +89,7 @@ def generated_narratives() -> list[str]:
 
 
 def thresholds_on_table(
-    released: Released,
+    released: Scorer,
     data: Path,
     *,
     columns: Sequence[str],
@@ -109,24 +117,28 @@ def thresholds_on_table(
     Raises:
         InputError, MechanismError: the table cannot be read, or has too few records.
     """
+    import torch
+
+    from mechanisms.model.calibration import fits_temperature, thresholds_for
+
     at = {code: place for place, code in enumerate(released.codes)}
     table = survey(data, text_columns=[*columns, label], read=read)
     cells = (cell for (cell,) in table.text_rows([label]))
     place = f"--data: {data}, column {label!r}"
     given, people = human_codes(cells, released.codes, place=place, allowed=allow_unlisted, marks=read.missing)
     report(people)
-    logits: list[Tensor] = []
+    logits: list[Any] = []
     labels: list[int] = []
     done = 0
     for piece in pieces(table.text_rows(columns, table.marks()), columns=len(columns)):
         texts, codes = join(piece), given[done : done + len(piece)]
         usable = [place for place, code in enumerate(codes) if code and texts[place]]
-        logits.append(released.logits([texts[place] for place in usable]))
+        logits.append(np.asarray(released.logits([texts[place] for place in usable])))
         labels += [at.get(codes[place], -1) for place in usable]
         done += len(piece)
         progress.report("calibrate", done, table.rows)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    shuffled, right = torch.cat(logits)[order], torch.tensor(labels)[order]
+    shuffled, right = torch.from_numpy(np.concatenate(logits))[order], torch.tensor(labels)[order]
     fitted = thresholds_for(shuffled, right, fitted_on=name, targets=targets)
     if sets:
         temperature, chosen = fitted["temperature"], fits_temperature(len(right))

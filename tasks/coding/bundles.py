@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from torch import Tensor
-
+from mechanisms.model.scorer import Scores
 from storage.tables.reader import Row
-from tasks.bundle.public_features import compute, encoder_digest, logits_from
 from tasks.coding.coder import Coder
 from tasks.coding.columns import AnswerColumns
 
@@ -46,23 +44,29 @@ class Bundles:
 
     @cached_property
     def _encoders(self) -> list[dict[str, Coder]]:
-        """Groups the coders by encoder, tokenizer and tokens read."""
+        """Groups several coders by encoder, tokenizer and tokens read."""
+        from tasks.bundle.public_features import encoder_digest
+
         groups: dict[tuple[Any, ...], dict[str, Coder]] = {}
         for prefix, coder in self.coders.items():
-            shared = encoder_digest(coder.model) if len(self.coders) > 1 else ""
-            groups.setdefault((shared or prefix, coder.model.max_length), {})[prefix] = coder
+            shared = encoder_digest(coder.released)
+            groups.setdefault((shared or prefix, coder.released.max_length), {})[prefix] = coder
         return list(groups.values())
 
-    def scores(self, texts: Sequence[str]) -> dict[str, Tensor]:
+    def scores(self, texts: Sequence[str]) -> dict[str, Scores]:
         """Returns the probability of every code by prefix, float32 [n, codes], each calibrated."""
-        scores: dict[str, Tensor] = {}
+        if len(self.coders) == 1:
+            return {prefix: coder.scores(texts) for prefix, coder in self.coders.items()}
+        from tasks.bundle.public_features import compute, logits_from
+
+        scores: dict[str, Scores] = {}
         for group in self._encoders:
             if len(group) == 1:
                 scores |= {prefix: coder.scores(texts) for prefix, coder in group.items()}
                 continue
-            features = compute(next(iter(group.values())).model, texts)
+            features = compute(next(iter(group.values())).released, texts)
             for prefix, coder in group.items():
-                scores[prefix] = coder.calibrated(logits_from(coder.model, features, texts))
+                scores[prefix] = coder.calibrated(logits_from(coder.released, features, texts))
         return {prefix: scores[prefix] for prefix in self.coders}
 
     def rows(self, texts: Sequence[str], answers: Sequence[AnswerColumns]) -> list[Row]:

@@ -5,31 +5,34 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_CEILING, Decimal
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from torch import Tensor
+import numpy as np
 
 from mechanisms.errors import MechanismError
-from mechanisms.model import export
-from mechanisms.model.config import Choice
 from mechanisms.model.conformal import Sets
-from mechanisms.model.precision import resolved
+from mechanisms.model.scorer import GRAPH, INT8, Graph, Scorer, Scores, softmax
 from storage.artifacts import file_digest
 from storage.bundle.folder import CODELIST, PROOF, STATEMENT, THRESHOLDS, bundle_digest
 from storage.errors import InputError, StorageError
 from storage.paths import Workspace
 from storage.tables.formulas import unquote
 from tasks.bundle.thresholds import NONE_FOR_OTHERS, are_generated_for, best_accuracy, read_thresholds
-from tasks.coding.bfloat16 import near_tie
 from tasks.coding.coded_table import TEMPERATURE
 from tasks.coding.groups import Groups, groups_of
+from tasks.coding.rounding import near_tie
 
 if TYPE_CHECKING:
+    from mechanisms.model.export import Released
     from storage.ledger import Ledger
+
+T = TypeVar("T")
+Precision = Literal["auto", "float32", "int8"]
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,8 @@ class Coder:
     digest: str
     classification: str
     version: str
-    model: export.Released
+    folder: Path
+    model: Scorer
     titles: dict[str, str]
     groups: Groups | None
     thresholds: dict[str, Any] | None
@@ -108,13 +112,20 @@ class Coder:
         """Returns this coder with another temperature and without thresholds, which belong to other scores."""
         return replace(self, thresholds={"temperature": temperature})
 
-    def scores(self, texts: Sequence[str]) -> Tensor:
+    @cached_property
+    def released(self) -> Released:
+        """The model itself, in torch: what explains a code, and encodes once for several bundles."""
+        from mechanisms.model import export
+
+        return self.model if isinstance(self.model, export.Released) else _opened(self.folder, export.load)
+
+    def scores(self, texts: Sequence[str]) -> Scores:
         """Returns the probability of every code, float32 [n, codes], calibrated if there is a temperature."""
         return self.calibrated(self.model.logits(texts))
 
-    def calibrated(self, logits: Tensor) -> Tensor:
+    def calibrated(self, logits: Any) -> Scores:
         """Returns the probabilities that these logits stand for."""
-        return (logits / self.temperature).softmax(-1)
+        return softmax(np.asarray(logits) / np.float32(self.temperature))
 
     def code(self, texts: Sequence[str], *, top_k: int = 1, threshold: float | None = None) -> list[Coding]:
         """Codes narratives. A blank one gets no code."""
@@ -129,16 +140,16 @@ class Coder:
         """Returns the coding of a blank narrative."""
         return Coding((), None if threshold is None else True, members=None if self.sets is None else ())
 
-    def from_scores(self, scores: Tensor, *, top_k: int = 1, threshold: float | None = None) -> list[Coding]:
+    def from_scores(self, scores: Scores, *, top_k: int = 1, threshold: float | None = None) -> list[Coding]:
         """Returns the codings for scores [n, codes]."""
         codings = []
-        best = scores.topk(min(top_k, scores.shape[1]), dim=-1)
+        best = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
         groups: list[tuple[str, float] | None] = [None] * len(scores)
         if threshold is not None and self.groups is not None:
             groups = self.groups.most_detailed(scores, threshold=threshold)
         members = [None] * len(scores) if self.sets is None else self.sets.members(scores, self.model.codes)
         for row, values, group, inside in zip(
-            best.indices.tolist(), best.values.tolist(), groups, members, strict=True
+            best.tolist(), np.take_along_axis(scores, best, 1).tolist(), groups, members, strict=True
         ):
             answers = tuple(self._answer(self.model.codes[i], score) for i, score in zip(row, values, strict=True))
             # as answers are written: computed in another batch, a score may differ below their last digit
@@ -209,7 +220,7 @@ def open_bundle(
     *,
     thresholds: Path | None = None,
     levels: str = "auto",
-    precision: Choice = "float32",
+    precision: Precision = "float32",
     coverage: float | None = None,
 ) -> Coder:
     """Loads a bundle.
@@ -217,8 +228,8 @@ def open_bundle(
     Args:
         thresholds: a local file in place of the bundle's.
         levels: as in `groups_of`.
-        precision: of the encoder. `auto` takes bfloat16 if the processor has instructions for it and the golden
-            narratives get the same codes as in float32.
+        precision: of the encoder. `auto` takes eight bits if the bundle has such a graph and the golden narratives
+            get the same codes as in float32.
         coverage: adds conformal sets of this coverage, from the thresholds.
 
     Raises:
@@ -252,6 +263,7 @@ def open_bundle(
         digest=digest,
         classification=name,
         version=version,
+        folder=folder,
         model=model,
         titles=titles,
         groups=groups_of(model.codes, classification=name, levels=levels),
@@ -260,28 +272,36 @@ def open_bundle(
     return coder if coverage is None else coder.with_sets(coverage)
 
 
-def _load(folder: Path, precision: Choice) -> tuple[str, export.Released]:
-    """Returns release id and model of a bundle."""
+def _load(folder: Path, precision: Precision) -> tuple[str, Scorer]:
+    """Returns release id and model of a bundle: its graph, or, without one, the model in torch."""
     if not (folder / STATEMENT).is_file():
         raise InputError(f"--bundle: {folder} is not a bundle: it has no {STATEMENT}.")
     try:
         release = str(json.loads((folder / STATEMENT).read_text(encoding="utf-8"))["release_id"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise _damaged(folder, Path(STATEMENT)) from None
+    if precision != "float32" and (folder / INT8).is_file():
+        quick = _opened(folder, partial(Graph.load, int8=True))
+        band = near_tie(quick, folder)
+        if band is not None:
+            return release, replace(quick, near_tie=band)
+    if precision == "int8":
+        raise InputError(f"--precision: {folder} has no {INT8} whose codes hold. Leave it out.")
+    if (folder / GRAPH).is_file():
+        return release, _opened(folder, Graph.load)
+    from mechanisms.model import export
+
+    return release, _opened(folder, export.load)
+
+
+def _opened(folder: Path, load: Callable[[Path], T]) -> T:
     try:
-        model = export.load(folder)
+        return load(folder)
     except MechanismError as error:
         raise InputError(f"--bundle: {error}") from None
     except Exception as error:  # a damaged model may raise anything in the libraries
         what = type(error).__name__
         raise InputError(f"--bundle: {folder} is damaged: its model cannot be loaded ({what}).") from None
-    quick = replace(model, precision=resolved(precision, "cpu"))
-    if quick.precision == "bfloat16":
-        band = near_tie(quick, folder)
-        if precision == "auto" and band is None:
-            return release, model
-        quick = replace(quick, near_tie=band or export.NEAR_TIE)
-    return release, quick
 
 
 def _damaged(folder: Path, file: Path) -> InputError:
@@ -297,8 +317,6 @@ def require_not_revoked(coder: Coder, home: Path) -> None:
     Raises:
         StorageError: it was revoked, or the ledger or list cannot be read.
     """
-    from storage.bundle.trust import read_roots
-
     workspace = Workspace(home)
     try:
         ledger = _readable_ledger(workspace)
@@ -307,6 +325,8 @@ def require_not_revoked(coder: Coder, home: Path) -> None:
 
             registry.require_not_revoked(ledger, coder.release, coder.digest)
         elif workspace.roots.exists():  # signed or not: whoever writes there writes bundles too
+            from storage.bundle.trust import read_roots
+
             read_roots(workspace.roots)[-1].check(coder.release, coder.digest, None)
     except StorageError as error:
         raise StorageError(f"--bundle: {error}. Name a newer one.") from None
@@ -347,8 +367,6 @@ def newest_bundle(home: Path) -> Path:
 
 def describe_release(folder: Path) -> str:
     """Returns one line that names a bundle's release: its id, population, guarantee, ε (rounded up) and date."""
-    from storage.ledger.amounts import short
-
     statement, row = _json(folder / STATEMENT), _proof_row(folder)
     guarantee = statement.get("guarantee_kind")
     if statement.get("epsilon") is not None:
@@ -356,7 +374,7 @@ def describe_release(folder: Path) -> str:
             rounded = Decimal(str(statement["epsilon"])).quantize(Decimal("0.01"), rounding=ROUND_CEILING)
         except ArithmeticError:
             raise _damaged(folder, Path(STATEMENT)) from None
-        guarantee = f"{guarantee} ε {short(rounded)}"
+        guarantee = f"{guarantee} ε {float(rounded):g}"
     date = f"made {row['committed_on']}" if "committed_on" in row else None
     parts = [" ".join(str(part).split()) for part in (statement.get("population"), guarantee, date) if part]
     return f"model {statement.get('release_id')}" + (f" ({', '.join(parts)})" if parts else "")
@@ -364,11 +382,12 @@ def describe_release(folder: Path) -> str:
 
 def _readable_ledger(workspace: Workspace) -> Ledger | None:
     """Returns the machine's ledger or the workspace's; None without one, or if this process may not read it."""
+    url = os.environ.get("AUTOCODER_LEDGER_URL")
+    # a partner has none, and need not wait for the libraries of one
+    if CLOSED in os.environ or not (url or workspace.ledger.is_file()):
+        return None
     from storage.ledger import Ledger
 
-    if CLOSED in os.environ:
-        return None
-    url = os.environ.get("AUTOCODER_LEDGER_URL")
     return Ledger.require_existing(url) if url else Ledger.open_existing(workspace.ledger_url)
 
 

@@ -58,7 +58,7 @@ def explain(coder: Coder, text: str, codes: Sequence[str]) -> Explanation:
     Raises:
         InputError: the narrative is blank, or the model has no such code; quotes neither.
     """
-    released = coder.model
+    released = coder.released
     for number, code in enumerate(codes):
         if code not in released.codes:
             raise InputError(f"codes.{number}: the model has no such code. Take them from /codes.")

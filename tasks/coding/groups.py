@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from storage.codelist import read_parents
 from storage.errors import InputError
@@ -29,21 +29,21 @@ class Groups:
     """The useful groups of a model's codes."""
 
     names: tuple[str, ...]
-    members: Tensor
+    members: NDArray[np.float32]
     """float32 [codes, groups]: 1 if a code belongs to a group."""
-    depths: Tensor
+    depths: NDArray[np.float32]
     """float32 [groups]: levels above a group, and itself."""
     above: Mapping[str, Sequence[str]]
     """The levels above each code, the coarsest first."""
 
-    def most_detailed(self, scores: Tensor, *, threshold: float) -> list[tuple[str, float] | None]:
+    def most_detailed(self, scores: NDArray[np.float32], *, threshold: float) -> list[tuple[str, float] | None]:
         """Returns, per row of scores [n, codes], the most detailed group that reaches the threshold, and its score.
 
         Among groups of one level the highest score wins. None if no group reaches the threshold.
         """
         sums = scores @ self.members
         # Level first, score second: scores are at most 1, levels whole numbers.
-        rank = torch.where(sums >= threshold, 2 * self.depths + sums, -1.0)
+        rank = np.where(sums >= threshold, 2 * self.depths + sums, -1.0)
         return [
             None if rank[row, group] < 0 else (self.names[group], min(1.0, float(sums[row, group])))
             for row, group in enumerate(rank.argmax(-1).tolist())
@@ -88,8 +88,8 @@ def groups_of(codes: Sequence[str], *, classification: str, levels: str = "auto"
             )
         return None
     names.sort(key=lambda name: (-depths[name], name))
-    members = torch.tensor([[float(name in above[code]) for name in names] for code in codes])
-    return Groups(tuple(names), members, torch.tensor([float(depths[name]) for name in names]), above)
+    members = np.array([[name in above[code] for name in names] for code in codes], np.float32)
+    return Groups(tuple(names), members, np.array([depths[name] for name in names], np.float32), above)
 
 
 def _by_signs(code: str) -> tuple[str, ...]:

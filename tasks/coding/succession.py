@@ -150,12 +150,12 @@ def _answers(
     place = {code: at for at, code in enumerate(old.model.codes)}
     known = torch.tensor([place.get(code, -1) for code in names.tolist()])
     return Answers(
-        old=np.array(old.model.codes)[before.argmax(-1).numpy()],
+        old=np.array(old.model.codes)[before.argmax(-1)],
         new=np.array(codes)[logits.argmax(-1).numpy()],
         right=names,
         groups=cohorts,
         alone=(
-            coded_alone(before.double().log(), known) if bool((known >= 0).any()) else {},
+            coded_alone(torch.from_numpy(before).double().log(), known) if bool((known >= 0).any()) else {},
             coded_alone(logits.double().log_softmax(-1), right),
         ),
     )

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from mechanisms.model.calibration import coded_alone
+from mechanisms.model.scorer import Scores
 from storage.errors import InputError
 from storage.spelling import human_codes
 from storage.tables.narratives import Narratives
@@ -194,7 +194,7 @@ def answers(
         place = f"{option}: {data}, column {label!r}"
         given, people = human_codes(cells, listed, place=place, allowed=allow_unlisted, marks=read.missing)
         report(people)
-    scores: tuple[list[Tensor], list[Tensor]] = ([], [])
+    scores: tuple[list[Scores], list[Scores]] = ([], [])
     right: list[str] = []
     groups: list[str] = []
     done = 0
@@ -212,7 +212,10 @@ def answers(
         raise InputError(f"{option}: {data} has no row with a text{' and a code' if label else ''}.")
     best, alone = [], []
     for coder, each in zip((old, new), scores, strict=True):
-        every, at = torch.cat(each), {code: place for place, code in enumerate(coder.model.codes)}
+        every, at = (
+            torch.from_numpy(np.concatenate(each)),
+            {code: place for place, code in enumerate(coder.model.codes)},
+        )
         best.append(np.array([coder.model.codes[place] for place in every.argmax(-1).tolist()]))
         labels = torch.tensor([at.get(code, -1) for code in right])
         alone.append(coded_alone(every.double().log(), labels) if label and bool((labels >= 0).any()) else {})

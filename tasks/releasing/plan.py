@@ -88,7 +88,7 @@ class Output(BaseModel, frozen=True, extra="forbid"):
     """Holds the settings of the released files other than the model; signed with the plan."""
 
     precision: Precision = "float32"
-    onnx: bool = False
+    int8: bool = False
     licence: str = Field(default=licence.OURS, pattern=r"^[A-Za-z0-9.+-]{1,64}$")
     """An SPDX name."""
     encoder: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
@@ -99,7 +99,7 @@ class Output(BaseModel, frozen=True, extra="forbid"):
     @staticmethod
     def from_settings(settings: BundleParameters) -> Output:
         """Takes the output settings from those of the planning run."""
-        return Output(precision=settings.precision, onnx=settings.onnx, licence=licence.resolve(settings.licence))
+        return Output(precision=settings.precision, int8=settings.int8, licence=licence.resolve(settings.licence))
 
     def with_contents(self, context: Context, candidate: Candidate) -> Output:
         """Returns the settings with the encoder and the texts that a bundle of this candidate contains."""
@@ -117,14 +117,14 @@ class Output(BaseModel, frozen=True, extra="forbid"):
         """Applies the planned output to the settings of the releasing run; refuses settings that ask for another."""
         if settings.precision not in ("float32", self.precision):
             raise InputError(f"precision: the approved plan has {self.precision}. Plan again to change it")
-        if settings.onnx and not self.onnx:
-            raise InputError("onnx: the approved plan has none. Plan again with release.onnx=true")
+        if settings.int8 and not self.int8:
+            raise InputError("int8: the approved plan has none. Plan again with release.int8=true")
         # guard: test_a_licence_other_than_the_one_signed
         if settings.licence is not None and licence.resolve(settings.licence) != self.licence:
             raise InputError(
                 f"licence: the approved plan has {self.licence}. Plan again with release.licence={settings.licence}"
             )
-        return settings.model_copy(update={"precision": self.precision, "onnx": self.onnx, "licence": self.licence})
+        return settings.model_copy(update={"precision": self.precision, "int8": self.int8, "licence": self.licence})
 
 
 class PlannedRelease(BaseModel, frozen=True, extra="forbid"):

@@ -176,7 +176,7 @@ def facts(page: PlanPage) -> list[tuple[str, str]]:
         ("records (rounded)", f"{page.status.policy.round_records(plan.records_rounded):,}"),
         ("mechanism", plan.event.mechanism),
         ("precision", page.planned.output.precision),
-        *([("ONNX graph", "model.onnx")] if page.planned.output.onnx else []),
+        *([("in eight bits too", "model.int8.onnx")] if page.planned.output.int8 else []),
         ("licence", page.planned.output.licence),
         ("encoder", describe_encoder(page.planned.candidate.model.encoder, page.planned.output.encoder)),
         ("label", plan.release_label),

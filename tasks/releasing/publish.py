@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,8 +100,6 @@ def renew_plan(context: Context, file: Path, settings: LedgerParameters) -> tupl
 def check_signing(context: Context, settings: BundleParameters) -> None:
     """Refuses settings that could not sign a bundle, or a licence without an SPDX name, before training starts."""
     licence.resolve(settings.licence)
-    if settings.onnx and find_spec("onnxruntime") is None:
-        raise InputError("release.onnx needs onnx and onnxruntime. Install the extra: pip install '.[onnx]'")
     if settings.signing_key or os.environ.get("AUTOCODER_SIGNING_KEY"):
         _signer(context, settings)  # without one, the workspace's key is made when needed
 

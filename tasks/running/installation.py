@@ -13,6 +13,7 @@ TRAINING = frozenset(
         "docket",
         "dp_accounting",
         "matplotlib",
+        "onnx",
         "opacus",
         "pandas",
         "peft",

@@ -30,8 +30,18 @@ def with_words(coder: Coder, tiny_bert: Path, kind: Literal["titles", "hashed"])
     """The tiny coder with a head that reads words next to the encoder."""
     stems = ("burn", "cut", "fractur", "lacer", "ladder")
     columns = len(stems) if kind == "titles" else 4  # few, so that hashes of several words share one
+    said = {
+        "burns": "burn",
+        "cut": "cut",
+        "cuts": "cut",
+        "fractures": "fractur",
+        "ladder": "ladder",
+        "ladders": "ladder",
+    }
+    table = {word: ((stems.index(stem), 255),) for word, stem in (said | {"burn": "burn"}).items()}
     lexicon = Lexicon(
         kind=kind,
+        table=table if kind == "titles" else {},
         vocabulary=stems if kind == "titles" else (),
         columns=columns,
         encoder_scale=0.7,
@@ -41,14 +51,14 @@ def with_words(coder: Coder, tiny_bert: Path, kind: Literal["titles", "hashed"])
     made = classifier.build(config, num_labels=6, seed=1, lexicon=lexicon)
     made.flat.mul_(20)
     model: Any = made.whole.eval()
-    return replace(coder, model=replace(coder.model, model=model))
+    return replace(coder, model=replace(coder.released, model=model))
 
 
 @pytest.mark.parametrize("kind", ["titles", "hashed"])
 def test_words_of_the_head_add_up_exactly(coder: Coder, tiny_bert: Path, kind: Literal["titles", "hashed"]) -> None:
     """Their sum is the part of the logit that the block of words makes, and each lies on its own word."""
     own = with_words(coder, tiny_bert, kind)
-    head: Any = own.model.model
+    head: Any = own.released.model
     lexicon = head.lexicon
     weights = head.head.weight.detach()[:, 16:]
     exact = (weights - weights.mean(0)) @ (lexicon.word_scale * lexicon.words([TEXT])[0])
@@ -74,8 +84,8 @@ def test_the_encoders_part_is_the_slope_along_the_embeddings(coder: Coder) -> No
     """All embeddings longer by a hundredth move the logit by a hundredth of the sum of the shares."""
     texts = "employee fell from a ladder and broke his wrist"
     answer = explain(coder, texts, ["111"])
-    model: Any = coder.model.model
-    tokens = coder.model.tokenizer(texts, return_tensors="pt")
+    model: Any = coder.released.model
+    tokens = coder.released.tokenizer(texts, return_tensors="pt")
 
     def logit(scale: float) -> float:
         handle = model.encoder.get_input_embeddings().register_forward_hook(lambda *got: got[2] * scale)
@@ -94,8 +104,8 @@ def test_the_encoders_part_is_the_slope_along_the_embeddings(coder: Coder) -> No
 
 def sum_of_special(coder: Coder, text: str) -> float:
     """What the first and last token, which stand for no word, add."""
-    tokens = coder.model.tokenizer(text, return_tensors="pt")
-    logits, embedded = explanations._forward(coder.model.model, tokens, None)
+    tokens = coder.released.tokenizer(text, return_tensors="pt")
+    logits, embedded = explanations._forward(coder.released.model, tokens, None)
     (slope,) = torch.autograd.grad(logits[0] - logits.mean(), embedded)
     shares = (slope * embedded).sum(-1)[0].detach()
     return float(shares[0] + shares[-1])

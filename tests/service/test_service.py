@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
-import torch
 from starlette.testclient import TestClient
-from torch import Tensor
 
+from mechanisms.model.scorer import Scores
 from service.app import Settings, create_app
 from service.batching import Batcher, Overloaded
 from service.clients import Clients, State
@@ -104,10 +104,10 @@ def test_a_failure_of_the_model_says_no_text(
     """A library quotes what it chokes on: neither client nor terminal reads it, and the next request works."""
     broken = True
 
-    def scores(self: Coder, texts: Sequence[str]) -> Tensor:
+    def scores(self: Coder, texts: Sequence[str]) -> Scores:
         if broken:
             raise RuntimeError(f"cannot tokenise {texts}")
-        return torch.full((len(texts), 6), 1 / 6)
+        return np.full((len(texts), 6), 1 / 6, np.float32)
 
     monkeypatch.setattr(Coder, "scores", scores)
     with TestClient(create_app(coder, Settings())) as client:
@@ -125,12 +125,12 @@ def test_narratives_that_arrive_together_are_coded_together() -> None:
     sizes: list[int] = []
     gate = threading.Event()
 
-    def scores(texts: Sequence[str]) -> Tensor:
+    def scores(texts: Sequence[str]) -> Scores:
         gate.wait(30)
         sizes.append(len(texts))
-        return torch.tensor([[float(text)] for text in texts])
+        return np.array([[float(text)] for text in texts], np.float32)
 
-    async def run() -> list[Tensor]:
+    async def run() -> list[Scores]:
         batcher = Batcher(scores, most=8, waiting=50)
         await batcher.start()
         asked = [asyncio.create_task(batcher.scores([str(n)])) for n in range(41)]
@@ -153,7 +153,7 @@ def test_stopping_lets_the_waiting_go() -> None:
     """Who waits when the service stops is not left hanging."""
 
     async def run() -> None:
-        batcher = Batcher(lambda texts: torch.zeros(len(texts), 1))
+        batcher = Batcher(lambda texts: np.zeros((len(texts), 1), np.float32))
         asked = asyncio.create_task(batcher.scores(["x"]))  # never started: it can only wait
         await asyncio.sleep(0)
         await batcher.stop()

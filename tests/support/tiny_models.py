@@ -112,7 +112,7 @@ CODES = {
 @pytest.fixture(scope="session")
 def tiny_bundle(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A released folder of an untrained tiny model, with a code list of OIICS 2.01; neither signed nor in a ledger."""
-    from mechanisms.model import classifier, export
+    from mechanisms.model import classifier, export, onnx_graph
 
     folder = tmp_path_factory.mktemp("bundles") / "tiny"
     config = ModelConfig(encoder=str(tiny_bert), trainable="head", pooling="mean", max_length=32)
@@ -120,6 +120,7 @@ def tiny_bundle(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     made.flat.mul_(20)  # scores that differ from narrative to narrative
     folder.mkdir()
     export.save(made, folder, codes=list(CODES))
+    (folder / "model.onnx").write_bytes(onnx_graph.graph(export.load(folder), folder))
     (folder / "privacy_statement.json").write_text('{"release_id": "tiny"}\n')
     with (folder / "codelist.csv").open("w", newline="", encoding="utf-8") as file:
         lines = csv.writer(file, lineterminator="\n")

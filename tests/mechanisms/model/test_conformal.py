@@ -52,7 +52,7 @@ def entry_of(sets: dict[str, Any]) -> dict[str, Any]:
 
 def coverage_of(sets: Sets, logits: Tensor, labels: Tensor) -> NDArray[np.bool_]:
     codes = [f"c{at}" for at in range(logits.shape[1])]
-    members = sets.members(logits.softmax(-1).float(), codes)
+    members = sets.members(logits.softmax(-1).float().numpy(), codes)
     return np.array([label in row for label, row in zip(labels.tolist(), members, strict=True)])
 
 
@@ -94,8 +94,8 @@ def test_a_calibration_s_share_follows_beta() -> None:
 def test_sets_are_ordered_and_never_empty() -> None:
     """The most probable code first; a code that the model lacks is in no set and counts as not covered."""
     scores = torch.tensor([[0.2, 0.5, 0.3], [0.34, 0.33, 0.33]])
-    assert Sets(COVERAGE, 0.25, 100, {"c0": 0.1}).members(scores, ["c0", "c1", "c2"]) == [[1, 2, 0], [0, 1, 2]]
-    assert Sets(COVERAGE, 0.9, 100, {}).members(scores, ["c0", "c1", "c2"]) == [[1], [0]]
+    assert Sets(COVERAGE, 0.25, 100, {"c0": 0.1}).members(scores.numpy(), ["c0", "c1", "c2"]) == [[1, 2, 0], [0, 1, 2]]
+    assert Sets(COVERAGE, 0.9, 100, {}).members(scores.numpy(), ["c0", "c1", "c2"]) == [[1], [0]]
     logits, chosen = torch.zeros(40, 2), np.zeros(40, dtype=bool)
     labels = torch.tensor([-1] * 5 + [0] * 35)
     entry = entry_of(sets_for(logits, labels, ["a", "b"], temperature=1.0, chosen=chosen))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from mechanisms.model import encoders, export
+from mechanisms.model import encoders
 from mechanisms.model.classifier import MeanPooled, mean_pool
 from mechanisms.model.inputs import TokenInputs
 from mechanisms.model.rounded import RoundedModel
@@ -78,25 +77,3 @@ def test_another_layout_is_not_guessed_at(tiny_bert: Path, other: dict[str, str]
     assert RoundedModel.of(MeanPooled(encoder, 32, 2)) is None
     family = DistilBertModel(DistilBertConfig(vocab_size=100, dim=16, n_layers=1, n_heads=2, hidden_dim=32))
     assert RoundedModel.of(MeanPooled(family, 16, 2)) is None
-
-
-def test_near_ties_are_float32s(tiny_bundle: Path, narratives: Any) -> None:
-    """A code differs from float32's nowhere within the band of near ties, and outside of it only if rounding is wider.
-
-    With a band over all, every score is float32's; with none, rounding shows: the band is what makes the difference.
-    """
-    exact = export.load(tiny_bundle)
-    quick = replace(exact, precision="bfloat16")
-    texts = narratives(200)
-    truth, rough = exact.logits(texts), quick.logits_in("bfloat16", texts)
-    off = (truth - rough).abs().amax(-1)
-    assert float(off.max()) > 0, "bfloat16 did not run"
-    best = rough.topk(2, dim=-1).values
-    margin = best[:, 0] - best[:, 1]
-    band = float(margin.median())
-    scores = replace(quick, near_tie=band).logits(texts)
-    near = margin < band
-    torch.testing.assert_close(scores[near], truth[near], rtol=1e-4, atol=1e-5)
-    assert torch.equal(scores[~near], quick.logits_in("bfloat16", texts)[~near])
-    wrong = scores.argmax(-1) != truth.argmax(-1)
-    assert not bool((wrong & (near | (margin > 2 * off))).any())

@@ -45,8 +45,8 @@ def test_they_give_the_models_own_scores_and_are_computed_once(
     model = released.model
     assert isinstance(model, MeanPooled)
     runs: list[int] = []
-    encode = Released.logits_in
-    monkeypatch.setattr(Released, "logits_in", lambda *these: runs.append(1) or encode(*these))
+    encode = Released.logits
+    monkeypatch.setattr(Released, "logits", lambda *these: runs.append(1) or encode(*these))
     first = public_features.logits(released, TEXTS, folder=tmp_path)
     computed = len(runs)
     assert torch.equal(public_features.logits(released, TEXTS, folder=tmp_path), first)

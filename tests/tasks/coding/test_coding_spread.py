@@ -82,16 +82,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return requests
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_processes_write_what_one_process_writes(
-    tiny_bundle: Path, tmp_path: Path, narratives: Callable[..., list[str]], precision: Any
+    tiny_bundle: Path, tmp_path: Path, narratives: Callable[..., list[str]]
 ) -> None:
-    """The same bytes and the same counts in both precisions, in pieces of the program's own size."""
+    """The same bytes and the same counts in pieces of the program's own size."""
     source = tmp_path / "in.jsonl"
     texts = narratives(300)
     rows = (json.dumps({"id": number, "Text": texts[number % 300]}) for number in range(4500))
     source.write_text("\n".join(rows) + "\n")
-    coder = open_bundle(tiny_bundle, precision=precision)
+    coder = open_bundle(tiny_bundle)
     expected = run(Bundles.of(coder), job(coder, source, tmp_path / "whole.csv"))
     done = by_workers(coder, job(coder, source, tmp_path / "out.csv"), tiny_bundle, "2")
     assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()

@@ -1,0 +1,120 @@
+"""Scores narratives by the graph of a released folder, in onnxruntime alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+GRAPH, INT8 = "model.onnx", "model.int8.onnx"
+LABELS = "labels.json"
+"""Codes in the order of the scores, where no configuration of transformers names them."""
+MOST_CHARACTERS = 1 << 15
+"""Characters of a text that are read, many times what an encoder's tokens take of prose."""
+_AT_ONCE, _CHARACTERS = 32, 16_384
+"""Texts of a batch, and the characters that they would have if each were as long as the longest."""
+Numbers = Literal["float32", "int8"]
+Scores = NDArray[np.float32]
+
+
+class Scorer(Protocol):
+    """Gives the scores of texts."""
+
+    @property
+    def codes(self) -> tuple[str, ...]: ...
+    @property
+    def precision(self) -> Numbers: ...
+    @property
+    def near_tie(self) -> float: ...
+    def logits(self, texts: Sequence[str]) -> Any:
+        """Returns float32 [n, codes], in the texts' order."""
+        ...
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A released folder's graph, loaded: texts in, scores out."""
+
+    session: Any
+    codes: tuple[str, ...]
+    precision: Numbers = "float32"
+    near_tie: float = 0.0
+    """Of a logit: texts whose two best codes lie closer than this in eight bits are scored again in float32."""
+    exact: Graph | None = None
+    """The same model in float32; of one in eight bits."""
+
+    def logits(self, texts: Sequence[str]) -> Scores:
+        """Scores float32 [n, codes], in the texts' order. Of a text the first 32,768 characters are read."""
+        scores = self.rounded(texts)
+        if self.exact is not None:
+            near = np.flatnonzero(lead_of(scores)[0] < self.near_tie)
+            scores[near] = self.exact.logits([texts[row] for row in near.tolist()])
+        return scores
+
+    def rounded(self, texts: Sequence[str]) -> Scores:
+        """The same without a second look."""
+        scores = np.empty((len(texts), len(self.codes)), np.float32)
+        order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
+        while order:
+            longest = min(len(texts[order[0]]), MOST_CHARACTERS)
+            most = max(1, min(_AT_ONCE, _CHARACTERS // max(longest, 1)))
+            batch, order = order[:most], order[most:]
+            read = np.array([texts[row][:MOST_CHARACTERS] for row in batch], dtype=object)
+            scores[batch] = self.session.run(["logits"], {"texts": read})[0]
+        return scores
+
+    @staticmethod
+    def load(folder: Path, *, int8: bool = False) -> Graph:
+        """Opens a graph of a folder; in eight bits with the one in float32 next to it.
+
+        Raises:
+            OSError, ValueError, KeyError or an error of onnxruntime: the folder is damaged.
+        """
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        file = str(folder / (INT8 if int8 else GRAPH))
+        session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+        if not int8:
+            return Graph(session, codes_of(folder))
+        return Graph(session, codes_of(folder), "int8", exact=Graph.load(folder))
+
+
+def codes_of(folder: Path) -> tuple[str, ...]:
+    """Returns a released folder's codes in the order of the scores."""
+    labels = folder / LABELS
+    if not labels.is_file():
+        named = json.loads((folder / "config.json").read_text())["id2label"]
+        return tuple(named[str(place)] for place in range(len(named)))
+    return tuple(map(str, json.loads(labels.read_text(encoding="utf-8"))["codes"]))
+
+
+def softmax(logits: NDArray[Any]) -> NDArray[Any]:
+    """Returns the probabilities [n, codes] that logits stand for."""
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def lead_of(scores: Scores) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """By how much the best code leads the second, [n], and which two they are, [n, 2]; of a single code: for ever."""
+    if scores.shape[1] < 2:
+        return np.full(len(scores), math.inf, np.float32), np.zeros((len(scores), 2), np.int64)
+    best = np.argsort(-scores, axis=1, kind="stable")[:, :2]
+    first, second = np.take_along_axis(scores, best, 1).T
+    return first - second, best
+
+
+def margin_errors(rounded: Scores, exact: Scores) -> NDArray[np.float32]:
+    """Returns how far rounding moves the distance between the logits of the two codes that lead after it, [n]."""
+    lead, best = lead_of(rounded)
+    if rounded.shape[1] < 2:
+        return np.zeros(len(rounded), np.float32)
+    first, second = np.take_along_axis(exact, best, 1).T
+    return np.abs(lead - (first - second))
