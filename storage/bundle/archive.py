@@ -97,9 +97,9 @@ def open_folder(path: Path) -> Iterator[Path]:
         raise InputError(f"{path} does not exist. Give a folder or a {SUFFIX} file.")
     with TemporaryDirectory(prefix="autocoder-bundle-") as scratch:
         folder = unpack(path, Path(scratch))
-        # guard: test_a_folder_with_a_name_that_says_something
         from storage.bundle.seal import claimed_release
 
+        # guard: test_a_folder_with_a_name_that_says_something
         if claimed_release(folder) != folder.name:
             raise UnsoundBundle(path.name, "its folder is not named after its release")
         yield folder
