@@ -124,6 +124,6 @@ def test_a_plan_is_audited_by_its_form(stack: Stack, operator: Operator, retrain
     assert (stack.wait("its end", lambda: ended(stack, run_id)) or {})["state_type"] == "COMPLETED"
     (shown,) = [a for a in stack.artifacts(run_id) if a["key"] == "audit"]
     operator.open_artifact(shown["id"])
-    expect(page.get_by_text("AUC").first).to_be_visible()
+    expect(page.get_by_text("% confidence").first).to_be_visible()
     operator.leave()
     assert [row.release_id for row in releases(stack)] == [row.release_id for row in before]
