@@ -84,10 +84,12 @@ class Selection(BaseModel, frozen=True, extra="forbid"):
             fits=len({made.fitted.sha256, *(_fit(row) for row in same if row.event is not None)}),
             searched=searched or SEARCHED in stated,
             tuned=tuple(
-                line
-                for lines, ways in _tuned()
-                for line in lines
-                if line in stated or any(_holds(way, settings) for way in ways)
+                dict.fromkeys(
+                    line
+                    for lines, ways in _tuned()
+                    for line in lines
+                    if line in stated or any(_holds(way, settings) for way in ways)
+                )
             ),
             compared=len({_branch(row) for row in same if row.event is not None}) > 1,
         )

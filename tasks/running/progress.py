@@ -113,7 +113,7 @@ _WORDS: dict[str, tuple[str, str]] = {
     ),
     "features": ("encode", "{records:,} records"),
     "tokens": ("encode", "{records:,} records"),
-    "titles": ("encode", "titles of {codes:,} codes"),
+    "titles": ("encode", "{codes:,} public texts: titles, words"),
     "plan": ("plan", "{label}: ε {epsilon_text}, δ {delta_text}"),
     "predictions": ("predict", "held-out records"),
     "scores": ("score", "weighted F1 {weighted_f1:.3f}, macro F1 {macro_f1:.3f} " + _HELD_OUT),
