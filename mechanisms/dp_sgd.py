@@ -28,7 +28,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from mechanisms.descent.keyed_state import KeyedState, fit_classifier
-from mechanisms.descent.noisy_descent import NoisyDescent, Optimised, SampledSum
+from mechanisms.descent.noisy_descent import NoisyDescent, Optimised, SampledSum, rate_for_noise
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import ClassifierModel, Descending, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model import threads
@@ -73,6 +73,12 @@ class DpSgd(Descending, frozen=True, title="DP-SGD"):
         title="Rate of the head",
         description="Of a head on an encoder that trains too, in learning rates.",
     )
+    weight_noise: Positive | None = Field(
+        default=None,
+        title="Noise of a weight",
+        description="Nu that a weight may end with, from which the rate follows, as for prior descent; SGD without a "
+        "rate. Empty: 1 / sqrt(width) where the records are features.",
+    )
     weight_decay: float = Field(default=0.0, ge=0, le=1e6, allow_inf_nan=False, title="Weight decay")
     momentum: float = Field(default=0.0, ge=0, lt=1, title="Momentum", description="SGD only.")
     epochs: int | None = Field(default=None, ge=1, le=10_000, title="Epochs", description="Empty: the run's own.")
@@ -92,9 +98,11 @@ class DpSgd(Descending, frozen=True, title="DP-SGD"):
     class_weights: ClassWeightsConfig | None = Field(default=None, title="Class weights")
 
     @model_validator(mode="after")
-    def _momentum_is_for_sgd(self) -> DpSgd:
+    def _settings_of_sgd(self) -> DpSgd:
         if self.momentum and self.optimiser != "sgd":
             raise ValueError("momentum goes with optimiser `sgd`")
+        if self.weight_noise is not None and (self.optimiser != "sgd" or self.learning_rate is not None):
+            raise ValueError("weight_noise goes with optimiser `sgd` and without a learning rate")
         return self
 
     def _batch(self, task: Task) -> int:
@@ -120,8 +128,9 @@ class DpSgd(Descending, frozen=True, title="DP-SGD"):
         noise = settled.calibrate(task)
         if self.learning_rate is None:
             descent = descent_of(settled.event(noise, task))
-            rate = PAPER_RATE if task.features is None else settled.rate(descent, task.features)
-            settled = settled.model_copy(update={"learning_rate": rate})
+            knows = task.features is not None or self.weight_noise is not None
+            rate = settled.rate(descent, task.features or 1) if knows else PAPER_RATE
+            settled = settled.model_copy(update={"learning_rate": rate, "weight_noise": None})
         return Plan(mechanism=settled, task=task, noise=noise)
 
     def event(self, noise: float, task: Task) -> DpEvent:
@@ -142,20 +151,18 @@ class DpSgd(Descending, frozen=True, title="DP-SGD"):
         return self.calibrate_by
 
     def rate(self, descent: DpSgdEvent, width: int) -> float:
-        """Returns the rate at which a weight ends with noise of standard deviation 1 / sqrt(width); it reads no record.
+        """Returns the rate at which a weight ends with noise of standard deviation `weight_noise`; it reads no record.
 
-        That noise moves a score of features of norm sqrt(width) by 1. AdamW divides by the noise, so that T steps walk
-        rate sqrt(T). SGD's step has noise rate sigma C / batch, of which a step with j after it reaches the end times
-        (1 - m^(j+1)) / (1 - m). Where there is little noise, the rate is the one that momentum alone allows.
+        That of 1 / sqrt(width) moves a score of features of norm sqrt(width) by 1; where it is not set and there is
+        little noise, the rate is the one that momentum alone allows. AdamW divides by the noise, so that T steps walk
+        rate sqrt(T).
         """
-        steps, last = descent.steps, descent.segments[-1]
         if self.optimiser == "adamw":
-            return 1 / math.sqrt(width * steps)
+            return 1 / math.sqrt(width * descent.steps)
         assert self.batch_size is not None
-        m = self.momentum
-        reach = math.sqrt(sum(((1 - m**left) / (1 - m)) ** 2 for left in range(1, steps + 1)))
-        by_noise = self.batch_size / (math.sqrt(width) * last.noise_multiplier * last.l2_clip_norm * reach)
-        return min(by_noise, 10 * (1 - m) / last.l2_clip_norm)
+        noise = self.weight_noise or 1 / math.sqrt(width)
+        rate = rate_for_noise(noise, descent, divisor=self.batch_size, momentum=self.momentum)
+        return rate if self.weight_noise else min(rate, 10 * (1 - self.momentum) / descent.segments[-1].l2_clip_norm)
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         """Every step on clipped per-record gradients of the run's classifier."""

@@ -33,7 +33,7 @@ from mechanisms import estimator_inputs as inputs
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import ClassifierModel, Fitted, Mechanism, Plan, Records, Run, Task
 from mechanisms.model import classifier as classifiers
-from mechanisms.model import encoder_files, lexicon, prior
+from mechanisms.model import encoder_files, lexicon, packaged, prior
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig, OptimiserPhase
 from mechanisms.model.encoder_files import PACKAGED
@@ -71,7 +71,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             a mechanism of tables cuts them to [0, 1].
         classes: public labels. None: those of y, of which a warning says that epsilon does not cover them.
         titles: public text of each label, by label; or, of features, their vectors [classes, width]. The head starts
-            there, without cost. None: at zero, and `PriorDescent` spends nothing on the map between titles and records.
+            there, without cost. None: at zero.
         encoder: of texts, a hub name or folder.
         words: whether the head also reads how much words of a text are like those of the titles
             (`mechanisms.model.lexicon`), where both are texts.
@@ -214,12 +214,6 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             key=self.key,
             classes=self.classes,
         )
-        if (
-            mechanism.kind == "prior-descent"
-            and self.titles is None
-            and "align_share" not in mechanism.model_fields_set
-        ):
-            mechanism = mechanism.model_copy(update={"align_share": 0.0})
         return mechanism
 
     def _labels(self, y: np.ndarray) -> Tensor:
@@ -260,10 +254,11 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         titles = [self.titles[label] for label in classes.tolist()]
         if not lexicon.vocabulary_of(titles):
             return None
+        encoder = packaged.for_words(self.encoder)
         return lexicon.of_titles(
             titles,
-            lambda words: _words_encoded(self.encoder, words),
-            tokens=encoder_files.whole_words(self.encoder),
+            lambda words: _words_encoded(encoder, words),
+            tokens=encoder_files.whole_words(encoder),
             texts=titles,
             features=_encoded(self.encoder, titles),
         )

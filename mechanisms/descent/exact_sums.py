@@ -19,14 +19,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
-from mechanisms.privacy.events import GaussianReleaseEvent
-from mechanisms.privacy.noise import SecretStream
 
 FEATURE_BITS = 11
 RESIDUAL_BITS = 19
@@ -40,35 +39,13 @@ _REACH = 22
 _LARGEST_FEATURE = (1 << 15) - 1
 _INSIDE = 1 - 2.0**-40
 """Keeps a clipped norm below the clip after the last rounding of its factor, which is below 2^-50."""
-_BLOCK = 4096
+_BLOCK = 512
 
 
 def on_grid(features: Tensor, *, bits: int = FEATURE_BITS) -> Tensor:
     """Returns features as integers int16, each coordinate cut to what 16 bits hold; one that is not finite is 0."""
     scaled = torch.nan_to_num(features.double(), nan=0.0, posinf=0.0, neginf=0.0).mul_(2.0**bits).round_()
     return scaled.clamp_(-_LARGEST_FEATURE, _LARGEST_FEATURE).to(torch.int16)
-
-
-def clipped_feature_sum(features: Tensor, *, norm: float) -> Tensor:
-    """Returns the sum over records of features cut to a norm, in units of 2^-FEATURE_BITS, float64 of integers [width].
-
-    Args:
-        features: int16 [n, width], on the grid.
-    """
-    total = torch.zeros(features.shape[1], dtype=torch.float64, device=features.device)
-    for block in features.split(_BLOCK):
-        values = block.double()
-        total += (
-            (values * clip_factors(_root(values.square().sum(1)), norm * 2.0**FEATURE_BITS)[:, None]).trunc().sum(0)
-        )
-    return total
-
-
-def noisy_feature_sum(features: Tensor, event: GaussianReleaseEvent, stream: SecretStream) -> Tensor:
-    """Returns `clipped_feature_sum` with the event's noise, once for each stream."""
-    total = clipped_feature_sum(features, norm=event.l2_sensitivity)
-    std = sum_std(event.noise_multiplier, event.l2_sensitivity, bits=FEATURE_BITS)
-    return stream.add_rounded_normal_(total, std=std, purpose="mean", step=0)
 
 
 def sum_std(noise_multiplier: float, norm: float, *, bits: int) -> Fraction:
@@ -88,74 +65,34 @@ class Scores:
     centre: Tensor
     labels: Tensor
 
-    def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yields places, centred features and the constant 1, float64 of integers [b, width + 1], and labels."""
+    def blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields centred features and the constant 1, float64 of integers [b, width + 1], and labels."""
         for start in range(0, len(self.labels), _BLOCK):
             place = slice(start, start + _BLOCK)
             values = self.features[place].double() - self.centre
             values.clamp_(-_LARGEST_FEATURE, _LARGEST_FEATURE)
             constant = torch.full((len(values), 1), 2.0**FEATURE_BITS, dtype=torch.float64, device=values.device)
-            yield place, torch.cat([values, constant], 1), self.labels[place]
+            yield torch.cat([values, constant], 1), self.labels[place]
 
 
-class Residuals:
-    """Residuals of a softmax over rows of which some never change.
+def residuals(scores: Scores, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yields (residuals, features, losses) of blocks of records: integers [b, classes], [b, width + 1]; nats [b].
 
-    rows: float [classes, width + 1], bias last. active: bool [classes], the rows that a descent moves; the scores
-    of the others are computed once.
+    Args:
+        rows: of a linear softmax, float [classes, width + 1], bias last.
     """
-
-    def __init__(self, scores: Scores, rows: Tensor, active: Tensor | None = None) -> None:
-        self._scores, device = scores, rows.device
-        self._table = _exp_table(device)
-        self.active = torch.ones(len(rows), dtype=torch.bool, device=device) if active is None else active
-        places = torch.full((len(rows),), -1, dtype=torch.int64, device=device)
-        places[self.active] = torch.arange(int(self.active.sum()), device=device)
-        self._place_of = places
-        rest = rows[~self.active]
-        self._rest = None
-        if len(rest):
-            weights = _weights_on_grid(rest)
-            largest, mass = list[Tensor](), list[Tensor]()
-            for _, values, _ in scores.blocks():
-                products = values @ weights.T
-                top = products.amax(1, keepdim=True)
-                largest.append(top)
-                mass.append(self._lookup(top - products).sum(1, keepdim=True))
-            self._rest = torch.cat(largest), torch.cat(mass)
-
-    def blocks(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yields (residuals, features, losses) of blocks: integers [b, active], [b, width + 1]; nats [b].
-
-        Args:
-            rows: the active ones [active, width + 1].
-        """
-        weights = _weights_on_grid(rows)
-        for place, values, labels in self._scores.blocks():
-            products = values @ weights.T
-            top = products.amax(1, keepdim=True)
-            below = None
-            if self._rest is not None:
-                largest, mass = (part[place] for part in self._rest)
-                top = torch.maximum(top, largest)
-                # a product of two integers below 2^53 each is rounded once, then divided: a function of the record
-                below = mass * self._lookup(top - largest) * 2.0**-_TABLE_BITS
-            shares = self._lookup(top - products)
-            total = shares.sum(1, keepdim=True)
-            shares /= total if below is None else total + below
-            columns = self._place_of[labels]
-            own = columns >= 0
-            residual = shares.mul_(2.0**RESIDUAL_BITS).trunc_()
-            record = torch.nonzero(own)[:, 0]
-            share = residual[record, columns[record]]
-            residual[record, columns[record]] = share - 2.0**RESIDUAL_BITS
-            losses = torch.zeros(len(labels), dtype=torch.float64, device=rows.device)
-            losses[record] = -share.clamp(min=1.0).log() + RESIDUAL_BITS * math.log(2)
-            yield residual, values, losses
-
-    def _lookup(self, differences: Tensor) -> Tensor:
-        unit = 2.0 ** (_SCORE_BITS - FEATURE_BITS - _WEIGHT_BITS)
-        return self._table[(differences * unit).clamp_(max=len(self._table) - 1).long()]
+    table, weights = _exp_table(rows.device), rows.double().mul(2.0**_WEIGHT_BITS).round_()
+    unit = 2.0 ** (_SCORE_BITS - FEATURE_BITS - _WEIGHT_BITS)
+    for values, labels in scores.blocks():
+        products = values @ weights.T
+        differences = (products.amax(1, keepdim=True) - products).mul_(unit)
+        shares = table[differences.clamp_(max=len(table) - 1).long()]
+        shares /= shares.sum(1, keepdim=True)
+        residual = shares.mul_(2.0**RESIDUAL_BITS).trunc_()
+        record = torch.arange(len(labels), device=rows.device)
+        share = residual[record, labels]
+        residual[record, labels] = share - 2.0**RESIDUAL_BITS
+        yield residual, values, -share.clamp(min=1.0).log() + RESIDUAL_BITS * math.log(2)
 
 
 def clipped_outer_sum(left: Tensor, right: Tensor, *, norm: float, out: Tensor) -> None:
@@ -179,10 +116,6 @@ def require_room(records: int, norm: float) -> None:
         raise MechanismError(f"{records} records are more than exact sums hold: lower the clip, or split the records")
 
 
-def _weights_on_grid(rows: Tensor) -> Tensor:
-    return rows.double().mul(2.0**_WEIGHT_BITS).round_()
-
-
 def _root(squares: Tensor) -> Tensor:
     """Returns correctly rounded square roots: torch's own on a processor may be its maths library's, which are not."""
     if squares.device.type == "cpu":
@@ -195,6 +128,7 @@ def clip_factors(lengths: Tensor, norm: float) -> Tensor:
     return torch.where(lengths > norm * _INSIDE, norm * _INSIDE / lengths, torch.ones_like(lengths))
 
 
+@lru_cache(maxsize=2)
 def _exp_table(device: torch.device) -> Tensor:
     steps = torch.arange((_REACH << _SCORE_BITS) + 1, dtype=torch.float64)
     table = steps.mul_(-(2.0**-_SCORE_BITS)).exp_().mul_(2.0**_TABLE_BITS).round_()

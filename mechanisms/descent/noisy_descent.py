@@ -9,7 +9,8 @@ brings the clipped sum and the update; an audit's witness, divergence, checkpoin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -101,12 +102,24 @@ class Optimised:
             self._optimiser.load_state_dict({"state": {0: slots}, "param_groups": groups})
 
 
+def rate_for_noise(noise: float, event: DpSgdEvent, *, divisor: float, momentum: float) -> float:
+    """Returns the rate at which a parameter ends with noise of this standard deviation; it reads no record.
+
+    With momentum m, the noise of a step that j steps follow reaches the end times (1 - m^(j+1)) / (1 - m):
+
+        rate = noise divisor / (sigma C sqrt(sum_j ((1 - m^(j+1)) / (1 - m))^2))
+    """
+    last = event.segments[-1]
+    reach = math.sqrt(sum(((1 - momentum**left) / (1 - momentum)) ** 2 for left in range(1, event.steps + 1)))
+    return noise * divisor / (last.noise_multiplier * last.l2_clip_norm * reach)
+
+
 Update = Momentum | Optimised
 """Moves parameters along a noisy mean gradient. Its tensors survive a kill."""
 
 
 class NoisyDescent:
-    """Takes an event's steps in one phase or several, and saves them once an epoch.
+    """Takes an event's steps, and saves them once an epoch.
 
     Args:
         state: of the fit; `losses` in its numbers are mean -l_i over the records of each epoch, in nats, `clipped` the
@@ -141,30 +154,24 @@ class NoisyDescent:
         *,
         divisor: float,
         sum_over: SumOver | None = None,
-        segments: Sequence[NoiseSegment] | None = None,
-        name: str = "",
     ) -> Tensor:
-        """Takes the steps of a phase that were not taken before; returns its parameters.
+        """Takes the steps that were not taken before; returns the parameters.
 
         Args:
             divisor: of the noisy sum, which makes a mean of it: a planned number of records and never the real one.
             sum_over: makes the same sum of other records, for the witness.
-            segments: of the phase; None: all of them.
-            name: of the phase, where there are several.
         """
         state = self._state
         bits = exact_sums.SUM_BITS if self._event.exact else 0
-        first = state.numbers.setdefault(f"{name}first", self.step)
-        saved = {n.removeprefix(f"{name}/"): t for n, t in state.tensors.items() if n.startswith(f"{name}/")}
-        if saved:
-            update.load(saved)
+        if state.tensors:
+            update.load(state.tensors)
         witness = None if sum_over is None else self._witness
         if witness is not None and sum_over is not None:
             witness.begin(sum_over)
         gradient = torch.zeros_like(update.theta, dtype=torch.float64)
         tally, flat = torch.zeros(3, device=gradient.device), gradient.view(-1)
-        steps = [segment for segment in segments or self._event.segments for _ in range(segment.steps)]
-        for segment in steps[self.step - first :]:
+        steps = [segment for segment in self._event.segments for _ in range(segment.steps)]
+        for segment in steps[self.step :]:
             step, clip = self.step, segment.l2_clip_norm
             gradient.zero_()
             clipped_sum(update.theta, step, segment, gradient, tally)
@@ -179,10 +186,10 @@ class NoisyDescent:
             if witness is not None:
                 witness.after(flat)
             update.step(gradient.div_(divisor).to(update.theta.dtype))
-            self._end_step(update, tally, name)
+            self._end_step(update, tally)
         return update.theta
 
-    def _end_step(self, update: Update, tally: Tensor, name: str) -> None:
+    def _end_step(self, update: Update, tally: Tensor) -> None:
         """Counts the step; at the end of an epoch closes its tallies, checks for divergence and saves."""
         numbers, steps = self._state.numbers, self._event.steps
         step = numbers["step"] = self.step + 1
@@ -193,7 +200,7 @@ class NoisyDescent:
             numbers["clipped"].append(beyond / max(records, 1))
             if not bool(torch.isfinite(update.theta).all()):
                 raise MechanismError(f"the descent diverged by step {step}: {self._remedy}")
-            self._state.tensors |= {f"{name}/{part}": tensor for part, tensor in update.tensors().items()}
+            self._state.tensors = update.tensors()
             self._state.save()
         # steps over all records of a whole encoder are few and long
         if self._progress is not None and (step % max(1, min(16, steps // 16)) == 0 or step == steps):

@@ -128,6 +128,8 @@ class Classifier:
         self.part = part
         self.device = device
         self._pool = pool
+        self.centre: Tensor | None = None
+        """Mean of the public texts that a head starts at, float32 [width]; None: it starts elsewhere."""
         self.parameters = [p for p in part.parameters() if p.requires_grad]
         self.flat = torch.empty(sum(p.numel() for p in self.parameters), dtype=torch.float32, device=device)
         self.spans: dict[int, slice] = {}

@@ -5,11 +5,11 @@ the list's titles,
 
     m_j(x) = max over words w of x of  1 where j is w's stem,  else relu((cos(e_w, e_j) - t) / (1 - t))     (`titles`)
 
-with e the encoder's vector of a single word and t the cosine that 0.65 % of pairs of a word and a stem exceed; or into
-the signed hashes of all its stems (`hashed`). The classifier reads both blocks side by side, [a f(x), b m(x)], with f
-the encoder's pooled features. The scales a and b come from public text: there both blocks have the same root mean
-square norm, and together the one that the encoder's block had by itself. No record is read for vocabulary, similarities
-or scales, so that they cost no privacy.
+with e an encoder's vector of a single word (`packaged.for_words`) and t the cosine that 0.65 % of pairs of a word and a
+stem exceed; or into the signed hashes of all its stems (`hashed`). The classifier reads both blocks side by side,
+[a f(x), b m(x)], with f the encoder's pooled features. The scales a and b come from public text: there both blocks have
+the same root mean square norm, and together the one that the encoder's block had by itself. No record is read for
+vocabulary, similarities or scales, so that they cost no privacy.
 
 The similarities are a table over a fixed public vocabulary, the whole words of the encoder's tokenizer and those of the
 titles, in steps of 1/255, and over the inflections of the stems by the endings that are commonest in that vocabulary.

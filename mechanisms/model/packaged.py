@@ -38,6 +38,11 @@ def best_installed() -> str:
     return MPNET if _mpnet_parts() else MINILM
 
 
+def for_words(name: str) -> str:
+    """Returns the encoder whose vectors of single words a lexicon takes: MiniLM's for mpnet, whose own are worse."""
+    return MINILM if name == MPNET else name
+
+
 def folder(name: str) -> Path:
     """Returns the folder of a packaged encoder; puts mpnet's parts together at first use, checked by their digests.
 

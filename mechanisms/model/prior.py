@@ -50,6 +50,7 @@ def start(classifier: Classifier, embeddings: Tensor, known: Tensor) -> None:
     """
     unit, centre = directions(embeddings, known)
     head = head_of(classifier)
+    classifier.centre = centre
     with torch.no_grad():
         head.weight.copy_(classifier.config.prior_scale * unit)
         head.bias.copy_(-(head.weight @ centre.to(head.weight.device)))

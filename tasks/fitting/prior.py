@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from mechanisms.model import checkpoint, classifier, encoder_files, prior
+from mechanisms.model import checkpoint, classifier, encoder_files, packaged, prior
 from mechanisms.model import lexicon as words
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
@@ -133,12 +133,14 @@ def lexicon_of(context: Context, model: ModelConfig, dataset: Path) -> Lexicon |
         embedded, _ = embeddings(context, narratives(model))
         return words.build("hashed", texts=invented_narratives(), features=embedded[0], language=language)
 
+    of_words = model.model_copy(update={"encoder": packaged.for_words(model.encoder)})
+
     def embed(public: list[str]) -> torch.Tensor:
-        return embeddings(context, _step("words", model, [public]))[0][0]
+        return embeddings(context, _step("words", of_words, [public]))[0][0]
 
     if model.lexical_titles == "injuries":
         public = texts = words.injury_titles()
-        features = embed(texts)
+        features = embeddings(context, _step("titles", model, [texts]))[0][0]
     else:
         codes = load_codes(dataset)
         embedded, with_title = embeddings(context, titles(model, codes))
@@ -148,7 +150,7 @@ def lexicon_of(context: Context, model: ModelConfig, dataset: Path) -> Lexicon |
     return words.of_titles(
         public,
         embed,
-        tokens=encoder_files.whole_words(model.encoder),
+        tokens=encoder_files.whole_words(of_words.encoder),
         texts=texts,
         features=features,
         leave_out=[model.prior_sentence],

@@ -84,9 +84,10 @@ def measure(folder: Path) -> dict[str, Any]:
     compared = _command("compare", "--profile", profile, *records, *chosen, "--home", home)
     for branch, name in COMPARED.items():
         released = None
-        if branch in compared["plans"]:
+        plan = compared["plans"].get(branch) or compared["plans"].get(f"{branch} at epsilon 5")
+        if plan is not None:
             settings = ("--policy", policy) if branch == "prior-descent" else ()
-            released = _command("release", compared["plans"][branch], *settings, "--home", home)
+            released = _command("release", plan, *settings, "--home", home)
         plans[name] = _plan(home, branch, released)
 
     formal: dict[str, Any] = {"formal": PRIOR_DESCENT, "release": {"enabled": True, "policy": str(policy)}}

@@ -14,6 +14,7 @@ from small_heads import KEY, MakeLinear, scale_p_value
 from torch import Tensor
 
 from mechanisms import dp_sgd
+from mechanisms.descent.noisy_descent import rate_for_noise
 from mechanisms.dp_sgd import DpSgd
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import Records, Run, Task
@@ -254,3 +255,16 @@ def test_an_empty_sample_still_adds_noise(linear: MakeLinear) -> None:
     go(made, plan)
     assert torch.isfinite(made[0].flat).all()
     assert not torch.any(made[0].flat == before)
+
+
+def test_the_noise_of_a_weight_sets_the_rate() -> None:
+    """As for prior descent, of the same event; a plan keeps the rate alone, and can be read back."""
+    config = DpSgd(
+        target_epsilon=2, delta=1e-5, optimiser="sgd", momentum=0.9, sampling_prob=1, epochs=6, weight_noise=0.5
+    )
+    plan = config.plan(Task(records=100, classes=3))
+    mechanism = DpSgd.model_validate_json(plan.mechanism.model_dump_json())
+    wanted = rate_for_noise(0.5, descent_of(plan.event), divisor=100, momentum=0.9)
+    assert (mechanism.learning_rate, mechanism.weight_noise) == (pytest.approx(wanted), None)
+    with pytest.raises(ValidationError, match="without a learning rate"):
+        DpSgd(optimiser="sgd", learning_rate=1, weight_noise=0.5)

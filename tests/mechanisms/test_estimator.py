@@ -145,20 +145,6 @@ def test_noise_is_passed_in_or_secret(kind: str) -> None:
     assert "key" not in repr(Run(classes=2, seed=0, classifier=lambda: pytest.fail("built"), key=KEY))
 
 
-def test_prior_descent_without_titles_spends_nothing_on_their_map() -> None:
-    """The whole budget goes to the rows, which start at zero. A share that was set stays; so it does with titles."""
-    X, y = separable(60, classes=3, width=6)
-    titles = np.eye(3).repeat(2, axis=1)
-    share = mechanisms.PriorDescent().align_share
-    for mechanism, given, expected in (
-        (mechanisms.PriorDescent(), None, 0.0),
-        (mechanisms.PriorDescent(align_share=0.1), None, 0.1),
-        (mechanisms.PriorDescent(), titles, share),
-    ):
-        made = PrivateClassifier(mechanism, epsilon=5, titles=given, bounds=(-3, 3), key=KEY).fit(X, y)
-        assert made.plan_.mechanism.model_dump()["align_share"] == expected
-
-
 def test_texts_and_their_titles() -> None:
     """Texts go through the packaged encoder, and so do the titles of the labels: with eight records, new texts get the
     right label. Public labels leave nothing unprotected."""

@@ -28,7 +28,7 @@ TASK = Task(records=RECORDS, classes=CLASSES, target_epsilon=5.0, delta=1e-5)
 MECHANISMS: dict[str, Mechanism] = {
     "DP-SGD, full batch": DpSgd(optimiser="sgd", learning_rate=1.0, epochs=8, sampling_prob=1.0),
     "DP-SGD, sampled": DpSgd(learning_rate=0.01, epochs=5, batch_size=50),
-    "prior descent": PriorDescent(align_steps=2, steps=8, directions=6),
+    "prior descent": PriorDescent(steps=10),
 }
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mechanisms.descent import exact_sums
-from mechanisms.descent.exact_sums import FEATURE_BITS, SUM_BITS, Residuals, Scores, clipped_outer_sum, on_grid
+from mechanisms.descent.exact_sums import FEATURE_BITS, SUM_BITS, Scores, clipped_outer_sum, on_grid, residuals
 from mechanisms.errors import MechanismError
 
 RECORDS, WIDTH, CLASSES = 300, 23, 7
@@ -24,44 +24,38 @@ def records(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def gradient(
-    features: Tensor, labels: Tensor, rows: Tensor, active: Tensor | None = None, *, clip: float = 1.0
-) -> Tensor:
-    residuals = Residuals(Scores(features, torch.zeros(WIDTH, dtype=torch.float64), labels), rows, active)
-    total = torch.zeros(int(residuals.active.sum()), WIDTH + 1, dtype=torch.float64)
-    for left, right, _ in residuals.blocks(rows[residuals.active]):
+def gradient(features: Tensor, labels: Tensor, rows: Tensor, *, clip: float = 1.0) -> Tensor:
+    total = torch.zeros(rows.shape, dtype=torch.float64)
+    for left, right, _ in residuals(Scores(features, torch.zeros(WIDTH, dtype=torch.float64), labels), rows):
         clipped_outer_sum(left, right, norm=clip, out=total)
     return total
 
 
-@pytest.mark.parametrize("some", [None, torch.tensor([True, False, True, True, False, True, False])])
-def test_it_is_the_clipped_gradient(some: Tensor | None) -> None:
+def test_it_is_the_clipped_gradient() -> None:
     """Against float64 softmax residuals: the grid moves the sum by less than a hundredth of its norm."""
     features, labels, rows = records()
     z = torch.cat([features.double() * 2.0**-FEATURE_BITS, torch.ones(RECORDS, 1)], 1)
     residual = (z @ rows.double().T).softmax(1)
     residual[torch.arange(RECORDS), labels] -= 1
-    residual = residual if some is None else residual[:, some]
     norms = residual.norm(dim=1) * z.norm(dim=1)
     wanted = (residual * (1 / norms.clamp(min=1))[:, None]).T @ z
-    exact = gradient(features, labels, rows, some) * 2.0**-SUM_BITS
+    exact = gradient(features, labels, rows) * 2.0**-SUM_BITS
     assert float((exact - wanted).norm() / wanted.norm()) < 0.01
     unclipped = residual.T @ z
     assert float((exact - unclipped).norm() / unclipped.norm()) > 0.1
 
 
-@pytest.mark.parametrize("some", [None, torch.tensor([True, False, True, True, False, True, False])])
-def test_sums_do_not_depend_on_order_or_division(some: Tensor | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_do_not_depend_on_order_or_division(monkeypatch: pytest.MonkeyPatch) -> None:
     """In another order, in blocks of 7, and as a sum over two parts: equal, not close."""
     features, labels, rows = records()
-    whole = gradient(features, labels, rows, some)
+    whole = gradient(features, labels, rows)
     assert torch.equal(whole, whole.round())
     order = torch.randperm(RECORDS)
-    assert torch.equal(gradient(features[order], labels[order], rows, some), whole)
-    parts = [gradient(features[part], labels[part], rows, some) for part in (slice(0, 101), slice(101, None))]
+    assert torch.equal(gradient(features[order], labels[order], rows), whole)
+    parts = [gradient(features[part], labels[part], rows) for part in (slice(0, 101), slice(101, None))]
     assert torch.equal(parts[0] + parts[1], whole)
     monkeypatch.setattr(exact_sums, "_BLOCK", 7)
-    assert torch.equal(gradient(features, labels, rows, some), whole)
+    assert torch.equal(gradient(features, labels, rows), whole)
 
 
 def test_one_record_moves_a_sum_by_its_own_term_below_the_clip() -> None:
@@ -87,15 +81,6 @@ def test_no_outer_product_exceeds_the_clip() -> None:
             clipped_outer_sum(left[i : i + 1], right[i : i + 1], norm=clip, out=out)
             squared = sum(int(entry) ** 2 for entry in out.flatten().tolist())
             assert squared <= (clip * 2**SUM_BITS) ** 2
-
-
-def test_a_feature_sum_is_cut_record_by_record() -> None:
-    """Each record's part has at most the norm; a record that is not finite adds what its finite coordinates add."""
-    features = torch.tensor([[3.0, 4.0], [0.1, 0.2], [float("inf"), 1.0], [float("nan"), 0.0]])
-    total = exact_sums.clipped_feature_sum(on_grid(features), norm=1.0) * 2.0**-FEATURE_BITS
-    assert total.tolist() == pytest.approx([0.7, 2.0], abs=3e-3)
-    single = exact_sums.clipped_feature_sum(on_grid(features[:1]), norm=1.0)
-    assert sum(int(entry) ** 2 for entry in single.tolist()) <= (1 << FEATURE_BITS) ** 2
 
 
 def test_too_many_records_are_refused() -> None:

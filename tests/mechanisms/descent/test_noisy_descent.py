@@ -32,7 +32,7 @@ def momentum() -> Update:
 
 
 def descend(update: Update, folder: Path | None = None, *, kill_at: int = -1, epochs: int = 6) -> list[int]:
-    """Two phases of a descent whose sums are 1 and theta + 2; returns the steps at which sums were asked for."""
+    """Two segments of a descent whose sums are 1 and theta + 2; returns the steps at which sums were asked for."""
     state, asked = KeyedState(folder, lambda: KEY), list[int]()
     descent = NoisyDescent(state, EVENT, epochs=epochs, remedy="lower the rate")
 
@@ -43,8 +43,7 @@ def descend(update: Update, folder: Path | None = None, *, kill_at: int = -1, ep
         out += 1 if segment == SEGMENTS[0] else theta + 2
         tally += torch.tensor([8.0, 1.0, 4.0])
 
-    descent.run(update, clipped_sum, divisor=4, segments=SEGMENTS[:1], name="one")
-    descent.run(update, clipped_sum, divisor=4, segments=SEGMENTS[1:], name="two")
+    descent.run(update, clipped_sum, divisor=4)
     state.finish(theta=update.theta)
     return asked
 
@@ -52,8 +51,9 @@ def descend(update: Update, folder: Path | None = None, *, kill_at: int = -1, ep
 def test_a_step_by_hand() -> None:
     """theta moves by the rate times (sum + sigma C z) / divisor, with z of the key's stream at the step."""
     update = Momentum(torch.zeros(5, dtype=torch.float64), rate=0.1, momentum=0.0)
-    descent = NoisyDescent(KeyedState(None, lambda: KEY), EVENT, epochs=6, remedy="")
-    descent.run(update, lambda theta, step, segment, out, tally: out.fill_(1.0), divisor=4, segments=SEGMENTS[:1])
+    event = DpSgdEvent(sampling_prob=1.0, segments=SEGMENTS[:1])
+    descent = NoisyDescent(KeyedState(None, lambda: KEY), event, epochs=2, remedy="")
+    descent.run(update, lambda theta, step, segment, out, tally: out.fill_(1.0), divisor=4)
     wanted = torch.zeros(5, dtype=torch.float64)
     for step in range(2):
         noisy = torch.ones(5, dtype=torch.float64)
@@ -64,7 +64,7 @@ def test_a_step_by_hand() -> None:
 
 @pytest.mark.parametrize("kill_at", [0, 1, 2, 5])
 def test_a_killed_descent_takes_no_saved_step_again(kill_at: int, tmp_path: Path) -> None:
-    """In the first or second phase: it ends bit for bit where the unbroken one does, from the step that was missing."""
+    """In either segment it ends bit for bit where the unbroken one does, from the step that was missing."""
     unbroken, resumed = momentum(), momentum()
     assert descend(unbroken) == [0, 1, 2, 3, 4, 5]
     with pytest.raises(Killed):

@@ -42,7 +42,7 @@ def asked(tmp_path: Path, name: str) -> tuple[list[Step], str]:
 
 def test_a_linear_mechanism_reruns_with_its_own_settings(tmp_path: Path) -> None:
     """The settings are in the plan that the reruns read, so that others mean other reruns."""
-    name, own = "prior-descent", "align_share"
+    name, own = "prior-descent", "steps"
     (plan, trials), mechanism = asked(tmp_path, name)
     assert mechanism == name
     assert own in plan.config["mechanism"]

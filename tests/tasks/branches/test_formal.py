@@ -59,7 +59,7 @@ def test_from_a_file_to_one_release(context: Context, data: Mapping[str, Any], t
     assert (statement["mechanism"], statement["guarantee_kind"]) == ("prior-descent", "formal")
     assert float(statement["delta"]) == 1e-5
     assert 3 * 0.995 <= float(statement["epsilon"]) <= 3
-    assert any("titles of the code list" in line for line in statement["assumptions"])
+    assert any("titles of the codes" in line for line in statement["assumptions"])
     assert not any("comparison" in line or "decide about" in line for line in statement["unprotected_inputs"])
     assert released()[0] == done
     other = parameters(data, tiny_bert, target_epsilon=4.0)
