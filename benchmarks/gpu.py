@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Measures a GPU in one run: the tests marked `cuda`, achieved speed against the card's own, the whole chain.
 
-    make gpu                                       # on the machine with the card; docs/scale.md lists what it needs
+    make gpu                             # on the machine with the card; docs/how-to/scale-out.md lists what it needs
     python benchmarks/gpu.py --device card --small # the rehearsal: the same parts, small, on a pretended card
 
 A pretended card (tests/devices/pretended.py) computes on the processor and refuses what a card refuses: a tensor that

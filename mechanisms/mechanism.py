@@ -7,7 +7,7 @@
 
 A model answers `log_probabilities`, and saves and loads itself; whoever can also write a bundle has `release_to`.
 The event that ran, and nothing else, says what is claimed (`mechanisms.privacy.claims`).
-`docs/adding-a-mechanism.md` walks one through.
+`docs/how-to/add-a-mechanism.md` walks one through.
 """
 
 from __future__ import annotations

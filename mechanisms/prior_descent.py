@@ -17,7 +17,7 @@ the classes along that direction.
 rate follows from it and from the plan's event (`mechanisms.descent.noisy_descent.rate_for_noise`). So more records, or
 a larger epsilon, make it descend further; where there are few it stays near the prior.
 
-docs/formal.md has what else was part of it, and what each part gave under the same rule.
+docs/explanation/formal-method.md has what else was part of it, and what each part gave under the same rule.
 """
 
 from __future__ import annotations

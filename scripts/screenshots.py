@@ -173,7 +173,7 @@ def take_review(address: str, picture: Path) -> None:
 def main() -> None:
     """Checks what is needed, takes the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs", help="folder of the pictures")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "pictures", help="folder of the pictures")
     parser.add_argument("--stack", type=Path, help="folder of a stack that is running")
     options = parser.parse_args()
     lacking = missing() if options.stack is None else None

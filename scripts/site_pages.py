@@ -1,7 +1,7 @@
 """Hooks of the documentation's site: pages that lie outside `docs/`, and links that lead out of it.
 
-README, PRIVACY.md and their like stay where a reader of the repository looks for them; here they become pages of the
-site, with their links made right. Links to code and settings have no page to lead to: they become plain text. A
+PRIVACY.md and its like stay where a reader of the repository looks for them; here they become pages of the site, with
+their links made right. Links to code and settings have no page to lead to: they become plain text. A
 notebook becomes a page as it lies there, with the outputs that it holds: nothing is run here.
 """
 
@@ -18,13 +18,12 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
-    "README.md": "index.md",
     "PRIVACY.md": "PRIVACY.md",
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "CHANGELOG.md": "CHANGELOG.md",
 }
 """Path in the repository: page of the site."""
-NOTEBOOKS = {"examples/own_model.ipynb": "own-model.md"}
+NOTEBOOKS = {"examples/own_model.ipynb": "tutorials/own-model.md"}
 """Path in the repository: page of the site, which its pictures lie beside."""
 
 WIDE = 9

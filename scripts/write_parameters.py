@@ -1,4 +1,4 @@
-"""Writes docs/parameters.md from the models that parameters are checked by (tasks/parameters.py)."""
+"""Writes docs/reference/parameters.md from the models that parameters are checked by (tasks/parameters.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from flows.commands.profiles import OPTIONS
 from tasks.parameters import RetrainParameters
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "parameters.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "parameters.md"
 _HEAD = """# Parameters
 
 <!-- Written by `python scripts/write_parameters.py`; not to be edited. -->

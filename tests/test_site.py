@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-STARTS = ("tutorials/own-data", "approve", "tutorials/partner", "tutorials/published-table", "operations", "compare")
+STARTS = (
+    *("tutorials/own-data", "how-to/approve", "tutorials/use-a-bundle", "tutorials/published-table"),
+    *("how-to/operate", "how-to/compare-methods"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +27,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_each_reader_has_a_page_to_begin_at(site: Path) -> None:
-    """And the README, which is the first page, leads there; its picture is there too."""
-    assert (site / "plan-page.png").is_file()
-    assert 'src="plan-page.png"' in (site / "index.html").read_text()
+    """The first page leads there."""
+    assert (site / "pictures" / "plan-page.png").is_file()
     first = (site / "index.html").read_text()
     for name in STARTS:
         assert f'href="{name}.html"' in first
@@ -47,7 +49,7 @@ def test_links_lead_somewhere_in_the_repository_too() -> None:
     assert lost == []
 
 
-@pytest.mark.parametrize("page", ["tutorials/partner.md", "coding.md"])
+@pytest.mark.parametrize("page", ["tutorials/use-a-bundle.md", "how-to/code-files.md"])
 def test_a_partners_commands_name_the_bundle(page: str) -> None:
     """A partner has no workspace whose newest release would be taken."""
     text = (ROOT / "docs" / page).read_text().replace("\\\n", " ")
@@ -69,10 +71,10 @@ def test_nothing_is_loaded_from_a_network(site: Path) -> None:
 def test_pages_of_the_repository_are_in_it_and_found(site: Path) -> None:
     """What lies outside docs/, with its links led to pages; search knows its words."""
     promise = (site / "PRIVACY.html").read_text()
-    assert 'href="threat-model.html"' in promise
+    assert 'href="explanation/threat-model.html"' in promise
     index = (site / "search" / "search_index.js").read_text()
     for words in (
-        "The promise and its limits",
+        "The privacy guarantee and its limits",
         "Use a bundle",
         "Adding a mechanism",
         "mechanisms.mechanism.Mechanism",
@@ -82,9 +84,9 @@ def test_pages_of_the_repository_are_in_it_and_found(site: Path) -> None:
 
 def test_the_notebook_is_a_page_with_what_it_showed(site: Path) -> None:
     """Outputs and picture, from the file alone; the calls that it uses are on the Python page."""
-    page = (site / "own-model.html").read_text()
+    page = (site / "tutorials" / "own-model.html").read_text()
     assert "guarantee: asymptotic-local" in page
     assert 'src="own-model-1.png"' in page
-    assert (site / "own-model-1.png").read_bytes().startswith(b"\x89PNG")
-    python = (site / "api.html").read_text()
+    assert (site / "tutorials" / "own-model-1.png").read_bytes().startswith(b"\x89PNG")
+    python = (site / "reference" / "python.html").read_text()
     assert 'id="mechanisms.own_models.swag_ppm"' in python

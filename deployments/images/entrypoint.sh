@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What a container is: server | services | migrate | deploy | metrics | serve | worker POOL QUEUE… |
 # engine | engine-worker ADDRESS | flow-run | cli ARGUMENTS…
-# `flow-run` is one run, which a worker outside has made this container for (docs/scale.md); it is told which by the environment.
+# `flow-run` is one run, which a worker outside has made this container for (docs/how-to/scale-out.md); it is told which by the environment.
 # `cli` is the command `autocoder` with this container's ledger, login and workspace, for a person who types.
 # Passwords are read from /run/secrets, as far as this container was given them, and are in no image and no argument.
 # One that is there and can't be read ends the container: nothing may fall back to a ledger or a key of its own.

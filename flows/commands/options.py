@@ -65,7 +65,7 @@ Read = Annotated[
     list[str] | None,
     more(
         help="How tables are read where what they look like is not what they are: separator=;, encoding=cp1252, "
-        "sheet=2024, skip=2 (docs/data.md). Repeatable."
+        "sheet=2024, skip=2 (docs/how-to/prepare-data.md). Repeatable."
     ),
 ]
 Overwrite = Annotated[bool, more("--overwrite", help="Replace existing outputs.")]
@@ -116,7 +116,10 @@ class RunOptions:
     classification_version: Annotated[str | None, more(help="Version of it, such as 2010.")] = None
     settings: Annotated[
         list[str] | None,
-        more("--set", help="Any parameter (docs/parameters.md): key=value, such as fit.adamw.epochs=3. Repeatable."),
+        more(
+            "--set",
+            help="Any parameter (docs/reference/parameters.md): key=value, such as fit.adamw.epochs=3. Repeatable.",
+        ),
     ] = None
     read: Read = None
     home: Home = None

@@ -277,4 +277,4 @@ def _meant(wrong: str, names: Sequence[str]) -> str:
     matches = [name for name in names if f".{name}".endswith(f".{last}")][:3]
     siblings = [name for name in names if name.rpartition(".")[0] == section]
     matches = matches or difflib.get_close_matches(wrong, siblings, n=1) or difflib.get_close_matches(wrong, names, n=1)
-    return f". Did you mean {' or '.join(matches)}?" if matches else " (see docs/parameters.md)"
+    return f". Did you mean {' or '.join(matches)}?" if matches else " (see docs/reference/parameters.md)"

@@ -100,7 +100,8 @@ class RecordsForm(BaseModel):
         default="",
         title="Advanced (YAML)",
         description="All else, as in a profile: `data: {classification: SOC, ingest: {date_column: Day}}`; "
-        "`profile: NAME` starts from a profile, `run: {device: cuda}` says where. docs/parameters.md lists the rest.",
+        "`profile: NAME` starts from a profile, `run: {device: cuda}` says where "
+        "(docs/reference/parameters.md lists the rest).",
     )
 
     @model_validator(mode="after")

@@ -49,7 +49,8 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         default="distilroberta-base",
         title="Encoder",
         description="Hub name, folder in the layout of transformers or sentence-transformers, `packaged-minilm` (in "
-        "the extra `minilm`), `packaged-mpnet` (docs/formal.md), or `auto`: the better of these two that is installed.",
+        "the extra `minilm`), `packaged-mpnet` (docs/explanation/formal-method.md), or "
+        "`auto`: the better of these two that is installed.",
         min_length=1,
     )
     trainable: TrainablePart = Field(

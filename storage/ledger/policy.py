@@ -1,6 +1,6 @@
 """The budget policy: for each population, caps a guarantee kind and cohort, and who must approve.
 
-docs/ledger.md has an example with every field.
+docs/reference/ledger.md has an example with every field.
 
 A cap holds for each cohort by itself: of records, which are in one cohort each, disjoint cohorts compose in parallel;
 a release over several cohorts spends from each. Where the claim protects a unit, whose records may lie in several

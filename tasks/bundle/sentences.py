@@ -1,6 +1,7 @@
 """Lists the sentences of a privacy statement: each proved (where), measured (by which command) or assumed (what then).
 
-One source for the statement in a bundle and for docs/claims.md. The statement decides which sentences apply to it.
+One source for the statement in a bundle and for docs/reference/statement-sentences.md. The statement decides which
+sentences apply to it.
 """
 
 from __future__ import annotations
@@ -202,7 +203,7 @@ _PSEUDO_POSTERIOR = (
     ),
     assumed(
         "The missing δ vanishes as the number of records grows: O(n^-1/2), not quantified.",
-        "At this n it may be large, for single records close to 1. ε alone is then no bound (docs/truth.md).",
+        "At this n it may be large, for single records close to 1. ε alone is then no bound (docs/studies/audits.md).",
     ),
 )
 """Sentences of a posterior sample at the end of SWAG-PPM's rounds."""
@@ -274,7 +275,7 @@ SECTIONS = (
             assumed(
                 "SWAG's Gaussian is the pseudo posterior.",
                 "It is not: it follows the path of an optimiser. On public reports, audits violate such claims "
-                "(docs/truth.md).",
+                "(docs/studies/audits.md).",
             ),
         ),
     ),

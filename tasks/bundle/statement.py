@@ -55,7 +55,7 @@ def statement_page(statement: Mapping[str, Any]) -> str:
 
 
 def claims_page() -> str:
-    """Renders `docs/claims.md`: every possible sentence of a statement, by guarantee kind."""
+    """Renders `docs/reference/statement-sentences.md`: every possible sentence of a statement, by guarantee kind."""
     return render("claims.md", sections=SECTIONS, every=EVERY)
 
 

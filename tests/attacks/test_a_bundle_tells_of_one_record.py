@@ -31,7 +31,7 @@ DECLARES = (
         "what is listed as unprotected, n among it; a sampling that couples records; the draw itself, which ε bounds",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 PAID = {"2_Dense/model.safetensors", "golden.jsonl", "thresholds.json", "bom.cdx.json", "README.md"}
 """Weights, and what is computed from them alone: answers, thresholds, which the card repeats, and digests."""

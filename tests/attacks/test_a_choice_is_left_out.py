@@ -30,7 +30,7 @@ DECLARES = (
         "another ledger; audits and a release under way count nothing",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 Made = tuple[Context, PlannedRelease]
 Chosen = tuple[Context, RetrainParameters]

@@ -19,7 +19,7 @@ DECLARES = (
         "titles that are wrong but well-formed; the memory of a file that its publisher made to be large",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 SKOS = "http://www.w3.org/2004/02/skos/core#"
 

@@ -29,7 +29,7 @@ DECLARES = (
         "up to ten seconds; what was coded before",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 A, B = "a" * 20, "b" * 20
 CODE = {"narratives": "Employee fell."}

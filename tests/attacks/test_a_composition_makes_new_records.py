@@ -29,7 +29,7 @@ DECLARES = (
         "24 letters next to an invented longer one; a table with a column that says anything new",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 TEXT = "Employee no. {} fell from a ladder at the north dock and broke a wrist"
 COLUMNS = ("Case", "Narrative", "Job", "Site", "Code")

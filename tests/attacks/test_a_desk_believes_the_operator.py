@@ -29,7 +29,7 @@ DECLARES = (
         "a ledger without any release, which no key signed yet",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 
 def planned() -> PlannedRelease:

@@ -39,7 +39,7 @@ DECLARES = (
         "whoever has the registry's key",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 _DIGEST = re.compile(r"(?=[0-9]*[a-f])[0-9a-f]{12,}")
 

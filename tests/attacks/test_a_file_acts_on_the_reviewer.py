@@ -35,7 +35,7 @@ DECLARES = (
         "the JSON for Label Studio, which has the texts as they are",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 SCRIPT = "<img src=x onerror=\"window.hit=1\"><script>window.hit=1</script><svg onload='window.hit=1'>"
 

@@ -51,7 +51,7 @@ DECLARES = (
         "configurations that are slow in other ways",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 ROWS = {
     "number first": ("id,Text", "{n},PLANTED narrative {n}"),

@@ -34,7 +34,7 @@ DECLARES = (
         "what was open before, and access lists; S3's rights; swap",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,7 @@ DECLARES = (
         "whoever writes the folder and its identity by hand",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 N, WIDTH, CLASSES = 60, 4, 2
 KINDS = ["dp-sgd", "prior-descent"]

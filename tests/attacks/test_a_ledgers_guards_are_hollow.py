@@ -18,7 +18,7 @@ DECLARES = (
         "",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 APPEND = "CREATE TRIGGER ledger_row_append BEFORE INSERT ON ledger_row"
 HOLLOW_SQLITE = {

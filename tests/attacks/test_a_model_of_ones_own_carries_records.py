@@ -21,7 +21,7 @@ DECLARES = (
         "what the module's own program keeps elsewhere: globals, files, attributes of a class",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 CE, CLIP = nn.functional.cross_entropy, 0.5
 

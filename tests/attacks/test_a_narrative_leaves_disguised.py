@@ -38,7 +38,7 @@ DECLARES = (
         "signed by its digest; what is spread over the low bits of weights",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 SECRET = "The employee was greasing the conveyor chain when his left glove was pulled into the tail pulley."
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

@@ -27,7 +27,7 @@ DECLARES = (
         "look-alike letters in them",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 SECRET = "The employee was greasing the conveyor chain when his left glove was pulled into the tail pulley."
 

@@ -24,7 +24,7 @@ DECLARES = (
         "a retrain that names no policy, where none is in force, has the default's",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 CAPS = "asymptotic-local: {epsilon: 1000}"
 

@@ -40,7 +40,7 @@ DECLARES = (
         "",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 RECORDS = base64.b64encode(b"the employee's left glove was pulled into the pulley " * 40).decode()
 

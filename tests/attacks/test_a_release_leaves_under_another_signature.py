@@ -44,7 +44,7 @@ DECLARES = (
         "what only the drawn weights could show",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 OFFICER = ec.generate_private_key(ec.SECP256R1())
 POLICY = Policy.parse(

@@ -26,7 +26,7 @@ DECLARES = (
         "",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 PROFILES = {
     "a key twice": "data: {source: a.csv}\nseed: 1\nseed: 2\n",

@@ -31,7 +31,7 @@ DECLARES = (
         "an officer's stolen key, until the policy drops it",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 ANNA, BEN = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
 DIGEST = "d" * 64

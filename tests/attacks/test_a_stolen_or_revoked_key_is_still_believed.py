@@ -45,7 +45,7 @@ DECLARES = (
         "what a stolen key seals before a root replaces it; a partner who gets no newer roots until theirs expire",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 NAMES = ("anna", "ben", "carla", "release", "thief")
 

@@ -34,7 +34,7 @@ DECLARES = (
         "a trailing zero of a number in JSON; files in other encodings than UTF-8 and cp1252",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 
 def copied(table: Table, path: Path) -> Path:

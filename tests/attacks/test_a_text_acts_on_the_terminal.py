@@ -30,7 +30,7 @@ DECLARES = (
         "look-alike letters; what a pager or editor does with the files",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 COMMANDS = Path(progress.__file__).parent
 EVIL = "\x1b]0;window\x07\x1b[2J\x9b1A\r\x08sound: release\u202etxt\u2066\x7f[/x][bold]"

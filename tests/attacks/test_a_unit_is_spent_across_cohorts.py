@@ -31,7 +31,7 @@ DECLARES = (
         " before there were marks of units",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 KEY = b"k" * 32
 FIVE = Policy.parse({"name": "five", "default": {"formal": {"epsilon": 5, "delta": "0.0001"}}})

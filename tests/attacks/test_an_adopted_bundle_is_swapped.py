@@ -23,7 +23,7 @@ DECLARES = (
         "whoever may write the folder may replace the key in it",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ DECLARES = (
         "a bundle may unfold to 32 times its archive and 16 MB, since its sizes are signed inside",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 
 def compressed(content: bytes, *, checksum: bool = True) -> bytes:

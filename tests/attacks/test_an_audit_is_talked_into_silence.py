@@ -31,7 +31,7 @@ DECLARES = (
         "attacks that nobody has invented yet",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 OWN_DRAWS = 20
 """Of the candidate, for risks and for Delta."""

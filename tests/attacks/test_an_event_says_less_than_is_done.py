@@ -24,7 +24,7 @@ DECLARES = (
         "code that is changed",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 N, WIDTH = 60, 4
 TASK = Task(records=N, classes=2, target_epsilon=1.0, delta=1e-5, features=WIDTH)

@@ -30,7 +30,7 @@ DECLARES = (
         "a file that appears in the moment of the rename itself",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 
 @contextmanager

@@ -36,7 +36,7 @@ DECLARES = (
         "database and workspace restored together without a witness; whoever reads the posterior draws by hand",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ DECLARES = (
         "hardware that computes wrongly",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 CPU, CE = torch.device("cpu"), nn.functional.cross_entropy
 LAYERS = {

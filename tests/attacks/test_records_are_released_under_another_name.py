@@ -26,7 +26,7 @@ DECLARES = (
         "edited texts without ids; another ledger",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 KEY = b"k" * 32
 CAP = Policy.parse(

@@ -29,7 +29,7 @@ DECLARES = (
         "a SQLite file's writer can add rows, which `verify` names and which have no effect",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 OFFICER, STRANGER = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
 

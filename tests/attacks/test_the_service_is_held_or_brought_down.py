@@ -42,7 +42,7 @@ DECLARES = (
         " and how much it asks for, which a firewall limits; half of these attacks run only where Caddy is installed",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 
 class Client:

@@ -20,7 +20,7 @@ DECLARES = (
         "a file of an earlier version, which does not say; one that was edited",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 FITTED: dict[str, Any] = {
     "schema": 1,

@@ -27,7 +27,9 @@ pytestmark = [pytest.mark.containers, pytest.mark.timeout(3000)]
 OF_THE_BASE = 150
 """Megabytes of python:3.11-slim, which a stand-in exceeds; what is ours lies in the layers above."""
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-GUIDE = "\n".join((DOCS / f"{page}.md").read_text() for page in ("operations", "backup", "scale"))
+GUIDE = "\n".join(
+    (DOCS / "how-to" / f"{page}.md").read_text() for page in ("operate", "back-up-and-recover", "scale-out")
+)
 
 
 def guide(section: str, number: int) -> list[str]:

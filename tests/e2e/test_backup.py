@@ -1,4 +1,4 @@
-"""A backup by the commands of docs/backup.md, as they stand there, restored into a fresh database and workspace."""
+"""A backup by the commands of docs/how-to/back-up-and-recover.md, restored into a fresh database and workspace."""
 
 from __future__ import annotations
 
@@ -23,7 +23,12 @@ pytestmark = [pytest.mark.servers, pytest.mark.postgres, pytest.mark.timeout(240
 
 def commands(number: int) -> list[str]:
     """Lines of a block of the section *Back up and restore*: 0 is the environment, 1 backs up, 2 restores."""
-    section = (ROOT / "docs" / "backup.md").read_text().partition("## Back up and restore")[2].partition("\n## ")[0]
+    section = (
+        (ROOT / "docs" / "how-to" / "back-up-and-recover.md")
+        .read_text()
+        .partition("## Back up and restore")[2]
+        .partition("\n## ")[0]
+    )
     return re.findall(r"```\n(.*?)```", section, re.DOTALL)[number].strip().splitlines()
 
 

@@ -118,7 +118,7 @@ def test_the_walked_through_mechanism_keeps_what_the_page_says(tmp_path: Path, m
 def test_the_page_quotes_the_example() -> None:
     """Every block of Python on the page is a part of the file, whole lines of it, at some indentation."""
     code = (ROOT / "examples" / "own_mechanism.py").read_text(encoding="utf-8")
-    page = (ROOT / "docs" / "adding-a-mechanism.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "add-a-mechanism.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     assert len(blocks) >= 5
     for block in blocks:

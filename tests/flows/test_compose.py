@@ -21,7 +21,9 @@ from starlette.testclient import TestClient
 from tasks.coding.coder import CLOSED
 
 ROOT = Path(__file__).resolve().parents[2]
-GUIDE = "\n".join((ROOT / "docs" / f"{page}.md").read_text() for page in ("operations", "backup", "scale"))
+GUIDE = "\n".join(
+    (ROOT / "docs" / "how-to" / f"{page}.md").read_text() for page in ("operate", "back-up-and-recover", "scale-out")
+)
 PROFILES = [part for name in ("gpu", "storage", "serve", "cluster") for part in ("--profile", name)]
 
 
@@ -468,7 +470,7 @@ def test_a_person_in_a_container_has_its_ledger_and_login(tmp_path: Path) -> Non
 
 
 def test_a_run_in_a_container_of_its_own_has_its_ledger_and_login(tmp_path: Path) -> None:
-    """As a worker outside makes one (docs/scale.md); PostgreSQL is where the environment says."""
+    """As a worker outside makes one (docs/how-to/scale-out.md); PostgreSQL is where the environment says."""
     given = {"prefect_login": "operator:x", "ledger_password": "p"}
     done = enter(tmp_path, "flow-run", secrets=given, AUTOCODER_POSTGRES="db.agency.example:5433")
     assert done.returncode == 0, done.stderr

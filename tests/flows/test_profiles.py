@@ -61,7 +61,7 @@ def test_set_overrides_any_depth() -> None:
         ("fit.sgd.learning_rate=.nan", "fit.sgd.learning_rate"),
         ("fit.adamw.epocs=3", "fit.adamw.epocs: unknown parameter. Did you mean fit.adamw.epochs?"),
         ("label_column=Code", "label_column: unknown parameter. Did you mean data.ingest.label_column?"),
-        ("zzz=3", "zzz: unknown parameter (see docs/parameters.md)"),
+        ("zzz=3", "zzz: unknown parameter (see docs/reference/parameters.md)"),
         ("fit.sgd.schedule=linear", "constant"),
         ("model.trainable=all", "model.trainable"),
         ("data.ingest.test_share=1.5", "data.ingest.test_share"),
@@ -100,7 +100,7 @@ def test_what_a_formal_release_is_told_holds_for_an_encoder_too(name: str) -> No
 
 def test_the_page_of_parameters_is_current() -> None:
     """Written anew (`python scripts/write_parameters.py`) whenever a model changes; every option is on it."""
-    page = Path(__file__).resolve().parents[2] / "docs" / "parameters.md"
+    page = Path(__file__).resolve().parents[2] / "docs" / "reference" / "parameters.md"
     assert page.read_text(encoding="utf-8") == parameters_page()
     for option in ("--text", "--population", "--epsilon", "--release"):
         assert f"`{option}`" in page.read_text(encoding="utf-8")

@@ -87,7 +87,7 @@ def test_own_data_end_in_a_bundle_that_the_partner_uses(small: str) -> None:
         Path(name).write_text(rows)
     Path("signing-key.pub.pem").write_bytes(Path("work/private/keys/signing-key.pub.pem").read_bytes())
     reached = {"accuracy 0.8": "accuracy 0.1"}  # the tiny encoder is right about one time in five
-    ran = walk(TUTORIALS / "partner.md", {"RELEASE": f"outbox/{words['RELEASE']}", **reached}, "")
+    ran = walk(TUTORIALS / "use-a-bundle.md", {"RELEASE": f"outbox/{words['RELEASE']}", **reached}, "")
     assert [line.split()[1] for line in ran] == ["adopt", "code", "adopt", "code"]
     assert "needs_review" in Path("coded.csv").read_text().splitlines()[0]
     assert "for a person" in Path("coded.csv.summary.html").read_text()

@@ -46,7 +46,7 @@ DECLARES = (
         "what has not been tried yet: 10 mutations of each at every commit, 1,500 in `make test-long`",
     ),
 )
-"""Rows of docs/threat-model.md: promise, attacks tried, what is not promised."""
+"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 CORPUS = Path(__file__).parent / "corpus"
 TABLES = sorted((CORPUS / "tables").iterdir())

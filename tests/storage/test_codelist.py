@@ -191,7 +191,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize(("content", "columns", "codes"), PUBLISHED.values(), ids=PUBLISHED)
 def test_published_layouts_are_taken(tmp_path: Path, content: str, columns: tuple[str, ...], codes: list[str]) -> None:
-    """As docs/data.md says, with invented rows: each has its codes and titles."""
+    """As docs/how-to/prepare-data.md says, with invented rows: each has its codes and titles."""
     (tmp_path / "list.csv").write_text(content)
     read = read_codelist(tmp_path / "list.csv", columns=columns)
     assert [code.code for code in read] == codes

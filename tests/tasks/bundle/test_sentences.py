@@ -1,4 +1,4 @@
-"""The sentences of a statement: one source, in the bundle and in docs/claims.md, and true of the release at hand."""
+"""The sentences of a statement: one source, in the bundle and in docs, and true of the release at hand."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def texts(**changed: Any) -> str:
 
 
 def test_the_page_is_what_the_source_says() -> None:
-    """`python scripts/write_claims.py` leaves docs/claims.md as it is."""
-    page = (HOUSE / "docs" / "claims.md").read_text(encoding="utf-8")
+    """`python scripts/write_claims.py` leaves docs/reference/statement-sentences.md as it is."""
+    page = (HOUSE / "docs" / "reference" / "statement-sentences.md").read_text(encoding="utf-8")
     assert page == claims_page(), "run `python scripts/write_claims.py`"
     for sentence in (*EVERY, *(one for section in SECTIONS for one in section.sentences)):
         assert sentence.text in page
