@@ -48,7 +48,7 @@ test-servers: $(STAMP)  ## the tests with servers, kills and full disks: Postgre
 test-containers: $(STAMP)  ## docker-compose.yml in a real engine; wants root and Debian's packages (scripts/containers.sh)
 	$(BIN)/pytest -m containers $(PYTEST_ARGS)
 
-test-clients: $(STAMP)  ## the golden answers in the oldest and newest libraries a bundle is promised for; wants their wheels: nightly
+test-clients: $(STAMP)  ## the test vectors in the oldest and newest libraries a bundle is promised for; wants their wheels: nightly
 	$(BIN)/pytest -m clients $(PYTEST_ARGS)
 
 test-long: $(STAMP)  ## random kills, long races, searches: nightly

@@ -31,7 +31,7 @@ _CPU = torch.device("cpu")
 def main() -> None:
     """Measures, and prints one JSON object."""
     parser = workload.arguments(__doc__, repeats=3)
-    parser.add_argument("--records", type=int, default=300, help="invented narratives (default: 300)")
+    parser.add_argument("--records", type=int, default=300, help="synthetic narratives (default: 300)")
     options = parser.parse_args()
     precisions: tuple[Precision, ...] = ("float32", "bfloat16") if fastest() == "bfloat16" else ("float32",)
     config = ModelConfig(encoder=encoder_files.PACKAGED, trainable="head", pooling="mean")

@@ -61,7 +61,7 @@ print(json.dumps(result))
 def main() -> None:
     """Runs the requested part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="records (default: invented ones)")
+    parser.add_argument("--data", type=Path, help="records (default: synthetic ones)")
     parser.add_argument("--codelist", type=Path, help="their code list")
     parser.add_argument("--profile", default="osha-head")
     parser.add_argument("--repeats", type=int, default=1, help="of the overhead, interleaved (default: 1)")
@@ -145,7 +145,7 @@ def processor() -> Iterator[list[float]]:
 
 
 def records(options: argparse.Namespace, folder: Path, *, number: int) -> tuple[Path, Path]:
-    """The files that were given, or invented ones."""
+    """The files that were given, or synthetic ones."""
     from storage.demo_data import write_demo_data
 
     if options.data is not None and options.codelist is not None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Measures a retrain, its formal release and coding of so many invented narratives: time and peak memory by stage.
+"""Measures a retrain, its formal release and coding of so many synthetic narratives: time and peak memory by stage.
 
     python benchmarks/scale.py --records 1000000 --folder scale-workspace --json scale.json
     python benchmarks/scale.py --table scale-10000.json scale-100000.json    # the table of docs/how-to/scale-out.md

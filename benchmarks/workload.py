@@ -54,7 +54,7 @@ def labels(n: int) -> Tensor:
 
 
 def posterior(theta: Tensor, folder: Path, *, rank: int, spread: float = 1e-4) -> swag.Posterior:
-    """A posterior of `rank` made-up snapshots around theta, on disk and opened by memory map as in a real run."""
+    """A posterior of `rank` synthetic snapshots around theta, on disk and opened by memory map as in a real run."""
     g = torch.Generator().manual_seed(0)
     theta = theta.cpu()
     state = swag.init(theta.numel(), rank=rank, folder=folder)

@@ -59,7 +59,7 @@ class OutputPerturbation(Aimed, frozen=True):
 
 
 def main() -> None:
-    """Plans for epsilon 2 per record, fits on invented records, prints accuracy and claim."""
+    """Plans for epsilon 2 per record, fits on synthetic records, prints accuracy and claim."""
     labels = torch.arange(600) % 3
     training, test = (FeatureInputs(2 * torch.eye(3, 8)[labels] + torch.randn(600, 8)) for _ in range(2))
     run = Run(classes=3, seed=0, classifier=lambda: build(ModelConfig(pooling="none"), num_labels=3, seed=0, width=8))

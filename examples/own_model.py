@@ -14,7 +14,7 @@ WIDTH, CLASSES = 8, 3
 
 
 def invented(n: int, *, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns invented features around one corner for each class."""
+    """Returns synthetic features around one corner for each class."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(n) % CLASSES
     return 2 * torch.eye(CLASSES, WIDTH)[labels] + torch.randn(n, WIDTH, generator=generator), labels

@@ -16,7 +16,7 @@ WIDTH, CODES = 16, np.array(["amputation", "burn", "cut", "fracture", "sprain"])
 
 
 def invented(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns invented features around one corner for each code, and the codes."""
+    """Returns synthetic features around one corner for each code, and the codes."""
     generator = np.random.default_rng(0)
     index = np.arange(n) % len(CODES)
     return 2 * np.eye(len(CODES), WIDTH)[index] + 0.35 * generator.normal(size=(n, WIDTH)), CODES[index]

@@ -26,7 +26,7 @@ _TRAINING = {"train", "retrain", "audit", "release", "plan", "approve", "compare
 _COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "Train": {
         "train": ("train:train", "Train on your records; ends with a plan, releases nothing"),
-        "demo-data": ("demo_data:demo_data", "Write made-up records and their code list, to try everything"),
+        "demo-data": ("demo_data:demo_data", "Write synthetic records and their code list, to try everything"),
         "status": ("status:status", "What waits, and the command to type next"),
     },
     "Decide": {

@@ -43,7 +43,7 @@ def release(
         publish.check_signing(context, settings)
         planned = PlannedRelease.load(Path(plan).expanduser())
         checked = check(planned, ledger_access.open_ledger(context, settings))
-        checked.require_current(context)  # before anybody is asked
+        checked.require_current(context)  # before anyone is asked
         if context.run.deployment:
             from flows.server import approvals
 

@@ -2,7 +2,7 @@
 
     compare({"plain": NonPrivate(), "descent": DpSgd()}, X, y, epsilon=[0.5, 1, 2], bounds=(-1, 3))
 
-Every fit costs its epsilon again: this serves public or invented records, or a study that somebody else has paid for.
+Every fit costs its epsilon again: this serves public or synthetic records, or a study that someone else has paid for.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     plan.fit(records, run)    do it; resumes from `run.folder`                                     -> Fitted
     load(folder, run)         the model that `Fitted.model.save(folder)` wrote                     -> Model
 
-A model answers `log_probabilities`, and saves and loads itself; whoever can also write a bundle has `release_to`.
+A model answers `log_probabilities`, and saves and loads itself; anyone who can also write a bundle has `release_to`.
 The event that ran, and nothing else, says what is claimed (`mechanisms.privacy.claims`).
 `docs/how-to/add-a-mechanism.md` walks one through.
 """
@@ -241,9 +241,9 @@ class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
 
     @abstractmethod
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
-        """Fit this mechanism's own plan (`Plan.fit` calls it); the same call goes on from `run.folder`.
+        """Fit this mechanism's own plan (`Plan.fit` calls it); the same call continues from `run.folder`.
 
-        Noise is that of the plan's event. Whoever starts from `run.classifier` calls it before anything is drawn.
+        Noise is that of the plan's event. Anyone who starts from `run.classifier` calls it before anything is drawn.
 
         Raises:
             MechanismError: training diverged.

@@ -10,6 +10,7 @@ Prose is what stands outside tables, code blocks and comments. Single words are 
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from collections.abc import Iterator
@@ -30,6 +31,17 @@ PHRASES = {
     r"\blooked at\b": "write `read`, `examined` or `used`",
     r"\bby itself\b": "write `alone`, `by default` or `automatically`",
 }
+DIALECT = {
+    r"\bwhoever\b": "write `anyone who`",
+    r"\b(?:some|any)body\b": "write `someone` or `anyone`",
+    r"\bmade-up\b": "write `synthetic`",
+    r"\bby hand\b": "write `manually`",
+    r"\bgolden (?:answers?|texts?)\b": "write `test vectors`",
+    r"\bbut for\b": "write `except for`",
+    r"\bgo(?:es|ne)? on with\b": "write `continue with`",
+}
+"""Refused in every string of the program, its tests and scripts too."""
+CODE = ("autocoder", "flows", "service", "tasks", "mechanisms", "storage", "studies", "scripts", "benchmarks", "tests")
 
 
 def pages() -> list[Path]:
@@ -89,6 +101,22 @@ def phrases(page: Path) -> Iterator[str]:
             yield f"{page}: {' '.join(match[0].split())!r}. Instead, {advice}."
 
 
+def dialect() -> Iterator[str]:
+    """Yields the dialect's phrases in the strings of Python files, docstrings included, and in pages and templates."""
+    texts = [(page, page.read_text(encoding="utf-8")) for page in sources()]
+    for file in (
+        file for folder in CODE for file in sorted(Path(folder).rglob("*.py")) if file.name != Path(__file__).name
+    ):
+        strings = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        texts += [
+            (file, node.value) for node in strings if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        ]
+    for path, text in texts:
+        for pattern, advice in DIALECT.items():
+            for match in re.finditer(pattern.replace(" ", r"\s+"), text, flags=re.IGNORECASE):
+                yield f"{path}: {' '.join(match[0].split())!r}. Instead, {advice}."
+
+
 def main() -> None:
     """Prints counts or faults, and ends with 1 where there is a fault."""
     words = {page: len(prose(page.read_text(encoding="utf-8")).split()) for page in pages()}
@@ -101,6 +129,7 @@ def main() -> None:
     every = [fault for page in pages() for fault in long_sentences(page)]
     every += [fault for page in pages() if page in sources() for fault in unnamed_reader(page)]
     every += [fault for page in sources() for fault in phrases(page)]
+    every += dialect()
     if sum(words.values()) > WORDS_AT_MOST:
         every.append(f"docs: {sum(words.values())} words, above {WORDS_AT_MOST}. Shorten a page.")
     print("\n".join(every) or f"prose: {sum(words.values())} words, nothing to change")

@@ -1,6 +1,6 @@
 """Registers a code list as published, so that bundles may hold its titles: python scripts/published_list.py
-oiics201_nature.csv "OIICS 2.01, nature". Writes digests of its entries to storage/egress/lists/, for review: whoever
-adds a list says by that that anybody can read it, and where.
+oiics201_nature.csv "OIICS 2.01, nature". Writes digests of its entries to storage/egress/lists/, for review: anyone who
+adds a list says by that that anyone can read it, and where.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
 
     python scripts/screenshots.py [--out docs] [--stack FOLDER]
 
-plan-page.png is of the plan of the tutorial on own data. Then it starts a stack on invented narratives (or uses the one
-that `make stack` is running in FOLDER), has a retrain run and its release wait, and writes form.png, release-plan.png
-and waiting-release.png; then the officer signs, and the service codes with what was released: service-page.png,
+plan-page.png is of the plan of the tutorial on own data. Then it starts a stack on synthetic narratives (or uses the
+one that `make stack` is running in FOLDER), has a retrain run and its release wait, and writes form.png,
+release-plan.png and waiting-release.png; then the officer signs,
+and the service codes with what was released: service-page.png,
 review-page.png. Needs Chromium (Debian: chromium).
 """
 
@@ -153,7 +154,7 @@ def take_service(address: str, picture: Path) -> None:
 
 
 def take_review(address: str, picture: Path) -> None:
-    """A file of invented narratives is coded and reviewed; two cases are decided."""
+    """A file of synthetic narratives is coded and reviewed; two cases are decided."""
     rows = "".join(f'{number},"{text}"\n' for number, text in enumerate(REVIEWED * 40, start=1))
     with page_at(f"{address}review", width=1280, height=800) as page:
         page.fill("#coder", "ab")

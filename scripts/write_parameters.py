@@ -14,7 +14,7 @@ _HEAD = """# Parameters
 
 <!-- Written by `python scripts/write_parameters.py`; not to be edited. -->
 
-For whoever changes a setting: all parameters of `autocoder train`, `compare` and `audit`. The name is the
+For anyone who changes a setting: all parameters of `autocoder train`, `compare` and `audit`. The name is the
 one of `--set name=value` and of a profile. Some have an option, too. Prefect's forms take them as YAML under
 *Advanced*. The default applies where the profile sets nothing; `deployments/profiles/` has the profiles.
 """

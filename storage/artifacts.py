@@ -147,7 +147,7 @@ class Store:
     def keyed(self, sha256: str) -> str:
         """Returns a digest of records under the workspace's registry key.
 
-        Only this form enters stages and plans: whoever knows all records but one could try candidates for it
+        Only this form enters stages and plans: anyone who knows all records but one could try candidates for it
         against a digest without a key, and against every digest that follows from it.
         """
         from storage.ledger.records import registry_key

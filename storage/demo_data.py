@@ -1,4 +1,4 @@
-"""Generates invented injury narratives in the layout of OSHA's Severe Injury Reports, to try the pipeline.
+"""Generates synthetic injury narratives in the layout of OSHA's Severe Injury Reports, to try the pipeline.
 
 Nobody was hurt: job, activity, incident, object, body part and outcome are drawn from lists of words. What makes real
 records hard is drawn, too: a long tail of codes, spelling, narratives that leave the injury out or name another one

@@ -1,6 +1,6 @@
 """Tables of the papers, each by one command: `python -m studies STUDY --help`.
 
-Results are CSV files in --out. Every row is written when it is measured: a run that was stopped goes on with the same
+Results are CSV files in --out. Every row is written when it is measured: a run that was stopped continues with the same
 command, and more --seeds add to it. Noise has no seed, so a figure comes out again within its error. All records here
 are public or invented: nothing is charged, and nothing may be released.
 """
@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
         command = studies.add_parser(
             name, help=said, description=f"{said}\n\nExample:\n  python -m studies {example}", formatter_class=shape
         )
-        command.add_argument("--out", type=Path, required=True, help="folder for the results; a run goes on from it")
+        command.add_argument("--out", type=Path, required=True, help="folder for the results; a run continues from it")
         if seeds is not None:
             command.add_argument("--seeds", type=int, default=seeds, help=f"splits and starts, from 0 on ({seeds})")
         return command

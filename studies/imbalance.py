@@ -188,7 +188,7 @@ def gap(cells: Cells, first: str, second: str, metric: str) -> list[float]:
 ORDERINGS = (
     ("GEM + XGBoost above DP logistic regression", "gem", "objective", tuple(NAMES)),
     (
-        "GEM + XGBoost above weighted DP logistic regression but for recall",
+        "GEM + XGBoost above weighted DP logistic regression except for recall",
         "gem",
         "weighted-objective-paper",
         tuple(name for name in NAMES if name != "recall"),

@@ -127,7 +127,7 @@ def smote(epsilon: float, delta: float, *, neighbours: float, rounds: int) -> Gu
 
 
 def smote_with_tail(epsilon: float, delta: float, *, neighbours: int, rounds: int, k: int, tail: float) -> Guarantee:
-    """The same, but for an event of probability `tail`, in which more rows change than are paid for."""
+    """The same, except for an event of probability `tail`, in which more rows change than are paid for."""
     _check(rounds)
     replaced = float(stats.binom.isf(tail, neighbours * rounds, 1 / k))
     paid = group(epsilon, delta, 1 + rounds + 2 * replaced)

@@ -1,4 +1,4 @@
-"""Results of studies: a CSV that a stopped run goes on from, figures with two standard errors, tables and plots."""
+"""Results of studies: a CSV that a stopped run continues from, figures with two standard errors, tables and plots."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def fill(
 ) -> list[Row]:
     """Measures every wanted key that the file lacks, one row after another; returns the rows of all wanted ones.
 
-    Each row is saved when it is measured, so that the same call goes on after a kill.
+    Each row is saved when it is measured, so that the same call continues after a kill.
     """
     rows = load(file)
 

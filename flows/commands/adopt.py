@@ -21,7 +21,7 @@ def adopt(
     out: Annotated[Path, typer.Option(help="Folder to make, for --bundle of later commands.")],
     roots: bundle_options.Roots = None,
     data: Annotated[
-        Path | None, typer.Option(help="Records that you coded by hand: CSV, Parquet or JSON Lines.")
+        Path | None, typer.Option(help="Records that you coded manually: CSV, Parquet or JSON Lines.")
     ] = None,
     label: options.Label = None,
     text: options.Text = None,
@@ -42,7 +42,7 @@ def adopt(
     bundle again, and refuse it once the file of --roots says that it was revoked.
 
     Without --data the thresholds are the bundle's, which were fitted on generated narratives. A few hundred records
-    coded by hand give better ones. The folder then depends on your records: keep it as confidential as they are.
+    coded manually give better ones. The folder then depends on your records: keep it as confidential as they are.
 
     Examples
 
@@ -56,7 +56,7 @@ def adopt(
       autocoder code --bundle coder --data new.csv --out coded.csv
     """
     if data is None and (label or accuracy or sets):
-        raise InputError("--label, --accuracy and --sets: require --data, records that you coded by hand")
+        raise InputError("--label, --accuracy and --sets: require --data, records that you coded manually")
     out, bundle, key = out.expanduser(), bundle.expanduser(), key.expanduser()
     if out.exists():
         raise InputError(f"--out: {out} exists. Name another folder: each bundle has its own.")
@@ -81,7 +81,7 @@ def adopt(
         known = {"answers": report.answers, "thresholds": report.thresholds, "unchecked": report.unchecked}
         say(json.dumps(report.adopted.adoption.model_dump() | {"folder": str(out)} | known, indent=2))
         return
-    answers = "" if report.answers is None else f", {report.answers} golden answers"
+    answers = "" if report.answers is None else f", {report.answers} test vectors"
     say(f"adopted: release {report.sound.release_id}, {report.sound.files} files{answers}; written to {out}")
     for line in report.threshold_lines:
         say(f"  {line}")

@@ -144,7 +144,7 @@ def code(
         folders = {prefix: opened.enter_context(one.opened()) for prefix, one in each.items()}
         records = Narratives(tuple(columns), template)
         table = None if files.data is None else _survey(files.data, files, records, tuple(each))
-        # a trial of eight bits on the golden texts takes longer than a few narratives
+        # a trial of eight bits on the test vectors takes longer than a few narratives
         # the limits of sets were found in float32, and bundles that share an encoder share its float32 pass
         exact = table is None or review.coverage is not None or len(each) > 1
         coders: dict[str, Coder] = {}

@@ -16,7 +16,7 @@ def demo_data(
     out: Annotated[Path, typer.Option(help="Folder to write into.")] = Path("demo-data"),
     records: Annotated[int, typer.Option(min=200, max=10_000_000, help="Narratives.")] = 1800,
 ) -> None:
-    """Write invented injury narratives in OSHA's column layout, with their code list.
+    """Write synthetic injury narratives in OSHA's column layout, with their code list.
 
     Over 40 codes with a long tail, spelling noise, ambiguous and mislabelled cases, three years of dates.
 

@@ -28,8 +28,8 @@ def engine(
     r"""Run the scheduler or a worker of a cluster that computes the parts of large stages (Dask), until it is stopped.
 
     A worker needs neither records' file, ledger nor signing key. Machines share finished stages by AUTOCODER_STORAGE,
-    or have the workspace at the same path, and need the same code. Whoever holds the certificates can join the cluster
-    and run code on its workers: copy their folder to each of its machines, and name it in
+    or have the workspace at the same path, and need the same code. Anyone who holds the certificates can join the
+    cluster and run code on its workers: copy their folder to each of its machines, and name it in
     AUTOCODER_ENGINE_CERTIFICATES.
 
     Examples

@@ -1,4 +1,4 @@
-"""Defines `autocoder estimate`: agreement and counts by code, from all rows coded and a sample coded by hand."""
+"""Defines `autocoder estimate`: agreement and counts by code, from all rows coded and a sample coded manually."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def estimate(
 ) -> None:
     r"""Measure the agreement of people and model, and estimate the counts of codes, with 95 % intervals.
 
-    The model's own counts are biased: its errors do not cancel. A random sample coded by hand corrects them and says
+    The model's own counts are biased: its errors do not cancel. A random sample coded manually corrects them and says
     how far off the result may be; the codes of all rows make it more exact than the sample alone (prediction-powered
     inference). The estimate is right however the model errs. The table holds the counts of one file: keep it as
     confidential as that file until your rules of disclosure are applied.
@@ -86,7 +86,7 @@ def _show_agreement(agreed: Agreement) -> None:
 
 def _show(counted: Estimates) -> None:
     largest = sorted(counted.totals, key=lambda one: -one.machine)
-    title = f"{counted.sampled:,} rows coded by hand of {largest[0].rows if largest else 0:,}; 95 % intervals"
+    title = f"{counted.sampled:,} rows coded manually of {largest[0].rows if largest else 0:,}; 95 % intervals"
     table = Table(title=title)
     for name in ("code", "model's count", "estimate"):
         table.add_column(name, justify="left" if name == "code" else "right")

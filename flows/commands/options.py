@@ -131,7 +131,7 @@ class RunOptions:
         if self.profile is None:
             raise InputError(
                 "--profile: missing. Choose formal (a proven epsilon; start here), osha-head (SWAG-PPM, whose "
-                "epsilon is an estimate that audits refuted), demo-formal (made-up reports), or another of --help."
+                "epsilon is an estimate that audits refuted), demo-formal (synthetic reports), or another of --help."
             )
         return self.profile
 

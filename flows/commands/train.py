@@ -215,7 +215,7 @@ def _deploy(
     if output.as_json:
         say(json.dumps({"deployment": registered, "cron": cron, "pool": pool}))
         return
-    when = "by hand" if cron is None else f"at {cron} (UTC)"
+    when = "manually" if cron is None else f"at {cron} (UTC)"
     say(f"deployment {registered}: runs {when} on pool {pool}")
     if schedule is not None:
         runs = ", ".join(f"{run:%Y-%m-%d %H:%M}" for run in schedules.next_runs(schedule))

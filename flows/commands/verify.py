@@ -1,4 +1,4 @@
-"""Defines `autocoder verify`: checks of a bundle without network and, except golden answers, without a model."""
+"""Defines `autocoder verify`: checks of a bundle without network and, except test vectors, without a model."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def verify(
     golden: Annotated[
         bool | None,
         typer.Option(
-            "--golden/--no-golden", help="Load the model and check the golden answers.", show_default="where torch is"
+            "--golden/--no-golden", help="Load the model and check the test vectors.", show_default="where torch is"
         ),
     ] = None,
     allow_unsigned: bundle_options.AllowUnsigned = False,
     as_json: options.AsJson = False,
 ) -> None:
-    r"""Check a bundle: signature, digests, fields, place in the ledger, revocation, golden answers.
+    r"""Check a bundle: signature, digests, fields, place in the ledger, revocation, test vectors.
 
     --key is the first of the agency's roots; --roots has those that followed. With it replaced keys are followed, and a
     revoked bundle and expired roots are refused.
@@ -85,8 +85,8 @@ def verify(
         listed = f", by root {sound.root.version} (valid until {sound.root.expires_on or 'replaced'}), not revoked"
     unchecked = [] if listed else ["revocation (give --roots)"]
     if answers is None:
-        unchecked.append("golden answers (give --golden)")
-    tried = "" if answers is None else f", {answers} golden answers"
+        unchecked.append("test vectors (give --golden)")
+    tried = "" if answers is None else f", {answers} test vectors"
     say(
         f"sound: release {sound.release_id}, {signed}, {sound.files} files, ledger row {sound.ledger_sequence}"
         f"{listed}{tried}"

@@ -69,7 +69,7 @@ def resume(
         dead += [run for run in _runs(client, StateType.PENDING, flows) if pending < _since(run, now) < age]
         for run in dead:
             if run.deployment_id is None or run.parent_task_run_id is not None:
-                continue  # whoever started it by hand, or its parent, starts it again
+                continue  # anyone who started it manually, or its parent, starts it again
             if run.run_count >= attempts:
                 given_up.append(run.name)
                 continue
@@ -82,7 +82,7 @@ def resume(
 
 
 def drop_missed(*, before: datetime) -> tuple[str, ...]:
-    """Cancels runs of schedules that were missed, but for the newest of each deployment; returns their names.
+    """Cancels runs of schedules that were missed, except for the newest of each deployment; returns their names.
 
     Args:
         before: runs whose time was earlier and that no worker has taken are missed.
@@ -102,7 +102,7 @@ def drop_missed(*, before: datetime) -> tuple[str, ...]:
             if run.deployment_id not in newest:
                 newest.add(run.deployment_id)
                 continue
-            # Not forced: a run that a worker takes meanwhile goes on.
+            # Not forced: a run that a worker takes meanwhile continues.
             client.set_flow_run_state(run.id, Cancelled(message="missed; a later run of the schedule takes its place"))
             dropped.append(run.name)
     return tuple(dropped)

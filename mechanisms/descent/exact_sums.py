@@ -8,7 +8,7 @@ float64 holds exactly in any order of summation, on any processor, over any divi
 with s the integer scores and T a table of exp, rounded to integers; division, square root and product are those of IEEE
 754, which rounds each correctly. So removing a record changes a sum by that record's own term and by nothing else, and
 the clip, which is checked in integers, bounds its norm without an allowance for rounding. This starts at the features:
-that an encoder gives a record the same ones, to the last bit, whoever shares its batch, is assumed.
+that an encoder gives a record the same ones, to the last bit, whatever else is in its batch, is assumed.
 
 Units: a feature counts 2^-FEATURE_BITS, a residual 2^-RESIDUAL_BITS, a sum of their products 2^-SUM_BITS.
 """

@@ -58,7 +58,7 @@ class KeyedState:
         checkpoint.save(self._file, self.tensors | key, self.numbers)
 
     def finish(self, **tensors: Tensor) -> None:
-        """Drops the key and what only a fit that goes on needs; these tensors and the numbers stay."""
+        """Drops the key and what only a fit that continues needs; these tensors and the numbers stay."""
         self._key, self.tensors = None, tensors
         self.save()
 

@@ -3,7 +3,7 @@
     theta <- update( ( sum_{i in B_t} c_i grad(-l_i) + sigma_t C_t N(0, I) ) / divisor ),    c_i || grad(-l_i) || <= C_t
 
 The event drives the steps: noise and clips are read from it, so that what is claimed cannot differ from what runs.
-Gradients are summed in float64: in float32 one record more would move how all others are rounded. Whoever descends
+Gradients are summed in float64: in float32 one record more would move how all others are rounded. Anyone who descends
 brings the clipped sum and the update; an audit's witness, divergence, checkpoints and progress are the same for all.
 """
 

@@ -1,9 +1,9 @@
 """Whose fit a folder holds, in digests under a key of its own.
 
-A finished or broken fit is gone on with whatever lies in its folder, under the claim of the plan that goes on: so it
-has to be that plan's, on those records. Digests are BLAKE2b under 32 random bytes that lie beside them: to whom the
+A finished or broken fit is continued with whatever lies in its folder, under the claim of the plan that continues: so
+it has to be that plan's, on those records. Digests are BLAKE2b under 32 random bytes that lie beside them: to whom the
 folder is not open they say nothing, and folders of the same records have none in common. A folder with files and
-without identity is anybody's, and refused: starting over costs time, believing it could cost a claim.
+without identity is anyone's, and refused: starting over costs time, believing it could cost a claim.
 """
 
 from __future__ import annotations

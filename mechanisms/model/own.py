@@ -1,7 +1,7 @@
 """A torch module and a loss of one's own, as what the mechanisms train: parameters in one flat vector, a loss a record.
 
-Whoever brings a module brings everything that can be wrong with one, so it is looked at before a record is: layers that
-mix the records of a batch, buffers that training would fill with records. What it is tried on is invented.
+Anyone who brings a module brings everything that can be wrong with one, so it is examined before any record: layers
+that mix the records of a batch, buffers that training would fill with records. What it is tried on is invented.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def inputs_of(values: Tensor, model: nn.Module) -> Inputs:
 
 
 def copy_of(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, *, device: torch.device) -> OwnModel:
-    """Copies the model, and tries it on invented records; the caller's is never written to.
+    """Copies the model, and tries it on synthetic records; the caller's is never written to.
 
     Raises:
         MechanismError: no mechanism can train it; the text says what to do.
@@ -143,7 +143,7 @@ def copy_of(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, *, de
 def _try(model: OwnModel, inputs: Tensor, targets: Tensor) -> None:
     """Refuses a module that mixes records or changes a buffer, such as one with batch normalisation."""
     shape = tuple(inputs.shape[1:])
-    with seeded(0, "invented records"):
+    with seeded(0, "synthetic records"):
         few = torch.randn(3, *shape) if inputs.is_floating_point() else torch.randint(0, 2, (3, *shape))
     x, y = (
         few.to(inputs.dtype).to(model.device),
@@ -195,10 +195,10 @@ def _untrained(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 @contextmanager
 def _error_context(what: str) -> Iterator[None]:
-    """An error of the module's own, on invented records, as one that says where it arose."""
+    """An error of the module's own, on synthetic records, as one that says where it arose."""
     try:
         yield
     except MechanismError:
         raise
     except Exception as error:
-        raise MechanismError(f"{what} on invented records ({type(error).__name__}: {error})") from error
+        raise MechanismError(f"{what} on synthetic records ({type(error).__name__}: {error})") from error

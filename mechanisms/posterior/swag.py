@@ -196,7 +196,7 @@ class PosteriorOnCard:
             row.copy_(deviation)
 
     def draw(self, z2: Tensor, z1: Tensor, *, out: Tensor) -> None:
-        """Writes the draw of this noise into `out`. It is `sample`'s, but for rounding."""
+        """Writes the draw of this noise into `out`. It is `sample`'s, except for rounding."""
         device = self.mean.device
         torch.addcmul(self.mean, z1.to(device), self.diag_std, value=self.posterior.diag_scale, out=out)
         out.addmv_(self.deviations.t(), self.posterior.coefficients(z2).to(device))

@@ -5,8 +5,9 @@ the key is 32 bytes of the operating system's entropy, drawn when a run starts. 
 alone, never in a parameter, log or result, and goes when the run ends.
 
 Why not fresh entropy at every step: a run that died after its checkpoint would, resumed, draw *other* noise for steps
-whose noisy gradients were already computed, and whoever saw both (in a log, a core dump) could average. Here the noise
-of a step is a function of (key, purpose, step): a resumed run equals the unbroken one, and a step has one noise ever.
+whose noisy gradients were already computed, and anyone who saw both (in a log, a core dump) could average. Here the
+noise of a step is a function of (key, purpose, step): a resumed run equals the unbroken one, and a step has one
+noise ever.
 
 AES-256 in counter mode on a subkey a (purpose, step), by HMAC-SHA-256 from the key; Box-Muller in float64 as in
 `mechanisms.privacy.entropy`, on the device the noise is for.

@@ -41,7 +41,7 @@ class VerifiedBundle:
 def check(folder: Path, trust: Trust | None, *, unsigned: bool = False) -> VerifiedBundle:
     """Checks a bundle from its signature to its last field. Imports no torch and opens no connection.
 
-    Without somebody to trust, a bundle is accepted only where it may be unsigned.
+    Without someone to trust, a bundle is accepted only where it may be unsigned.
     """
     root = None if trust is None else trust.load()
     if root is None and not unsigned:

@@ -45,9 +45,9 @@ def require_committed(ledger: Ledger, release_id: str, folder: Path) -> Row:
     """Returns the committed row of a release whose bundle is unchanged and not revoked; refuses any other."""
     row = ledger.release(release_id)
     if row.state != "committed":
-        raise StorageError(f"release {release_id} is {row.state}. Only a committed release can be handed over.")
+        raise StorageError(f"release {release_id} is {row.state}. Only a committed release can be shared.")
     if ledger.revocation(release_id) is not None:
-        raise StorageError(f"release {release_id} was revoked and cannot be handed over.")
+        raise StorageError(f"release {release_id} was revoked and cannot be shared.")
     if not folder.is_dir() or bundle.bundle_digest(folder) != row.bundle_digest:
         raise StorageError(f"{folder} is not the bundle of ledger row {row.sequence}. Restore it from a copy.")
     return row
@@ -74,7 +74,7 @@ def hand_over(
             sha256 = file_digest(packed)
             details |= {"archive_sha256": sha256, "archive_bytes": packed.stat().st_size}
             key = f"handover-{release.release_id}-{datetime.now(UTC).date()}-{sha256[:16]}-{partner}"
-            row = ledger.record(_row("handover", release, f"handed over to {partner}", requester, details, key))
+            row = ledger.record(_row("handover", release, f"shared with {partner}", requester, details, key))
             packed.replace(archive)
     except OSError as error:
         raise InputError(f"--out {out}: {error.strerror}") from None

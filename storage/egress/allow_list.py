@@ -168,7 +168,7 @@ def read_files(folder: Path, *, allowed: frozenset[str]) -> dict[str, Any]:
 
 
 def check_codes(contents: dict[str, Any]) -> tuple[str, ...]:
-    """Returns the codes in the order of the scores. Model, code list and golden answers have to name the same ones."""
+    """Returns the codes in the order of the scores. Model, code list and test vectors have to name the same ones."""
     labels = contents.get(LABELS)
     codes = _configured(contents["config.json"]) if labels is None else tuple(labels["codes"])
     if codes != tuple(row[0] for row in contents[bundle.CODELIST]):

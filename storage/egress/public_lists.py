@@ -1,9 +1,9 @@
 """Recognises public code lists and encoders, whose words owe nothing to any record.
 
-A title is public because its list was published, not because somebody calls it so: a narrative can be put into a
+A title is public because its list was published, not because someone calls it so: a narrative can be put into a
 column of titles. A list is recognised by the digests of its entries, in `lists/`, where `scripts/published_list.py`
 adds lists and a change is reviewed; an encoder by the digest of its files, in `encoders.txt`. The entries of any other
-list are texts that the plan lists and somebody signs.
+list are texts that the plan lists and someone signs.
 """
 
 from __future__ import annotations

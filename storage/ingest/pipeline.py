@@ -223,7 +223,7 @@ def _write(
 
 
 def _pseudonym(unit: str) -> str:
-    """Returns a short name for a unit, which hides nothing from anybody who can guess the unit."""
+    """Returns a short name for a unit, which hides nothing from anyone who can guess the unit."""
     return hashlib.blake2b(unit.encode(), digest_size=12).hexdigest()
 
 

@@ -76,7 +76,7 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a module at the first use of a name of it: whoever checks a signature needs no database."""
+    """Loads a module at the first use of a name of it: anyone who checks a signature needs no database."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)

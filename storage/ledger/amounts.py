@@ -46,7 +46,7 @@ def _exact(value: float | int | str | Decimal, name: str) -> Decimal:
 def amount(value: float | int | str | Decimal, *, name: str, scale: int) -> Decimal:
     """Return `value` as a positive decimal of `scale` decimals, a float rounded up.
 
-    Text and decimals were written by somebody and must fit the scale as they stand; a float is a measurement
+    Text and decimals were written by someone and must fit the scale as they stand; a float is a measurement
     and is rounded towards more loss.
     """
     number = _exact(value, name)

@@ -82,7 +82,7 @@ class Database:
     @staticmethod
     def _sqlite_connect(connection: Any, _: Any) -> None:
         # The driver's own BEGIN comes too late (before the first write), which would let two readers of the
-        # same sum both insert; transactions are begun by hand below.
+        # same sum both insert; transactions are begun manually below.
         connection.isolation_level = None
         cursor = connection.cursor()
         # A reservation that was answered must survive a power cut.

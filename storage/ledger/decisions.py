@@ -1,7 +1,7 @@
 """Decisions: a person's signed yes or no to one release, or to one change of the policy.
 
 ECDSA on P-256 with SHA-256 over the canonical JSON (RFC 8785) of everything but the signature. Whose key it is, the
-policy says; a name that somebody typed is no decision. What is decided upon is named by its digest, and the terms that
+policy says; a name that someone typed is no decision. What is decided upon is named by its digest, and the terms that
 the signer saw stand beside it, so that the ledger's row can be held against them.
 """
 
@@ -102,7 +102,7 @@ def sign(
 
 
 def signer(decision: Decision, rule: ApprovalRule, matter: Matter, *, at: datetime | None = None) -> str:
-    """Return the name of whoever signed, when the decision counts under this rule.
+    """Return the signer's name, when the decision counts under this rule.
 
     Args:
         matter: what is decided; a decision on another digest or other terms is stale, and nobody decides on their own

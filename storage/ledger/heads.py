@@ -1,6 +1,6 @@
 """Heads: a small signed statement of how far the ledger went, for a partner to keep.
 
-Whoever holds one can tell later that the rows up to it are still the same and still there. ECDSA on P-256 with
+Anyone who holds one can tell later that the rows up to it are still the same and still there. ECDSA on P-256 with
 SHA-256 over the statement's canonical JSON (RFC 8785) without its signature.
 """
 

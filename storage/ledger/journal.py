@@ -142,7 +142,7 @@ class Journal:
     def append(self, connection: Connection) -> None:
         """Adds the rows that are committed and not kept yet; they are on the disk when this returns.
 
-        Where it cannot be written, what was committed stays; running again goes on from there.
+        Where it cannot be written, what was committed stays; running again continues from there.
         """
         try:
             if not self.file.parent.is_dir():

@@ -74,7 +74,7 @@ class Ledger(LedgerReader):
                 the latest with the first reservation; another one later is refused until `change_policy` records it.
                 Without one (or with the default one) the policy in force holds.
             lock_timeout: seconds to wait for other writers.
-            journals: what was kept of the ledger outside its database; it must go through each, and goes on in each.
+            journals: what was kept of the ledger outside its database; it must go through each, and continues in each.
             key: of the releasing worker, with which it signs the rows of releases; without it nothing is released.
 
         Raises:
@@ -167,7 +167,7 @@ class Ledger(LedgerReader):
                 and those count in its own, whatever population and cohorts they are called by.
 
         Raises:
-            BudgetRefused: when the sum exceeds a cap, an approval is missing, or somebody refused this plan.
+            BudgetRefused: when the sum exceeds a cap, an approval is missing, or someone refused this plan.
             InputError: when a number can't be kept, the key belongs to another plan, or an approval doesn't count.
         """
 
@@ -258,7 +258,7 @@ class Ledger(LedgerReader):
             )
 
     def refuse(self, plan: ReleasePlan, decision: Decision) -> Row:
-        """Records that somebody refused a plan; it can't be reserved any more. Again returns the first refusal."""
+        """Records that someone refused a plan; it can't be reserved any more. Again returns the first refusal."""
 
         def work(connection: Connection, state: State) -> Row:
             existing = state.keys.get(("refusal", decision.digest))

@@ -82,7 +82,7 @@ def population_name_warning(names: Sequence[str], population: str) -> str:
     return (
         f"the same records were released under another population name ({', '.join(names)}); here they are called "
         f"{population}. Budgets belong to records, so what was spent there on the same kind of guarantee counts here; "
-        "whoever named them so must say why"
+        "anyone who named them so must say why"
     )
 
 

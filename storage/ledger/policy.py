@@ -37,7 +37,7 @@ ALL_COHORTS = "all cohorts"
 
 
 def _cap_epsilon(value: Any) -> Decimal:
-    # Through the shortest text: a cap is what somebody wrote, so 0.1 means one tenth and not its float.
+    # Through the shortest text: a cap is what someone wrote, so 0.1 means one tenth and not its float.
     return amounts.epsilon(str(value), name="cap epsilon")
 
 
@@ -106,7 +106,7 @@ class ApprovalRule(BaseModel):
         if self.minimum > len(keys):
             raise ValueError(
                 f"minimum {self.minimum} needs as many `approvers`, each a name and its public key in PEM;"
-                " a name that somebody types approves nothing"
+                " a name that someone types approves nothing"
             )
         return self
 

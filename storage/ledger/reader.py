@@ -214,7 +214,7 @@ class LedgerReader:
     def _require_here(self, connection: Connection, state: State, plan: ReleasePlan) -> None:
         mark = plan.ledger
         if mark is None:
-            raise BudgetRefused("the plan names no ledger: it was made by hand. Plan again.")
+            raise BudgetRefused("the plan names no ledger: it was made manually. Plan again.")
         # guard: test_a_plan_under_another_ledger
         if state.ledger != mark.ledger:
             present = "an empty one" if state.ledger is None else f"{state.ledger[:12]}…"

@@ -2,7 +2,7 @@
 
 A record is known by keyed marks alone: 64 bits of a keyed BLAKE2b of each of its contents (an id, a text cell).
 The ledger keeps the marks of every release (`registry.py`); the key stays in the workspace
-(`private/registry.key`, or the file that AUTOCODER_REGISTRY_KEY names). Whoever has one of the two can try no guess.
+(`private/registry.key`, or the file that AUTOCODER_REGISTRY_KEY names). Anyone who has one of the two can try no guess.
 
 Two releases share records where one content is in both. Releases whose claims protect units (a person, an
 establishment) share them where a unit's mark, of its name alone, is in both. Not detected: records whose text was

@@ -37,7 +37,7 @@ class Step(StrEnum):
     DRAW = "draw"
     """Nothing was drawn: run the same release again, or burn it."""
     MEASURE = "measure"
-    """Drawn; the cost at the draw has to be measured: run the same release again, which does and goes on."""
+    """Drawn; the cost at the draw has to be measured: run the same release again, which does and continues."""
     MARK_DRAWN = "mark-drawn"
     """Drawn under a guarantee that doesn't depend on the draw, and not recorded yet."""
     BUILD = "build"
@@ -49,7 +49,7 @@ class Step(StrEnum):
     LOST_BUNDLE = "lost-bundle"
     """Committed, and its bundle is gone or changed: restore it from a copy."""
     STRAY_BUNDLE = "stray-bundle"
-    """A folder among the bundles that the ledger doesn't bear out: take it away."""
+    """A folder among the bundles that the ledger doesn't confirm: take it away."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def announced_bundle(workspace: Workspace, release_id: str) -> str | None:
 
 
 def inspect(ledger: Ledger, workspace: Workspace) -> Sequence[Finding]:
-    """Say what each open release needs, and which bundles the ledger doesn't bear out. Changes nothing."""
+    """Say what each open release needs, and which bundles the ledger doesn't confirm. Changes nothing."""
     findings = [_assess(row, workspace) for row in ledger.open_releases()]
     releases = {row.release_id: row for row in ledger.current() if row.kind == "release" and row.release_id}
     for release_id, row in releases.items():
@@ -155,15 +155,15 @@ def recover(ledger: Ledger, workspace: Workspace, *, burn: Collection[str] = ())
     for finding in inspect(ledger, workspace):
         if finding.release_id in remaining and finding.state in ("reserved", "drawn"):
             remaining.discard(finding.release_id)
-            ledger.burn(finding.release_id, reason=f"burned by hand: {finding.why}")
-            results.append(replace(finding, step=Step.BURN, why="burned by hand", done=True))
+            ledger.burn(finding.release_id, reason=f"burned manually: {finding.why}")
+            results.append(replace(finding, step=Step.BURN, why="burned manually", done=True))
         elif finding.step in (Step.MARK_DRAWN, Step.COMMIT, Step.BURN):
             results += _apply(ledger, workspace, finding)
         else:
             results.append(finding)
     for release_id in sorted(remaining):
-        row = ledger.burn(release_id, reason="burned by hand")
-        results.append(Finding(release_id, row.state, Step.BURN, "burned by hand", done=True))
+        row = ledger.burn(release_id, reason="burned manually")
+        results.append(Finding(release_id, row.state, Step.BURN, "burned manually", done=True))
     return results
 
 

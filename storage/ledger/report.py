@@ -33,7 +33,7 @@ _MEANING = {
 _STATE = {
     "reserved": "the budget is charged, nothing was drawn or left the house",
     "drawn": "the one draw exists, its bundle is not recorded yet",
-    "committed": "the bundle stands and may be handed over",
+    "committed": "the bundle stands and may be shared",
     "burned": "closed without a bundle; what it spent stays spent",
 }
 

@@ -1,7 +1,7 @@
 """Verification: folds the whole chain anew and names every row that is not as it was written or does not follow.
 
 Beside the fold (`storage.ledger.fold`): the columns that repeat a body, the sets of records beside the rows, and the
-heads and copies that somebody else kept, without which a chain that was cut or rewritten from some row on looks whole.
+heads and copies that someone else kept, without which a chain that was cut or rewritten from some row on looks whole.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class _Registry:
 
 
 def _compare(hashes: Sequence[str], heads: Iterable[Head], earlier: Iterable[Mark], *, whole: bool) -> list[BadRow]:
-    """Compares the chain, its hashes by sequence, with heads and rows that somebody kept outside."""
+    """Compares the chain, its hashes by sequence, with heads and rows that someone kept outside."""
     bad, agreed = [], 0
     for sequence, row_hash in sorted({(one.sequence, one.hash) for one in (*heads, *earlier)}):
         if sequence == 0 and row_hash != GENESIS:

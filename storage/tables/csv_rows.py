@@ -254,7 +254,7 @@ def csv_batches(
     if bad and not source.skips_bad_rows:
         raise _bad_row(source, *bad[-1])
     if error:
-        raise InputError(f"{source.label} cannot be read as {source.reading}. Fetch it again, or unpack it by hand")
+        raise InputError(f"{source.label} cannot be read as {source.reading}. Fetch it again, or unpack it manually")
     # a row of marks behind the last shows that no open quote swallowed rows
     if not ended:
         raise _bad_row(source, rows + len(bad), _OPEN)

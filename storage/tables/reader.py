@@ -149,7 +149,7 @@ class Table:
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
     def marks(self, codes: Collection[str] = ()) -> Marks:
-        """Returns the marks of missing values to read it with, but for those that are codes."""
+        """Returns the marks of missing values to read it with, except for those that are codes."""
         return Marks(self.options.missing, codes=codes)
 
     def changed(self) -> bool:

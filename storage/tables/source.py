@@ -262,7 +262,7 @@ def read_safely(source: Source, action: Callable[[], T]) -> T:
         if source.container == "plain":
             raise
         packed = {"zip": "ZIP", "workbook": "workbook"}.get(source.container, f"{source.container} file")
-        fault = f"the {packed} cannot be unpacked ({type(error).__name__}). Unpack it by hand or fetch it again"
+        fault = f"the {packed} cannot be unpacked ({type(error).__name__}). Unpack it manually or fetch it again"
     raise InputError(f"{source.label}: {fault}")
 
 

@@ -4,7 +4,7 @@ Two kinds of evidence, each with half of the false-alarm rate. Reruns repeat eve
 took part by the toss of a coin, and bound epsilon for one record more or less. Gradient canaries are records in one
 more fit of a noisy descent: their guesses bound its noise, and checks of its sums find faults. So a true claim is
 contradicted by one audit with probability 1 - confidence at most. An audit repeated on other draws is another test,
-and a contradiction stays: whoever audits a true claim k times risks k times as much.
+and a contradiction stays: anyone who audits a true claim k times risks k times as much.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ class _Documents:
 
 @dataclass(frozen=True)
 class _Graph:
-    """What was written, and how its answers to golden texts differ from the model's own."""
+    """What was written, and how its answers to test vectors differ from the model's own."""
 
     sha256: str
     codes: int

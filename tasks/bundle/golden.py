@@ -1,4 +1,4 @@
-"""Writes and checks golden answers: the released model's codes for titles of the code list, to test a partner's copy.
+"""Writes and checks test vectors: the released model's codes for titles of the code list, to test a partner's copy.
 
 The titles belong to the agency's task and are already in the bundle.
 """
@@ -93,7 +93,7 @@ def check(released: Released, answers: Sequence[dict[str, Any]]) -> None:
 
 
 def check_answers(bundle: Path, contents: Mapping[str, Any], *, required: bool = False) -> int | None:
-    """Loads a bundle's model and checks the golden answers; returns their number.
+    """Loads a bundle's model and checks the test vectors; returns their number.
 
     None where torch or transformers is not installed.
 

@@ -1,4 +1,4 @@
-"""Resolves the licence of a bundle, a name of the SPDX list: nothing that somebody wrote leaves as a licence."""
+"""Resolves the licence of a bundle, a name of the SPDX list: nothing that someone wrote leaves as a licence."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Writes the bill of materials of a released model in CycloneDX 1.6.
 
-Built by hand, since the format's Python library lacks model cards. Tests check it against that library's schema.
+Built manually, since the format's Python library lacks model cards. Tests check it against that library's schema.
 """
 
 from __future__ import annotations

@@ -74,13 +74,13 @@ def encoder_digest(encoder: str) -> str:
 
 
 def describe_encoder(encoder: str, sha256: str) -> str:
-    """Describes an encoder for the page that somebody signs."""
+    """Describes an encoder for the page that someone signs."""
     name = reviewed_encoder(sha256)
     if name is not None:
         return f"{name}, reviewed (SHA-256 {sha256})"
     return (
-        f"{encoder}, SHA-256 {sha256}: on no reviewed list. Its vocabulary and weights leave as they are, and whoever "
-        "approves answers for them"
+        f"{encoder}, SHA-256 {sha256}: on no reviewed list. Its vocabulary and weights leave as they are, and "
+        "anyone who approves answers for them"
     )
 
 

@@ -2,7 +2,7 @@
 
 Figures fitted on private records are a second release and must be charged to the ledger. So the `thresholds.json` of a
 bundle is fitted on generated narratives, and says so. **Generated narratives are not an agency's**: results may differ
-on real ones. An agency with some records coded by hand fits a local file (`autocoder adopt --data`).
+on real ones. An agency with some records coded manually fits a local file (`autocoder adopt --data`).
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def warnings(thresholds: Mapping[str, Any] | None) -> list[str]:
     ]
 
 
-CALIBRATION_ADVICE = "`autocoder adopt --data` and a few hundred records coded by hand"
+CALIBRATION_ADVICE = "`autocoder adopt --data` and a few hundred records coded manually"
 NONE_FOR_OTHERS = (
     "Generated narratives describe injuries and do not suit other models. Partners can fit "
     "their thresholds with "

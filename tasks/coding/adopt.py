@@ -29,7 +29,7 @@ from tasks.running import progress
 
 @dataclass(frozen=True)
 class OwnRecords:
-    """Names the records that a partner coded by hand, and how its tables are read."""
+    """Names the records that a partner coded manually, and how its tables are read."""
 
     data: Path | None = None
     label: str | None = None
@@ -48,7 +48,7 @@ class AdoptionReport:
     adopted: AdoptedBundle
     sound: VerifiedBundle
     answers: int | None
-    """Golden answers that were checked. None without torch."""
+    """Test vectors that were checked. None without torch."""
     thresholds: Mapping[str, Any] | None
     """Content of the partner's thresholds."""
 
@@ -61,10 +61,10 @@ class AdoptionReport:
     def unchecked(self) -> list[str]:
         """Returns what the adoption could not check, in words."""
         roots = "revocation: --roots names the file roots.json that the agency sends when it revokes a release"
-        own = "how good the codes are on your narratives: --data names records that you coded by hand"
+        own = "how good the codes are on your narratives: --data names records that you coded manually"
         return [
             *([roots] if self.adopted.roots is None else []),
-            *(["golden answers: torch and transformers are not installed"] if self.answers is None else []),
+            *(["test vectors: torch and transformers are not installed"] if self.answers is None else []),
             *([] if self.thresholds else [own]),
         ]
 
@@ -82,9 +82,9 @@ class AdoptionReport:
         """Returns the report."""
         return render(
             "adoption.html",
-            notice="Only for you: the thresholds depend on your records. Nothing here is sent to anybody."
+            notice="Only for you: the thresholds depend on your records. Nothing here is sent to anyone."
             if self.thresholds
-            else "Nothing here is sent to anybody.",
+            else "Nothing here is sent to anyone.",
             report=self,
             next="\n".join(self.next_commands),
             statement=self.sound.contents[STATEMENT],

@@ -1,4 +1,4 @@
-"""Fits a coder's temperature and thresholds on records that an agency coded by hand."""
+"""Fits a coder's temperature and thresholds on records that an agency coded manually."""
 
 from __future__ import annotations
 

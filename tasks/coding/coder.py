@@ -206,7 +206,7 @@ class Coder:
 
 
 _OTHERWISE = (
-    "Fit thresholds on a few hundred records coded by hand (`autocoder adopt BUNDLE --key KEY --out FOLDER "
+    "Fit thresholds on a few hundred records coded manually (`autocoder adopt BUNDLE --key KEY --out FOLDER "
     "--data CODED.csv --label COLUMN`, with --accuracy for another accuracy), or choose a score with --threshold."
 )
 """Advice for a bundle without a threshold for an accuracy."""
@@ -324,7 +324,7 @@ def require_not_revoked(coder: Coder, home: Path) -> None:
             from storage.bundle import registry
 
             registry.require_not_revoked(ledger, coder.release, coder.digest)
-        elif workspace.roots.exists():  # signed or not: whoever writes there writes bundles too
+        elif workspace.roots.exists():  # signed or not: anyone who writes there writes bundles too
             from storage.bundle.trust import read_roots
 
             read_roots(workspace.roots)[-1].check(coder.release, coder.digest, None)

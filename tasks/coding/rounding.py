@@ -1,4 +1,4 @@
-"""Tests on the golden answers of a bundle whether its graph in eight bits codes as the one in float32."""
+"""Tests on the test vectors of a bundle whether its graph in eight bits codes as the one in float32."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _MARGIN = 1.5
 def near_tie(graph: Graph, folder: Path) -> float | None:
     """Returns the gap of the two best logits below which a text is scored again in float32; None: use float32 alone.
 
-    None if a golden text that is no such near tie gets another code than in float32, if the gap would be too wide, and
-    if the golden answers cannot be read.
+    None if a test vector that is no such near tie gets another code than in float32, if the gap would be too wide, and
+    if the test vectors cannot be read.
     """
     assert graph.exact is not None
     try:

@@ -1,4 +1,4 @@
-"""Compares a planned release with the release in use, on held-out records, before anybody decides on it.
+"""Compares a planned release with the release in use, on held-out records, before anyone decides on it.
 
 The pages hold figures by code that were computed from records without protection. They lie in the private folder next
 to the plan. The plan's page names them; Prefect gets their path, and neither a figure nor a code.

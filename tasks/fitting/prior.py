@@ -1,4 +1,4 @@
-"""Embeds public texts by the frozen encoder, once per text and encoder: a code list, invented narratives.
+"""Embeds public texts by the frozen encoder, once per text and encoder: a code list, synthetic narratives.
 
 No record is read. The titles start the head (`start`), and scale the words next to the encoder (`lexicon_of`).
 """
@@ -65,8 +65,8 @@ def texts_of(model: ModelConfig, codes: Sequence[Code]) -> list[list[str]]:
 
 
 def narratives(model: ModelConfig) -> Step:
-    """Embeds invented narratives, the public texts of a model without a code list."""
-    return _step("invented narratives", model, [invented_narratives()])
+    """Embeds synthetic narratives, the public texts of a model without a code list."""
+    return _step("synthetic narratives", model, [invented_narratives()])
 
 
 @cache
@@ -124,7 +124,7 @@ def lexicon_of(context: Context, model: ModelConfig, dataset: Path) -> Lexicon |
     """Makes the lexicon of a data set's code list; None where the model reads no words.
 
     The scales come from the titles, in the sentence where there is one. `hashed` needs no code list: its
-    scales come from invented narratives.
+    scales come from synthetic narratives.
     """
     if model.lexical == "none":
         return None

@@ -95,7 +95,7 @@ def require_unrefused(context: Context, plan: CheckedPlan) -> ApprovalStatus:
 
 
 def require_read(plan: CheckedPlan, accepted: str | None) -> None:
-    """Refuses texts of no published list, unless the policy asks for signatures or somebody states their digest."""
+    """Refuses texts of no published list, unless the policy asks for signatures or someone states their digest."""
     output = plan.planned.output
     # guard: test_texts_that_nobody_read
     if output.texts and not plan.policy.approvals.minimum and accepted != output.texts_digest:

@@ -16,7 +16,7 @@ from tasks.bundle.sentences import COUPLED
 from tasks.parameters import RetrainParameters
 
 TRUST_MODEL = (
-    "central: the operator of this pipeline sees the records; the claim is against whoever holds the released draw"
+    "central: the operator of this pipeline sees the records; the claim is against anyone who holds the released draw"
 )
 RANDOMNESS = "operating system entropy (os.urandom), one pair of 53-bit uniforms a pair of normals, no seed"
 NOISE_OF_THE_FIT = (
@@ -30,7 +30,7 @@ FLOATING_POINT = (
 )
 WEIGHTS = "risk weights alpha, sensitivity Delta and constant k are computed from the records"
 NUMBER = "the number of records n"
-SETTINGS = "settings (rates, epochs, encoder, c, g, k), as far as somebody chose them by looking at these records"
+SETTINGS = "settings (rates, epochs, encoder, c, g, k), as far as someone chose them by looking at these records"
 LABELS = "the label set: the codes observed in the records"
 COHORTS = "the names of the cohorts: the periods that the records are dated in; one record of another would add a name"
 
@@ -98,7 +98,7 @@ def public_inputs(model: ModelConfig) -> tuple[str, ...]:
             f"the words of the {whose}: the vocabulary that the model reads next to the encoder, and the scales of both"
         )
     if model.lexical == "hashed":
-        lines.append("invented narratives: the scales of the encoder's features and of the hashed words next to them")
+        lines.append("synthetic narratives: the scales of the encoder's features and of the hashed words next to them")
     return tuple(lines)
 
 
@@ -107,9 +107,7 @@ def _prior_settings(model: ModelConfig) -> str:
     sentences = [model.prior_sentence] if model.prior_sentence else []
     quoted = " or ".join(f"`{one}`" for one in sentences)
     words = f"the sentence that titles are read in ({quoted}) and their scale" if quoted else "the scale of the titles"
-    return (
-        f"{words} ({model.prior_scale:g}): hyperparameters, as far as somebody chose them by looking at these records"
-    )
+    return f"{words} ({model.prior_scale:g}): hyperparameters, as far as someone chose them by looking at these records"
 
 
 def swag_event(

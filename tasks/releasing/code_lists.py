@@ -36,8 +36,8 @@ class CodeListVerdict:
         return {
             "published": f"published as {self.published_name}",
             "numbers": "the list has numbers and no titles",
-            "to be signed": f"not a published list: the plan lists its {self.texts} entries, and whoever approves the "
-            f"plan signs them. {self.advice}",
+            "to be signed": f"not a published list: the plan lists its {self.texts} entries, and anyone who approves "
+            f"the plan signs them. {self.advice}",
         }[self.verdict]
 
     @property

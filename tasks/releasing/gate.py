@@ -153,7 +153,7 @@ def override(plan: CheckedPlan, decision: Decision) -> Row:
 
 
 def _blocks(plan: CheckedPlan, measurement: Measurement) -> bool:
-    """Checks whether a measurement blocks a release until somebody overrides it."""
+    """Checks whether a measurement blocks a release until someone overrides it."""
     return measurement.verdict == CONTRADICTED or (plan.policy.require_audit and measurement.verdict == INCONCLUSIVE)
 
 

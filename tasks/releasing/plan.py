@@ -1,4 +1,4 @@
-"""Defines the planned release, the file that an officer approves: what leaves, on what claim, made from which
+"""Defines the planned release, the file that an officer approves: what is released, on what claim, made from which
 artifacts.
 
 A plan is a function of its artifacts, of the settings of its method and of what was requested (`build_plan`). A release
@@ -57,7 +57,7 @@ _NAME = "^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 
 
 class Request(BaseModel, frozen=True):
-    """Holds what a plan takes at somebody's word; the officer's signature is over it. None of it is free text."""
+    """Holds what a plan takes at someone's word; the officer's signature is over it. None of it is free text."""
 
     population: str = Field(pattern=_NAME)
     release_label: str = Field(pattern=_NAME)
@@ -110,7 +110,7 @@ class Output(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def texts_digest(self) -> str:
-        """Returns the first 16 digits of a digest of the texts: it states that somebody read them."""
+        """Returns the first 16 digits of a digest of the texts: it states that someone read them."""
         return digest(list(self.texts))[:16]
 
     def apply_to(self, settings: BundleParameters) -> BundleParameters:
@@ -236,7 +236,7 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         return self.model_copy(update={"plan": plan, "selection": selection})
 
     def check(self, context: Context) -> None:
-        """Refuses a plan other than its artifacts give, such as one edited by hand.
+        """Refuses a plan other than its artifacts give, such as one edited manually.
 
         Raises:
             StorageError: an artifact is not the one named, or was changed.
@@ -287,7 +287,7 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         _require_equal(self, self.model_copy(update={"plan": stated.model_copy(update=followed)}))
 
     def _again(self, context: Context) -> PlannedRelease:
-        """Builds the plan again, from its artifacts and what it takes at somebody's word."""
+        """Builds the plan again, from its artifacts and what it takes at someone's word."""
         try:
             return build_plan(
                 context,

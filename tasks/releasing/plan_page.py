@@ -40,7 +40,7 @@ from tasks.running.stage import Context
 
 NOTICE = (
     "Private. This page holds figures that were computed from the records without protection, among them how well the "
-    "model codes. It is for whoever decides on the release; do not publish it or pass it on."
+    "model codes. It is for anyone who decides on the release; do not publish it or pass it on."
 )
 Verdict = Literal["fine", "investigate", "warning"]
 LARGE = 0.1

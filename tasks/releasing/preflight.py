@@ -262,7 +262,7 @@ def _check_at_once(policy: Policy) -> None:
     if required:
         raise InputError(
             f"release.enabled: policy {policy.name} requires {' and '.join(required)} of the plan, which exists "
-            "only after training. Leave --release out (or give --plan-only), and go on with `autocoder audit PLAN`, "
+            "only after training. Leave --release out (or give --plan-only), and continue with `autocoder audit PLAN`, "
             "`autocoder approve PLAN` and `autocoder release PLAN`"
         )
 

@@ -77,7 +77,7 @@ def save_plan(context: Context, planned: PlannedRelease, settings: LedgerParamet
 
 
 def require_current(context: Context, planned: PlannedRelease, settings: LedgerParameters) -> None:
-    """Refuses a plan that is out of date, before a server starts and anybody is asked; creates no ledger."""
+    """Refuses a plan that is out of date, before a server starts and anyone is asked; creates no ledger."""
     ledger = existing_ledger(context, settings)
     if ledger is not None:
         checked = check(planned, ledger)

@@ -1,7 +1,7 @@
 """States in a plan how its fit was chosen, as far as the ledger knows.
 
 A fit may have been chosen among several on the same records: by seed, sample, settings or mechanism. Each fit whose
-scores anybody saw is in the ledger. Records count as the same under one fingerprint, or where their samples of marks
+scores anyone saw is in the ledger. Records count as the same under one fingerprint, or where their samples of marks
 overlap: another seed, another population name or an added record does not make them different.
 """
 
@@ -43,7 +43,7 @@ class Selection(BaseModel, frozen=True, extra="forbid"):
             *self.tuned,
             *([COMPARED] if self.compared else []),
             f"the choice of this fit among {self.fits} on these records whose figures the ledger has: seed, sample, "
-            "settings or mechanism, as far as somebody chose by them",
+            "settings or mechanism, as far as someone chose by them",
         )
 
     def since(self, earlier: Selection) -> str:
@@ -108,7 +108,7 @@ def _branch(row: Row) -> str:
 def _tuned() -> tuple[tuple[tuple[str, ...], tuple[Mapping[str, Any], ...]], ...]:
     """Returns, for the branches that ship, their unprotected inputs and settings, on features and on tokens.
 
-    Whoever fits with these settings has it from there, under whatever name.
+    Anyone who fits with these settings has it from there, under whatever name.
     """
     return tuple(
         (tuple(body["unprotected"]), (body["mechanism"], body["mechanism"] | body.get("on_tokens", {})))

@@ -5,8 +5,8 @@
     "tls://host:8786"      the workers of a cluster; certificates from the folder $AUTOCODER_ENGINE_CERTIFICATES
 
 A part and its answer are short texts: paths, digests and numbers, never a record. Dask sends functions by pickle among
-holders of the cluster's certificates, so that whoever holds them can run code there, as on any worker; nothing that is
-stored is read that way. A worker that dies loses the parts that it was at, and others take them up. A scheduler that
+holders of the cluster's certificates, so that anyone who holds them can run code there, as on any worker; nothing that
+is stored is read that way. A worker that dies loses the parts that it was at, and others take them up. A scheduler that
 restarts is asked again for what is missing.
 """
 
@@ -44,7 +44,7 @@ _LOOK_SECONDS, _WORKERS_SECONDS = 0.01, 20.0
 _LOCAL = re.compile(r"tcp://(127\.\d+\.\d+\.\d+|localhost|\[::1\]):\d+")
 _ADDRESS = re.compile(r"(tcp|tls)://[^/\s]+:\d+")
 SILENT: dict[str, object] = {"distributed.scheduler.http.routes": [], "distributed.worker.http.routes": []}
-"""Dask's own pages show tasks, logs and stacks to whoever finds their port: none is served."""
+"""Dask's own pages show tasks, logs and stacks to anyone who finds their port: none is served."""
 _STARTING = {"distributed.comm.timeouts.connect": "120s", "distributed.comm.timeouts.tcp": "120s"}
 """A process that imports the libraries on a busy machine answers late."""
 
@@ -247,7 +247,7 @@ def security_of(engine: str) -> Security | None:
     if engine.startswith("tcp://"):
         if not _LOCAL.fullmatch(engine):
             raise InputError(
-                f"--engine {engine}: whoever is on the network could run code there. Use tls://, with certificates "
+                f"--engine {engine}: anyone who is on the network could run code there. Use tls://, with certificates "
                 "from `autocoder engine --new-certificates`."
             )
         return None

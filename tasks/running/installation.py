@@ -35,7 +35,7 @@ def missing() -> list[str]:
 
 
 def refusal(modules: list[str]) -> str:
-    """Returns the message for whoever needs modules that are missing."""
+    """Returns the message for anyone who needs modules that are missing."""
     return f"not installed: {', '.join(modules)}. This needs the extra `train`: {EXTRA}"
 
 

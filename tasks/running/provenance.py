@@ -42,7 +42,7 @@ def _image_commit(file: Path) -> tuple[str, bool]:
 
 
 def _git(*arguments: str) -> str | None:
-    if not (_ROOT / ".git").exists():  # an installed wheel: a repository further up is somebody else's
+    if not (_ROOT / ".git").exists():  # an installed wheel: a repository further up is someone else's
         return None
     try:
         process = subprocess.run(

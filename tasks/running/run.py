@@ -22,7 +22,7 @@ class Run:
     deployment: str | None = None
     """Id of the deployment that started the run."""
     shows = False
-    """Whether somebody can look at what is published."""
+    """Whether someone can look at what is published."""
 
     def call(self, name: str, label: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Calls a function as a unit of the run. It is never retried and never cached: stages and the ledger resume."""

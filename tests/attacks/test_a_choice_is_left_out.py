@@ -39,7 +39,7 @@ TUNED = "hyperparameters: found on the training half of public OSHA severe injur
 
 
 def look(context: Context, planned: PlannedRelease, number: int, subject: Subject | None, **changes: Any) -> None:
-    """The ledger's row of one more fit on the plan's records whose scores somebody saw."""
+    """The ledger's row of one more fit on the plan's records whose scores someone saw."""
     plan = planned.plan
     told: dict[str, Any] = {
         "subject": subject,
@@ -56,7 +56,7 @@ def look(context: Context, planned: PlannedRelease, number: int, subject: Subjec
 
 
 def replanned(context: Context, planned: PlannedRelease) -> PlannedRelease:
-    """What planning again writes, in whose claim nothing was stated by hand."""
+    """What planning again writes, in whose claim nothing was stated manually."""
     unmarked = planned.model_copy(update={"plan": planned.plan.model_copy(update={"ledger": None})})
     return publish.save_plan(context, unmarked, BundleParameters())[0]
 
@@ -199,7 +199,7 @@ def test_a_comparison_that_nobody_mentions(made: Made) -> None:
 
 
 def test_a_search_that_nobody_mentions(made: Made) -> None:
-    """c was found by fits on these records, and then given by hand."""
+    """c was found by fits on these records, and then given manually."""
     context, planned = made
     look(context, planned, 300, SearchFit(target_epsilon=4, round="weighted"))
     again = replanned(context, planned)
@@ -226,12 +226,12 @@ def test_settings_that_were_tuned_under_another_name(
     again = replanned(context, planned)
     assert any(line.startswith(TUNED) for line in lines(again))
     released_without(context, again, lambda line: line.startswith(TUNED))
-    tuned["learning_rate"] = 0.3  # somebody's own choice
+    tuned["learning_rate"] = 0.3  # someone's own choice
     assert not any(line.startswith(TUNED) for line in lines(replanned(context, planned)))
 
 
 def test_fits_on_other_records_count_nothing(made: Made) -> None:
-    """Nor do audits, handovers and the like: whoever audits a plan need not plan again."""
+    """Nor do audits, handovers and the like: anyone who audits a plan need not plan again."""
     context, planned = made
     before = replanned(context, planned)
     look(context, planned, 500, ComparisonFit(branch="dp-sgd", seed=1), data_fingerprint="0" * 64)

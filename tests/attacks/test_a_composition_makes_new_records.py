@@ -26,7 +26,7 @@ DECLARES = (
         "invisible letters, small capitals, wide, bold and circled letters, accents; a table's columns in"
         " another order, with a constant one",
         "look-alike letters of another script and other edits of texts without ids; a text shorter than "
-        "24 letters next to an invented longer one; a table with a column that says anything new",
+        "24 letters next to a synthetic longer one; a table with a column that says anything new",
     ),
 )
 """Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""

@@ -1,4 +1,4 @@
-"""Would win: a signature for what the officer did not see: a false ε, a made-up ledger, a file that never ends."""
+"""Would win: a signature for what the officer did not see: a false ε, a synthetic ledger, a file that never ends."""
 
 from __future__ import annotations
 

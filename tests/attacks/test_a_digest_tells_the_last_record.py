@@ -36,7 +36,7 @@ DECLARES = (
         "no digest that leaves tells a record",
         "each of 46 candidates for the one unknown code, tried against everything that is printed, in a "
         "bundle or in Prefect's database",
-        "whoever has the registry's key",
+        "anyone who has the registry's key",
     ),
 )
 """Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
@@ -46,7 +46,7 @@ _DIGEST = re.compile(r"(?=[0-9]*[a-f])[0-9a-f]{12,}")
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Invented records, which the attacker knows but for one code."""
+    """Synthetic records, which the attacker knows except for one code."""
     written = write_demo_data(tmp_path_factory.mktemp("records"), records=160, seed=3)
     return {"source": str(written.csv), "codelist": str(written.codelist), "population": "demo", "ingest": {}}
 

@@ -134,7 +134,7 @@ def test_a_copy_of_a_closed_file(
     coder: Coder, tmp_path: Path, narratives: Callable[..., list[str]], closed: int
 ) -> None:
     """Coded, sampled, summed up or revised, narratives are as closed as they were, also in the place of an older file
-    that somebody closed.
+    that someone closed.
     """
     source, out, sample = tmp_path / "in.csv", tmp_path / "out.csv", tmp_path / "sample.csv"
     source.write_text("\n".join(["Text", *narratives(30)]))

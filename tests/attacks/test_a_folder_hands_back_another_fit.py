@@ -1,5 +1,5 @@
-"""Would win: the model of a loud fit, or of others' records, under the claim of a quiet plan that goes on in its
-folder; or somebody who reads off the folder's identity which records it is of."""
+"""Would win: the model of a loud fit, or of others' records, under the claim of a quiet plan that continues in its
+folder; or someone who reads off the folder's identity which records it is of."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DECLARES = (
         "a folder continues its own fit alone",
         "a fit of another event, of other records, labels or start under the claim of a quiet plan, "
         "killed half-way; a folder without identity; reading from an identity whose records it is of",
-        "whoever writes the folder and its identity by hand",
+        "anyone who writes the folder and its identity manually",
     ),
 )
 """Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""

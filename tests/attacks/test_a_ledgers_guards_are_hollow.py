@@ -10,7 +10,7 @@ DECLARES = (
     (
         "`verify` detects hollow guards",
         "triggers and functions that do nothing, never fire, or were added; rules; a writer for its caller",
-        "an owner who puts them back before anybody looks",
+        "an owner who puts them back before anyone looks",
     ),
     (
         "a row among the running totals closes no cohort",

@@ -43,7 +43,7 @@ class Notebook(nn.Module):
 
 
 class Sleeper(Notebook):
-    """Notes nothing until it has run a while: a trial on invented records is too short to see it."""
+    """Notes nothing until it has run a while: a trial on synthetic records is too short to see it."""
 
     runs = 0
 

@@ -66,7 +66,7 @@ def test_a_release_under_a_laxer_policy_is_refused(made: tuple[Context, PlannedR
 
 
 def test_two_first_policies_at_one_moment(tmp_path: Path) -> None:
-    """One is in force, and whoever planned under another is told so: not each under its own."""
+    """One is in force, and anyone who planned under another is told so: not each under its own."""
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     Ledger.open(url)
     policies = [Policy.parse({"name": f"p{n}", "default": {"asymptotic-local": {"epsilon": n + 1}}}) for n in range(4)]

@@ -1,4 +1,4 @@
-"""Would win: a release under words, a licence or a key that somebody wrote, or one that is charged and then refused."""
+"""Would win: a release under words, a licence or a key that someone wrote, or one that is charged and then refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tasks.running.stage import Context
 DECLARES = (
     (
         "a plan says what its artifacts say",
-        "35 fields by hand, base64 of records among them; a narrative, one encoded, or a path as an officer's reason",
+        "35 fields manually, base64 of records among them; a narrative, one encoded, or a path as an officer's reason",
         "population, label, requester, commit",
     ),
     (
@@ -69,7 +69,7 @@ CLAIM: dict[str, Any] = {
     "delta_text": "0",
     "delta": 0.0,
     "guarantee_kind": "formal",
-    "privacy_unit": "whoever",
+    "privacy_unit": "anyone who",
     "epsilon_add_remove": 0.0001,
     "neighbouring_relation": "replace-one",
     "unprotected_inputs": [RECORDS[:300]],

@@ -1,4 +1,4 @@
-"""Would win: a fit, licence or draw that nobody signed, under the reservation of a plan that somebody did."""
+"""Would win: a fit, licence or draw that nobody signed, under the reservation of a plan that someone did."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DECLARES = (
         "a fit of ε 900, a licence or a precision under the key of a signed plan, killed when reserved or"
         " drawn; another fit's weights where the draw lies, under either plan's digest; the kept plan "
         "written over or removed; settings that are not the fit's",
-        "whoever writes to the workspace and has the bundle-signing key",
+        "anyone who writes to the workspace and has the bundle-signing key",
     ),
     (
         "nothing is charged and then refused",

@@ -1,4 +1,4 @@
-"""Would win: a release on one signature taken for two, for another plan, or of somebody who no longer may."""
+"""Would win: a release on one signature taken for two, for another plan, or of someone who no longer may."""
 
 from __future__ import annotations
 

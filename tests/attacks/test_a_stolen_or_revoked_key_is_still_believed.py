@@ -95,7 +95,7 @@ class Agency:
         return next(name for name in self.files if Root.first(self.key(name).public_key()).keys == (pem,))
 
     def partner(self, name: str = "partner") -> Trust:
-        """Who was given the first key by hand, and has a copy of the roots as they are now."""
+        """Who was given the first key manually, and has a copy of the roots as they are now."""
         copy = self.place / name / f"roots-{len(list(self.place.glob(f'{name}/roots-*')))}.json"
         copy.parent.mkdir(exist_ok=True)
         shutil.copy(self.file, copy)
@@ -135,7 +135,7 @@ def test_keys_are_replaced_and_old_bundles_stay_sound(agency: Agency) -> None:
     assert check(agency.bundle, agency.partner("a new one"))
     assert check(agency.bundle, agency.sealed.trust), "by the key itself, as before"
     newest = Trust(agency.file, agency.file, agency.place / "pinned to the newest")
-    assert check(agency.bundle, newest), "who is given the newest roots by hand starts there"
+    assert check(agency.bundle, newest), "who is given the newest roots manually starts there"
 
 
 def test_a_stolen_key_that_was_replaced(agency: Agency) -> None:

@@ -20,7 +20,7 @@ DECLARES = (
         "an adopted bundle codes only as it was signed, and no longer than the agency's newest roots allow",
         "another release of the same agency in its folder, a changed file, roots that revoke it, that are older, "
         "gone, or another agency's",
-        "whoever may write the folder may replace the key in it",
+        "anyone who may write the folder may replace the key in it",
     ),
 )
 """Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""

@@ -31,7 +31,7 @@ def compressed(content: bytes, *, checksum: bool = True) -> bytes:
 
 
 def tar(*files: tuple[str, bytes], **fields: object) -> bytes:
-    """A tar of files in the form that `pack` writes, but for the fields given."""
+    """A tar of files in the form that `pack` writes, except for the fields given."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for name, data in files:
@@ -106,7 +106,7 @@ def test_many_files_of_nothing(tmp_path: Path, into: Path) -> None:
 
 
 def test_a_folder_with_a_name_that_says_something(sealed: Sealed, tmp_path: Path) -> None:
-    """Words of a narrative, or sixteen digits that are not the release's id: refused, whoever signed what is in it."""
+    """Words of a narrative, or sixteen digits that are not the release's id: refused, whatever signature is on it."""
     for name in ("The_employee_was_greasing_the_conveyor_chain_when_his_left_glove", "0123456789abcdef", "b"):
         folder = tmp_path / "named" / name
         if name != ".":

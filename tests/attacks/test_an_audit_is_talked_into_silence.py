@@ -28,7 +28,7 @@ DECLARES = (
     (
         "an audit that could not have refuted a claim does not clear it",
         "reruns, draws and seeds chosen so that nothing could be refuted; a bound that the settings exclude",
-        "attacks that nobody has invented yet",
+        "attacks that nobody has synthetic yet",
     ),
 )
 """Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
@@ -126,7 +126,7 @@ def pool_of(natural: int, crafted: int) -> Pool:
 
 
 def test_a_seed_whose_coins_leave_no_natural_rerun() -> None:
-    """Coins follow from the seed, which whoever fits chooses: among 100 they find some by which a canary, and with it
+    """Coins follow from the seed, which the person who fits chooses: among 100 some exist by which a canary and
     what a rerun claims, is in each odd rerun that is measured. Natural reruns do without it.
     """
     pool, trials = pool_of(200, 1), 16

@@ -68,7 +68,7 @@ def test_an_event_edited_by_hand(settings: dict[str, Any]) -> None:
 
 
 class Foreign(Aimed, frozen=True):
-    """A mechanism of somebody's own, outside this project: it sums bits, whose sensitivity is 1."""
+    """A mechanism of someone's own, outside this project: it sums bits, whose sensitivity is 1."""
 
     kind: Literal["sums-of-bits"] = "sums-of-bits"
 

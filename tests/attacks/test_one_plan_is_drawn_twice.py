@@ -30,10 +30,10 @@ DECLARES = (
         "one plan is drawn once",
         "the plan in a new workspace, also with its ledger's name written over and the artifacts copied; "
         "`AUTOCODER_LEDGER_URL`; the ledger deleted, empty, restored after approval at each state, restored and "
-        "gone on with; SIGKILL around the journal's line; lines appended to the witness of a restored workspace: "
+        "continued with; SIGKILL around the journal's line; lines appended to the witness of a restored workspace: "
         "older, repeated, further than the restored ledger, of another one, unknown; a journal's line left out or "
         "moved, torn at any brace, or cut short by a full disk",
-        "database and workspace restored together without a witness; whoever reads the posterior draws by hand",
+        "database and workspace restored together without a witness; anyone who reads the posterior draws manually",
     ),
 )
 """Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
@@ -272,9 +272,9 @@ def test_the_whole_workspace_restored_is_told_by_a_witness(
 
 
 def test_what_is_appended_to_a_witness(house: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Database and workspace restored: no line that somebody adds to the witness makes it believe the older state.
+    """Database and workspace restored: no line that someone adds to the witness makes it believe the older state.
 
-    An older line again, rows of the restored ledger that went on, one of another ledger, an unknown one.
+    An older line again, rows of the restored ledger that continued, one of another ledger, an unknown one.
     """
     witness = tmp_path / "witness"
     monkeypatch.setenv(VARIABLE, str(witness))
@@ -348,7 +348,7 @@ def test_a_journal_that_is_written_again(house: Workspace) -> None:
 
 @pytest.mark.parametrize("end", ["every brace", "the last letter"])
 def test_a_line_that_is_torn_behind_a_brace(house: Workspace, end: str) -> None:
-    """A power cut may leave any beginning of a line, also one that ends as a whole line does: the ledger goes on."""
+    """A power cut may leave any beginning of a line, also one that ends as a whole line does: the ledger continues."""
     ledger = ensure_genesis_row(house)
     released(ledger, planned(ledger))
     file = own_journal(house).file
@@ -422,7 +422,7 @@ die()
 
 @pytest.mark.parametrize("point", ["before the commit", "before the line", "a torn line", "after"])
 def test_killed_around_the_journals_line(house: Workspace, point: str) -> None:
-    """Wherever it died, the ledger is accepted as it is and goes on, and the journal is never ahead of it."""
+    """Wherever it died, the ledger is accepted as it is and continues, and the journal is never ahead of it."""
     script = KILLED.format(tests=str(Path(__file__).parents[1] / "support"))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run([sys.executable, "-c", script, point, str(house.home)], env=environment, check=False)

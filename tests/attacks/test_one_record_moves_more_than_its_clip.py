@@ -111,7 +111,7 @@ def test_masks_of_a_standard_head(quiet: None, tiny_roberta: str) -> None:
 
 
 def _cancelling(null: Tensor, size: float, rest: float, seed: int) -> Tensor:
-    """Two positions that take each other away but for a little, out of sight of the layer."""
+    """Two positions that take each other away except for a little, out of sight of the layer."""
     g = torch.Generator().manual_seed(seed)
     big, left = (scale * (torch.randn(len(null), generator=g) @ null) / len(null) ** 0.5 for scale in (size, rest))
     return torch.stack([big, -big + left])

@@ -186,7 +186,7 @@ def test_nothing_can_be_tried_without_the_key() -> None:
 
 
 def test_two_keys_made_at_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two first runs: the second makes its key while the first is at it. Both go on with one key, and it stays."""
+    """Two first runs: the second makes its key while the first is at it. Both continue with one key, and it stays."""
     monkeypatch.delenv("AUTOCODER_REGISTRY_KEY")
     real, keys = os.urandom, []
 

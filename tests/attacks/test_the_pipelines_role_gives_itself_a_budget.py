@@ -103,7 +103,7 @@ FORGED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("signer", [None, STRANGER], ids=["nobody", "a stranger"])
 @pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED)
 def test_a_reservation_without_the_workers_key(site: Site, forged: dict[str, Any], signer: Any) -> None:
-    """It has no effect: nothing is charged, put back or drawn. What comes after it goes on, and `verify` names it."""
+    """It has no effect: nothing is charged, put back or drawn. What comes after it continues, and `verify` names it."""
     ledger = site.open(policy(minimum=1))
     ledger.put_in_force(requester="operator")
     decision = sign(STRANGER, subject="release", decision="approve", digest="d" * 64, terms={})
@@ -240,7 +240,7 @@ GIVEN_BACK: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("first", [descent(10, 8.0), descent(10, 1.1, 0.02)], ids=["gaussian", "sampled"])
 @pytest.mark.parametrize("given", GIVEN_BACK.values(), ids=GIVEN_BACK)
 def test_an_event_that_gives_a_budget_back(site: Site, given: dict[str, Any], first: dict[str, Any]) -> None:
-    """By whoever holds the releasing worker's key: no sum falls, by whichever rule the account adds up."""
+    """By anyone who holds the releasing worker's key: no sum falls, by whichever rule the account adds up."""
     ledger = site.open(Policy.parse({"name": "p", "default": {"formal": {"epsilon": 8, "delta": "0.01"}}}))
     event = DpSgdEvent.model_validate(first["event"])
     row = ledger.reserve(make_plan("a", kind="formal", claim={"epsilon": 2.0, "delta": 1e-6}, event=event))

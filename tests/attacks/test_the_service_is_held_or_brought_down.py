@@ -38,7 +38,7 @@ DECLARES = (
         "handshakes, headers, bodies, chunks, trailers and answers without an end, 20 states; forty "
         "handshakes; files whose answer nobody reads, or whose client left while they were read; bodies "
         "without a key, of no stated length; requests that nobody waits for; 12 forged hosts at four paths",
-        "without `deployments/serve.Caddyfile`: whoever reaches the port; how many connections an address opens"
+        "without `deployments/serve.Caddyfile`: anyone who reaches the port; how many connections an address opens"
         " and how much it asks for, which a firewall limits; half of these attacks run only where Caddy is installed",
     ),
 )

@@ -1,4 +1,4 @@
-"""The golden answers in the oldest and the newest libraries that a bundle is promised for, each in an environment."""
+"""The test vectors in the oldest and the newest libraries that a bundle is promised for, each in an environment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SENTENCES = {
 
 
 def answered(way: str, folder: Path, environment: Path, python: str, *packages: str) -> tuple[int, int]:
-    """Returns how many golden answers a program gives in an environment of its own, and of how many."""
+    """Returns how many test vectors a program gives in an environment of its own, and of how many."""
     uv = [sys.executable, "-m", "uv"]
     if subprocess.run([*uv, "python", "find", python], capture_output=True, check=False).returncode:
         pytest.skip(f"Python {python} is not here")

@@ -210,7 +210,7 @@ def test_the_retrain_is_taken_up_and_released_once_the_officer_signed(house: Hou
     """Approved by the guide's own commands, through the proxy; one release, whose bundle lies in the volume."""
     done = house.wait("the retrain's end", lambda: ended(house, retrained["id"]))
     assert done["state_type"] == "COMPLETED", done["state"]
-    assert done["run_count"] == 2, "taken up once"
+    assert done["run_count"] == 2, "resumed once"
     asked = house.wait("a release run", lambda: release_run(house, retrained["id"]))
     house.wait("its suspension", lambda: in_state(house, asked["id"], "PAUSED"))
     assert [row for row in json.loads(house.cli("ledger", "show", "--json"))["rows"] if row["kind"] == "release"] == []

@@ -114,7 +114,7 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _refuse_mixed(name: str, given: Iterable[Any]) -> None:
-    """But for numbers, which a card takes from the processor."""
+    """Except for numbers, which a card takes from the processor."""
     kinds = {isinstance(one, OnCard) for one in given if isinstance(one, torch.Tensor) and one.dim() > 0}
     if len(kinds) > 1:
         raise RuntimeError(f"{name}: expected all tensors to be on the same device, found the card and the processor")

@@ -56,7 +56,7 @@ class Operator:
         self._ui = f"{stack.state['ui']}/v2"
 
     def log_in(self) -> None:
-        """Through the form that whoever has no login is led to."""
+        """Through the form that anyone who has no login is led to."""
         self.page.goto(f"{self._ui}/")
         self.page.wait_for_url("**/login**")
         field = self.page.locator("input")

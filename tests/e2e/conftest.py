@@ -20,7 +20,7 @@ def sink() -> Iterator[Sink]:
 
 @pytest.fixture(scope="session")
 def stack(sink: Sink) -> Iterator[Stack]:
-    """The stack, started once; a running one by $AUTOCODER_TEST_STACK, for whoever works on these tests."""
+    """The stack, started once; a running one by $AUTOCODER_TEST_STACK, for anyone who works on these tests."""
     running = os.environ.get("AUTOCODER_TEST_STACK")
     if running:
         yield Stack(Path(running))

@@ -44,7 +44,7 @@ class Proxy:
         self._whole.clear()
 
     def mend(self) -> None:
-        """What was held back goes on."""
+        """What was held back continues."""
         self._whole.set()
 
     def close(self) -> None:

@@ -64,7 +64,7 @@ def processes_of(run: dict[str, Any]) -> list[psutil.Process]:
 
 
 def ended(stack: Stack, run_id: str) -> dict[str, Any] | None:
-    """The run once it has come to an end that is none of a crash, which is taken up."""
+    """The run once it has come to an end that is none of a crash, which is resumed."""
     run = stack.run(run_id)
     return run if run["state_type"] in ENDS else None
 

@@ -140,7 +140,7 @@ def missing() -> str | None:
 
 @contextmanager
 def started(*, webhook: str | None = None) -> Iterator[Stack]:
-    """A stack of its own, as `make stack` starts it, on 400 invented records; none of its processes is left behind."""
+    """A stack of its own, as `make stack` starts it, on 400 synthetic records; none of its processes is left behind."""
     folder = Path(tempfile.mkdtemp(prefix="autocoder-stack-"))
     folder.chmod(0o755)  # PostgreSQL's user must come through
     data = write_demo_data(folder / "data", records=400, seed=1)

@@ -116,7 +116,7 @@ def begin(stack: Stack, worker: Worker, home: Path, label: str, *, cut_seconds: 
 
 
 def fill(scene: Scene, home: Path, disk: Disk, *, after: int) -> None:
-    """The full disk ends the run with its reason; with room made, *Retry* goes on."""
+    """The full disk ends the run with its reason; with room made, *Retry* continues."""
     stack, run_id = scene.stack, scene.run["id"]
     stack.wait(f"{after} stages", lambda: len(manifests(home)) >= after or ended(stack, run_id))
     disk.fill()

@@ -84,7 +84,7 @@ def test_a_wrong_setting_ends_the_run_with_its_name(stack: Stack) -> None:
 
 
 def test_killed_in_training_it_is_taken_up_and_asks_for_approval(stack: Stack, officer: Path) -> None:
-    """A scheduled retrain whose process dies by SIGKILL goes on by itself, and ends with one release run that waits."""
+    """A scheduled retrain whose process dies by SIGKILL continues, and ends with one release run that waits."""
     # more than the kill takes, on a fast machine too
     parameters = with_settings(small(stack), {"fit": {"adamw": {"epochs": 50}}})
     run = start(stack, "retrain/demo", parameters, after=3).json()
@@ -96,7 +96,7 @@ def test_killed_in_training_it_is_taken_up_and_asks_for_approval(stack: Stack, o
         process.kill()
     done = stack.wait("the retrain's end", lambda: ended(stack, run["id"]))
     assert done["state_type"] == "COMPLETED", done["state"]
-    assert done["run_count"] == 2, "taken up once"
+    assert done["run_count"] == 2, "resumed once"
 
     (asked,) = stack.wait("a release run", lambda: stack.runs("release"))
     waiting = stack.wait("its suspension", lambda: in_state(stack, asked["id"], "PAUSED"))

@@ -22,7 +22,7 @@ def server(common: Path, migrated: Callable[[Path], Path]) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def small_data(common: Path) -> tuple[Path, Path]:
-    """Invented narratives, some with the marker, and their code list."""
+    """Synthetic narratives, some with the marker, and their code list."""
 
     def write(folder: Path) -> None:
         written = write_demo_data(folder, records=400, seed=1)

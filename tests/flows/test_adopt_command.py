@@ -35,7 +35,7 @@ def archive(sealed: Sealed, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def own(sealed: Sealed, tmp_path: Path, narratives: Callable[..., list[str]]) -> Path:
-    """300 records that a person codes as the model does, but for each tenth."""
+    """300 records that a person codes as the model does, except for each tenth."""
     source, out = tmp_path / "new.csv", tmp_path / "machine.csv"
     write_csv(source, [{"Text": text} for text in narratives(300)])
     command("code", "--bundle", sealed.folder, "--data", source, "--text", "Text", "--out", out)

@@ -161,7 +161,7 @@ def test_a_refusal_ends_it(site: tuple[Job, str]) -> None:
 
 
 def test_without_a_policy_a_deployment_releases_the_demo_alone(finished: Job, tmp_path: Path) -> None:
-    """Nobody is asked under the default policy: that is for invented records, and for whoever sits at the command."""
+    """Nobody is asked under the default policy: that is for synthetic records, and for people at the command."""
     from flows.server import approvals
     from tasks.releasing import approval
     from tasks.releasing.checked_plan import check

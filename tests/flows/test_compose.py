@@ -192,7 +192,7 @@ def test_no_container_is_root_writable_or_capable(composed: dict[str, Any]) -> N
     recipe = (ROOT / "deployments" / "images" / "autocoder.Dockerfile").read_text()
     assert re.findall(r"^USER (\d+)$", recipe, re.MULTILINE) == ["10001"]
     command = composed["services"]["redis"]["command"][-1]
-    assert "--requirepass" not in command, "arguments are seen by whoever lists processes"
+    assert "--requirepass" not in command, "arguments are seen by anyone who lists processes"
     assert subprocess.run(["sh", "-n", "-c", command], check=False).returncode == 0
 
 
@@ -451,7 +451,7 @@ def test_a_container_without_its_secrets_falls_back_to_nothing(tmp_path: Path) -
 
 
 def test_a_secret_that_is_there_and_cannot_be_read_ends_the_container(tmp_path: Path) -> None:
-    """A folder in its place, which nobody can read as a file, whoever runs this test."""
+    """A folder in its place, which nobody can read as a file, anyone who runs this test."""
     (tmp_path / "secrets" / "ledger_password").mkdir(parents=True)
     ended = enter(tmp_path, "worker", "cpu", "default", secrets={"prefect_login": "operator:x"})
     assert ended.returncode != 0

@@ -59,7 +59,7 @@ def given(name: str) -> dict[str, Any]:
 
 
 def filled(name: str) -> dict[str, Any]:
-    """Returns the form as Prefect's page sends it when nobody changes it, but for what must be given.
+    """Returns the form as Prefect's page sends it when nobody changes it, except for what must be given.
 
     The page puts the schema's default into every field that the deployment leaves out, in sections too.
     """
@@ -251,7 +251,7 @@ def parameters_of_the_run(parameters: FormalForm) -> RetrainParameters:
 
 
 def test_a_deployment_lends_its_population_to_no_other_columns() -> None:
-    """Neither population nor classification of a profile stand for other columns, whoever sends the form."""
+    """Neither population nor classification of a profile stand for other columns, anyone who sends the form."""
     other = {"text_columns": ["title"], "label_column": "code"}
     for names, lacking in (
         ({}, "data.population"),
@@ -330,7 +330,7 @@ def test_a_release_runs_alone_and_new_ones_are_cancelled() -> None:
 
 
 def test_every_retrain_asks_the_release_deployment() -> None:
-    """Train and release are two: none releases by itself, and but for the demo none asks for it before an audit."""
+    """Train and release are two: none releases by itself, and except for the demo none asks for it before an audit."""
     retrains = [name for name, d in DEPLOYMENTS.items() if "retrain" in d["tags"]]
     assert sorted(retrains) == sorted([*RETRAINED, "formal"])
     asked = {name: form_with(name).parameters().release for name in RETRAINED}
@@ -339,7 +339,7 @@ def test_every_retrain_asks_the_release_deployment() -> None:
 
 
 def test_the_form_for_your_own_records_lends_nothing() -> None:
-    """No value of anybody's is filled in."""
+    """No value of anyone's is filled in."""
     assert "parameters" not in DEPLOYMENTS["formal"]
 
 
@@ -388,7 +388,9 @@ def test_what_runs_by_the_calendar_makes_formal_claims() -> None:
         if entry["entrypoint"].endswith(".formal")
     }
     assert sorted(planned) == ["osha-formal"]
-    assert planned["osha-formal"] == given("osha-formal")["parameters"] | {"target_epsilon": 5}, "but for the epsilon"
+    assert planned["osha-formal"] == given("osha-formal")["parameters"] | {"target_epsilon": 5}, (
+        "except for the epsilon"
+    )
     form = FormalForm.model_validate(planned["osha-formal"] | FILES)
     assert form.parameters().formal is not None
 

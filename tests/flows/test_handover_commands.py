@@ -30,7 +30,7 @@ def test_verify_tries_the_golden_answers(sealed: Sealed, tmp_path: Path) -> None
     code, out, _ = run("verify", sealed.folder, "--key", key)
     assert code == 0
     assert out.startswith(f"sound: release {sealed.row.release_id}, signed by ")
-    assert "48 golden answers" in out
+    assert "48 test vectors" in out
     folder = sealed.copy(tmp_path)
     weights = folder / "2_Dense" / "model.safetensors"
     save_file({name: tensor + 0.1 * torch.randn(tensor.shape) for name, tensor in load_file(weights).items()}, weights)

@@ -162,7 +162,7 @@ def test_killed_at_each_step_of_the_release_there_is_one_draw(
 ) -> None:
     """The draw on the disk and its digest in the ledger never change once there.
 
-    After a step is nearly before the next one: all of these moments are nightly, but for the last.
+    After a step is nearly before the next one: all of these moments are nightly, except for the last.
     """
     driver = tmp_path / "driver.py"
     driver.write_text(DRIVER)

@@ -236,7 +236,7 @@ def test_keys_head_and_verify(home, tmp_path):
 
 
 def test_head_without_a_key_goes_to_standard_output(home):
-    """Keys are optional; an unsigned head still shows a cut tail to whoever kept it."""
+    """Keys are optional; an unsigned head still shows a cut tail to anyone who kept it."""
     head = json.loads(run("export", "head", "--home", home))
     assert (head["sequence"], head["signature"]) == (6, None)
 

@@ -123,7 +123,7 @@ def test_a_partner_needs_no_extra(
     )
     assert done.stderr.splitlines(keepends=True)[-1] == f"error: not installed: matplotlib. {LAST}", done.stderr
     verified, adopted, _, drawn, _, helped, found, nothing = done.stdout.split(f"{END}\n")
-    assert "golden answers" in verified
+    assert "test vectors" in verified
     assert "read: coder/report.html\nnext: autocoder code --bundle coder" in adopted
     assert json.loads(drawn)["rows"] == 200
     assert "Release a plan" in helped

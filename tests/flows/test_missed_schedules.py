@@ -32,7 +32,7 @@ def run(deployment: UUID | None, hours: float, *, by_schedule: bool = True, coun
 
 
 def test_the_newest_of_each_deployment_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs by hand, and those that began once and wait to go on, are left alone."""
+    """Runs manually, and those that began once and wait to go on, are left alone."""
     often, nightly = uuid4(), uuid4()
     runs = [run(often, hours) for hours in (1, 2, 3)] + [run(nightly, hours) for hours in (9, 33)]
     runs += [run(often, 4, by_schedule=False), run(often, 5, count=1), run(None, 6)]

@@ -67,7 +67,7 @@ def test_a_column_that_is_missing_names_its_option(told: CommandRunner, tiny_bun
 
 
 def test_a_public_key_signs_nothing(told: CommandRunner, tmp_path: Path) -> None:
-    """Whoever gives the wrong one of the two files is told so, whatever its mode."""
+    """Anyone who gives the wrong one of the two files is told so, whatever its mode."""
     command("keys", "new", "--out", tmp_path / "officer")
     (public,) = (file for file in (tmp_path / "officer").iterdir() if b"PUBLIC" in file.read_bytes())
     policy = tmp_path / "policy.yaml"

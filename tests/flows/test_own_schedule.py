@@ -64,7 +64,7 @@ def test_the_run_that_the_calendar_starts_is_the_one_that_was_typed(registered: 
     assert (form.parameters(), form.run().home) == (expected, str(job.home))
     again = job.command("retrain", *job.options(), "--deploy", "own")
     assert again.returncode == 0, again.stderr
-    assert "runs by hand" in again.stdout
+    assert "runs manually" in again.stdout
     assert "this ε is an estimate" in again.stderr
     changed = deployment(server, "own").json()
     assert (changed["id"], changed["schedules"]) == (content["id"], [])

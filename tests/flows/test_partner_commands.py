@@ -62,7 +62,7 @@ def test_a_sample_becomes_counts_with_intervals(coded: Path, tmp_path: Path) -> 
     write_csv(sample, filled)
     options = ("--sample", sample, "--by", "model", "--out", out)
     _, said, _ = invoke("estimate", coded, *options, "--plot", tmp_path / "counts.svg")
-    assert "100 rows coded by hand of 300" in said
+    assert "100 rows coded manually of 300" in said
     for row in read_csv(out):
         assert row["note"] == "none" or float(row["estimate"]) == pytest.approx(int(row["machine"]), abs=0.11)
         assert row["model"] in {"_T", model[0]["model"]}

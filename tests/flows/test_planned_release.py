@@ -1,4 +1,4 @@
-"""What a plan is held against and who pays for it: nothing written by hand, no other ledger or key, one draw."""
+"""What a plan is held against and who pays for it: nothing written manually, no other ledger or key, one draw."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_the_machines_signing_key_wins(
 
 @pytest.mark.parametrize("dies", ["os.link", "checkpoint.sync"])
 def test_who_died_after_drawing_has_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: str) -> None:
-    """Killed between the draw's file and its final name: the same draw is taken up, no second one is made."""
+    """Killed between the draw's file and its final name: the same draw is resumed, no second one is made."""
     context = Context(home=str(Workspace(tmp_path / "home").create().home))
     row: Any = SimpleNamespace(release_id="0" * 16, state="reserved")
     taken: list[torch.Tensor] = []

@@ -133,7 +133,7 @@ def test_a_mistake_ends_in_one_line_and_leaves_nothing(new: Job, told: CommandRu
 
 
 def test_without_a_code_list_the_dry_run_advises_one(new: Job, tmp_path: Path) -> None:
-    """Titles cost no epsilon: whoever leaves them out learns it before anything is computed."""
+    """Titles cost no epsilon: anyone who leaves them out learns it before anything is computed."""
     columns = ("--text", "Final Narrative", "--label", "Nature", "--population", "demo", "--epsilon", "2")
     given = ("retrain", "--profile", "formal", "--data", str(new.data), *columns, "--dry-run")
     job = new.at(tmp_path / "home")

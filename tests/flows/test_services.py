@@ -17,7 +17,7 @@ pytestmark = pytest.mark.servers
 
 
 def test_one_that_fails_ends_the_others_and_is_named() -> None:
-    """With its reason; Prefect's own `Service.running` goes on without it."""
+    """With its reason; Prefect's own `Service.running` continues without it."""
     from played_services import Failing, Steady  # Prefect's server takes seconds
 
     from flows.server.services import ServiceEndedError, supervise
@@ -70,7 +70,7 @@ TOLD = (
 
 
 def test_with_its_database_it_runs_until_it_is_stopped(migrated: Callable[[Path], Path], tmp_path: Path) -> None:
-    """On SQLite, migrated: the service that ends above goes on; SIGINT ends the process."""
+    """On SQLite, migrated: the service that ends above continues; SIGINT ends the process."""
     env = settings(tmp_path, f"sqlite+aiosqlite:///{migrated(tmp_path) / 'prefect.db'}")
     process = subprocess.Popen([sys.executable, "-c", TOLD], env=env, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None

@@ -19,7 +19,7 @@ WITHOUT = 4
 
 
 def with_events(folder: Path) -> tuple[Path, Path, Path]:
-    """Invented records with a second column of codes, and both code lists."""
+    """Synthetic records with a second column of codes, and both code lists."""
     written = write_demo_data(folder, records=400, seed=1)
     rows = read_csv(written.csv)
     codes = {title: str(10 + at) for at, title in enumerate(sorted({row["EventTitle"] for row in rows}))}

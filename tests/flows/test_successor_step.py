@@ -1,4 +1,4 @@
-"""A plan whose population has a release is compared with it before anybody decides; Prefect learns the path alone."""
+"""A plan whose population has a release is compared with it before anyone decides; Prefect learns the path alone."""
 
 from __future__ import annotations
 

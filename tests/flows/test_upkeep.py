@@ -1,4 +1,4 @@
-"""What is asked of the server and told by it: dead runs taken up, answers kept, runs counted.
+"""What is asked of the server and told by it: dead runs resumed, answers kept, runs counted.
 
 And the nightly check of the ledger, called as its deployment calls it.
 """
@@ -98,8 +98,8 @@ def test_releases_at_work_are_taken_up_after_their_time_and_waiting_ones_never(
     client: SyncPrefectClient, tmp_path: Path
 ) -> None:
     """Of what is at work housekeeping declares dead what sends no heartbeat, whether it ever sent one or not, and takes
-    it up. What waits, is cancelled, was started by hand or sends heartbeats is left alone, and so
-    is what the rule declared dead after somebody had stopped it.
+    it up. What waits, is cancelled, was started manually or sends heartbeats is left alone, and so
+    is what the rule declared dead after someone had stopped it.
     """
     home = str(tmp_path / "home")
     Workspace(tmp_path / "home").create()
@@ -119,7 +119,7 @@ def test_releases_at_work_are_taken_up_after_their_time_and_waiting_ones_never(
         "is cancelled": made("retrain", Running(), Cancelling()),
         "was cancelled": made("retrain", Running(), Cancelling(), Crashed()),
         "was suspended": made("retrain", Suspended(timeout_seconds=3600), Crashed(message=HEARTBEAT_STOPPED)),
-        "by hand": client.create_flow_run(release, state=Running()).id,
+        "manually": client.create_flow_run(release, state=Running()).id,
         "alive": made("retrain", Running()),
     }
     names = {client.read_flow_run(run).name: key for key, run in runs.items()}
@@ -152,7 +152,7 @@ def test_releases_at_work_are_taken_up_after_their_time_and_waiting_ones_never(
 
 @contextmanager
 def zombies(client: SyncPrefectClient, folder: Path, **changes: Any) -> Iterator[None]:
-    """The rule, as it is deployed but for some changes, and no other one."""
+    """The rule, as it is deployed except for some changes, and no other one."""
     (rule,) = [rule for rule in yaml.safe_load(RULES.read_text(encoding="utf-8")) if rule["name"] == "zombies"]
     rule["trigger"] |= changes
     (folder / "rules.yaml").write_text(yaml.safe_dump([rule]))
@@ -210,7 +210,7 @@ def test_a_run_that_dies_with_its_worker_before_its_first_heartbeat_is_taken_up(
 
 def test_no_worker_sends_heartbeats_too_rarely_to_be_alive() -> None:
     """One that nobody told sends them as Prefect does: two fit into the rule's time, and into each fifth of the silence
-    after which housekeeping declares a run dead. Both look at the same flows, but for releases, which wait, and say the
+    after which housekeeping declares a run dead. Both look at the same flows except releases, which wait, and say the
     same of a dead run.
     """
     (entry,) = [entry for entry in yaml.safe_load(RULES.read_text(encoding="utf-8")) if entry["name"] == "zombies"]
@@ -262,9 +262,9 @@ def test_crashes_between_question_and_answer_lose_neither(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Prefect forgets that it asked when a run that crashed is taken up; the answer that came counts all the same.
+    """Prefect forgets that it asked when a run that crashed is resumed; the answer that came counts all the same.
 
-    A run that is suspended in earnest, answered and taken up by housekeeping: once when the answer was there and not
+    A run that is suspended in earnest, answered and resumed by housekeeping: once when the answer was there and not
     read, once before there was an answer.
     """
     job, plan = site

@@ -86,7 +86,7 @@ def test_a_plan_without_its_approval_wants_a_person(finished: Job, tmp_path: Pat
 
 @pytest.mark.servers
 def test_every_stopped_run_has_its_next_command(server: str, served: Job, tmp_path: Path) -> None:
-    """On a real server: what failed is tried again, what crashed is taken up, what is late gets a worker, what waits is
+    """On a real server: what failed is tried again, what crashed is resumed, what is late gets a worker, what waits is
     signed; a run without a deployment is repeated by its command.
     """
     pool = f"watched-{tmp_path.name}"

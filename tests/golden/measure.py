@@ -1,4 +1,4 @@
-"""Measures the golden set: eight plans on invented narratives, through the command line, in one process.
+"""Measures the golden set: eight plans on synthetic narratives, through the command line, in one process.
 
     python tests/golden/measure.py            print what is measured now, as JSON
     python tests/golden/measure.py --write    put it into golden.json; the commit says which number changed and why
@@ -180,7 +180,7 @@ def _splits(home: Path) -> dict[str, Any]:
 
 
 def _write_data(folder: Path) -> tuple[Path, Path]:
-    """Writes invented narratives whose establishments have three records on average, and the code list."""
+    """Writes synthetic narratives whose establishments have three records on average, and the code list."""
     write_demo_data(folder / "demo", records=240, seed=3)
     data = folder / "demo" / "injuries.csv"
     with data.open(newline="", encoding="utf-8") as file:

@@ -25,7 +25,7 @@ def _one_thread() -> None:
 
 @pytest.fixture
 def linear() -> MakeLinear:
-    """Make a linear classifier on n random features with labels: small enough to check everything by hand."""
+    """Make a linear classifier on n random features with labels: small enough to check everything manually."""
 
     def make(
         n: int = 12, *, width: int = 3, labels: int = 4, seed: int = 0

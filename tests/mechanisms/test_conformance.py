@@ -183,7 +183,7 @@ class TestEvery:
         assert torch.equal(said(resumed), unbroken)
 
     def test_other_records_than_planned_are_refused(self, kind: str) -> None:
-        """But for an audit's reruns, which keep the plan's noise and event on records of another number."""
+        """Except for an audit's reruns, which keep the plan's noise and event on records of another number."""
         plan = planned(kind)
         with pytest.raises(MechanismError, match=f"for {N} records, there are {N - 1}"):
             plan.fit(records(N - 1), run())

@@ -37,7 +37,7 @@ Planned = tuple[DpSgd, dp_sgd.DpEvent]
 
 
 def plan_of(config: DpSgd, *segments: NoiseSegment, records: int) -> Planned:
-    """Settings and an event with noise set by hand, for tests that want a known one."""
+    """Settings and an event with noise set manually, for tests that want a known one."""
     assert config.batch_size is not None
     return config, DpSgdEvent(sampling_prob=config.batch_size / records, segments=segments)
 
@@ -147,7 +147,7 @@ def test_resumed_equals_unbroken(linear: MakeLinear, tmp_path: Path, weights: Cl
     _, meta = checkpoint.load(tmp_path / "state.safetensors")
     assert meta["step"] == 8  # an epoch is four steps; the two after it are lost and drawn the same again
     resumed = linear(120)
-    assert go(resumed, plan, folder=tmp_path, key=bytes(32)) == expected, "the checkpoint's key goes on"
+    assert go(resumed, plan, folder=tmp_path, key=bytes(32)) == expected, "the checkpoint's key continues"
     assert torch.equal(resumed[0].flat, unbroken[0].flat)
 
     other = linear(120)

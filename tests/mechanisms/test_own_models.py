@@ -93,7 +93,7 @@ def test_a_draw_claims_what_the_branch_does(name: str, round_name: Any) -> None:
 
 def test_delta_is_measured_at_the_draw_with_the_risk_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a draw twenty standard deviations out the loss of some record is larger than at any that was measured: the
-    claim follows it, and is max alpha |l| of the model that came out, by hand."""
+    claim follows it, and is max alpha |l| of the model that came out, manually."""
     module, x, y = own_modules.made("attention", 45)
     kept: list[Tensor] = []
     real = risks.at_draw

@@ -176,7 +176,7 @@ def test_bad_settings_are_refused() -> None:
 
 
 def test_rates_follow_from_the_noise() -> None:
-    """By hand, two steps with momentum 0.5: reach sqrt(1.5^2 + 1), rate nu n / (sigma C reach)."""
+    """Manually, two steps with momentum 0.5: reach sqrt(1.5^2 + 1), rate nu n / (sigma C reach)."""
     config = PriorDescent(target_epsilon=2.0, delta=1e-5, steps=2, momentum=0.5, weight_noise=0.7)
     plan = config.plan(Task(records=100, classes=3))
     descent = descent_of(plan.event)

@@ -46,7 +46,7 @@ def table(texts: list[str]) -> bytes:
 def test_a_file_comes_back_as_the_command_would_write_it(
     client: TestClient, coder: Coder, narratives: Callable[..., list[str]], tmp_path: Path
 ) -> None:
-    """Byte for byte but for the last digits of scores: blank rows, line breaks, quotes, formulas made text."""
+    """Byte for byte except for the last digits of scores: blank rows, line breaks, quotes, formulas made text."""
     content = table([*narratives(40), " ", 'He said "fell",\nfrom a ladder', "=cmd|' /C calc'!A0"])
     asked = {"column": "Text", "top_k": 2, "threshold": 0.6}
     answer = client.post("/file", params=asked, content=content, headers=HEADER)

@@ -147,7 +147,7 @@ def test_words_of_a_code_in_its_place(tmp_path: Path) -> None:
 
 
 def test_a_title_in_a_sentence() -> None:
-    """As a narrative would say it: no capital, but for abbreviations; a code without a title says nothing."""
+    """As a narrative would say it: no capital, except for abbreviations; a code without a title says nothing."""
     codes = [Code(code="1", title="Cuts, lacerations"), Code(code="2", title="HIV infection"), Code(code="3", title="")]
     assert describe_in_sentence(codes, "A man had {}.") == [
         "A man had cuts, lacerations.",

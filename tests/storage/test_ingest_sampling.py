@@ -31,7 +31,7 @@ def sizes(selection: Selection, codes: list[int], code: int) -> list[int]:
 
 
 def test_cap_minimum_and_halves() -> None:
-    """Worked by hand: 450, 200, 3, 2 and 1 records of five codes at the paper's settings."""
+    """Worked manually: 450, 200, 3, 2 and 1 records of five codes at the paper's settings."""
     codes = [0] * 450 + [1] * 200 + [2] * 3 + [3] * 2 + [4]
     selection = sample(codes)
     assert sizes(selection, codes, 0) == [100, 100, 0]

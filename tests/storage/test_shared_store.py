@@ -137,7 +137,7 @@ def _publish(folder: str, url: str, die_at: int) -> None:
 
 
 def test_an_upload_that_dies_before_its_last_act_is_no_stage(url: str, tmp_path: Path) -> None:
-    """At each act but after the last: not found, computed anew elsewhere; the one that died goes on with its own."""
+    """At each act but after the last: not found, computed anew elsewhere; the one that died continues with its own."""
     acts = len(FILES) + 1
     for die_at in range(1, acts + 1):
         folder, place = tmp_path / str(die_at), f"{url}/{die_at}"

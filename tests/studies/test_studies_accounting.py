@@ -1,4 +1,4 @@
-"""What mechanisms cost whose neighbours differ in one record: by all neighbours of small tables, and by hand.
+"""What mechanisms cost whose neighbours differ in one record: by all neighbours of small tables, and manually.
 
 Statistical tests fix the key of the noise, so that they cannot fail by chance; the level that they would have with a
 fresh key is stated with each.
@@ -321,7 +321,7 @@ class TestTables:
         assert max(l2 for _, l2 in moves) == pytest.approx(synthetic.GEM_L2)
 
     def test_gems_blocks_are_the_counts(self) -> None:
-        """By hand: label 1 has the records (1, 2) and (0, 0)."""
+        """Manually: label 1 has the records (1, 2) and (0, 0)."""
         blocks = Blocks(SIZES)
         rows, cols = blocks.place((0, 1))
         joint = blocks.counts(CODES, LABELS)[1][rows, cols]

@@ -32,7 +32,7 @@ DEFAULT_SERVER = "postgresql+psycopg://127.0.0.1:5432/postgres"
 
 @dataclass(frozen=True)
 class Site:
-    """A place for a ledger: as the releasing worker's role, as whoever owns the tables, and as training's role."""
+    """A place for a ledger: as the releasing worker's role, as anyone who owns the tables, and as training's role."""
 
     url: str
     owner_url: str
@@ -59,7 +59,7 @@ class Site:
             return [tuple(row) for row in connection.exec_driver_sql(query)]
 
     def disarm(self) -> None:
-        """Take the triggers away, as somebody with the owner's rights could."""
+        """Take the triggers away, as someone with the owner's rights could."""
         if self.is_sqlite:
             names = self.rows("SELECT name FROM sqlite_master WHERE type = 'trigger'")
             self.sql(*(f"DROP TRIGGER {name}" for (name,) in names))

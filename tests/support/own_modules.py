@@ -1,4 +1,4 @@
-"""Modules of somebody's own, and the gradients that a loop over records gives them."""
+"""Modules of someone's own, and the gradients that a loop over records gives them."""
 
 from __future__ import annotations
 

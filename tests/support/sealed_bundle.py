@@ -49,7 +49,7 @@ class Sealed:
         return made
 
     def unsigned_proof(self, folder: Path) -> Path:
-        """Make a copy that was changed pass for whole, as whoever needs no signature can."""
+        """Make a copy that was changed pass for whole, as anyone who needs no signature can."""
         (folder / SIGNATURE).unlink(missing_ok=True)
         from storage.artifacts import digest
         from storage.bundle.folder import content_files
@@ -62,7 +62,7 @@ class Sealed:
 
 
 def plan(key: str, candidate: Candidate | None = None) -> ReleasePlan:
-    """A release of invented records, and of a candidate's artifacts."""
+    """A release of synthetic records, and of a candidate's artifacts."""
     claim = {"epsilon": 3.0, "sensitivity": 1.5, "draws": 99, "neighbouring_relation": "add-remove"}
     own: Any = {"population": "demo", "cohorts": ("2021", "2022"), "requester": "Jane Requester"}
     own |= {"release_label": key, "event": make_event(sensitivity=1.5)}

@@ -14,11 +14,11 @@ import psutil
 from filelock import FileLock
 
 _ours: list[Popen[bytes]] = []
-"""Kept for as long as this process lives: others may go on with what it started."""
+"""Kept for as long as this process lives: others may continue with what it started."""
 
 
 def once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """A folder that is filled by whoever comes first."""
+    """A folder that is filled by anyone who comes first."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         made = folder.with_name(f"{folder.name}.made")
@@ -32,7 +32,7 @@ def once(folder: Path, make: Callable[[Path], None]) -> Path:
 
 @contextmanager
 def running(folder: Path, start: Callable[[Path], tuple[Popen[bytes], str]]) -> Iterator[str]:
-    """Address of a process that is started by whoever comes first; `start` returns once it answers."""
+    """Address of a process that is started by anyone who comes first; `start` returns once it answers."""
     folder.mkdir(parents=True, exist_ok=True)
     state = folder / "state.json"
     lock = FileLock(folder / "lock")

@@ -14,7 +14,7 @@ from tasks.running.stage import Context, run_step
 
 
 def demo(folder: Path, records: int = 240, **changes: Any) -> dict[str, Any]:
-    """Invented narratives with their code list, as the data of a retrain."""
+    """Synthetic narratives with their code list, as the data of a retrain."""
     written = write_demo_data(folder, records=records, seed=3)
     return {"source": str(written.csv), "codelist": str(written.codelist), "ingest": {}} | changes
 
@@ -28,7 +28,7 @@ def retrain(
     rate: float = 0.01,
     **pseudo_posterior: Any,
 ) -> RetrainParameters:
-    """A head on mean-pooled features, but for `model`; epochs of fine-tuning and of collection."""
+    """A head on mean-pooled features, except for `model`; epochs of fine-tuning and of collection."""
     phase = {"batch_size": 8, "learning_rate": rate}
     head = {"encoder": str(encoder), "trainable": "head", "pooling": "mean", "max_length": 32, "lora_rank": 2}
     return RetrainParameters.model_validate(

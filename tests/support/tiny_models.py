@@ -20,7 +20,7 @@ _HURT = ("fractured the wrist", "suffered burns", "lost a fingertip", "strained 
 
 
 def _narratives(n: int, *, seed: int = 0) -> list[str]:
-    """Made-up injury sentences of uneven length."""
+    """Synthetic injury sentences of uneven length."""
     pick = random.Random(seed)
     sentence = "The {} {} {} and {}".format
     return [

@@ -17,7 +17,7 @@ def event(noise: float, *, steps: int = 1, prob: float = 1.0) -> DpSgdEvent:
 
 
 def test_the_best_guess_is_right_as_often_as_two_normals_are_told_apart() -> None:
-    """Full batch: Phi(mu/2), by hand; a sample tells less; twice the noise half of mu."""
+    """Full batch: Phi(mu/2), manually; a sample tells less; twice the noise half of mu."""
     assert curves.chance_right(event(2.0, steps=4)) == pytest.approx(norm.cdf(0.5))
     assert curves.chance_right(event(1.0), factor=2) == pytest.approx(norm.cdf(0.25))
     assert 0.5 < curves.chance_right(event(1.0, prob=0.1)) < norm.cdf(0.5)

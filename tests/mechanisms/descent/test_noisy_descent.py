@@ -1,4 +1,4 @@
-"""Noisy descents and their state: the key comes before the noise, steps are taken once, updates are by hand."""
+"""Noisy descents and their state: the key comes before the noise, steps are taken once, updates are manually."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paper's metrics on a confusion matrix worked by hand."""
+"""The paper's metrics on a confusion matrix worked manually."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Per-record gradients of modules that are somebody's own, and the modules that have none."""
+"""Per-record gradients of modules that are someone's own, and the modules that have none."""
 
 from __future__ import annotations
 
@@ -106,16 +106,16 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "batch norm": (lambda: nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)), "a buffer or a frozen parameter"),
     "batch norm of the batch": (
         lambda: nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3, track_running_stats=False)),
-        "fails on invented records",
+        "fails on synthetic records",
     ),
     "a mean over the batch": (lambda: Own(lambda own, x: own.linear(x - x.mean(0))), "mixes records: its answer"),
     "softmax over the batch": (lambda: nn.Sequential(nn.Linear(6, 3), nn.Softmax(dim=0)), "mixes records: its answer"),
     "a counter": (lambda: Own(_counting), "`seen` of the model, a buffer .* changes"),
     "a running mean": (lambda: Own(_remembering), "`seen` of the model, a buffer .* changes"),
-    "another width": (lambda: nn.Linear(7, 3), "fails on invented records"),
+    "another width": (lambda: nn.Linear(7, 3), "fails on synthetic records"),
     "no parameter": (lambda: nn.Linear(6, 3).requires_grad_(False), "no parameter has requires_grad"),
     "doubles": (lambda: nn.Linear(6, 3).double(), "`weight` is torch.float64; train in torch.float32"),
-    "two outputs": (lambda: Own(lambda own, x: (own.linear(x), x)), "fails on invented records"),
+    "two outputs": (lambda: Own(lambda own, x: (own.linear(x), x)), "fails on synthetic records"),
 }
 
 
@@ -132,7 +132,7 @@ def test_a_module_that_has_no_gradient_a_record_is_refused(which: str) -> None:
     ("loss", "said"),
     [
         (lambda output, target: CE(output, target) * torch.ones(2), "one number"),
-        (lambda output, target: output.nonsense(), "its loss fails on invented records"),
+        (lambda output, target: output.nonsense(), "its loss fails on synthetic records"),
         (nn.CrossEntropyLoss(weight=torch.ones(3)), "reduction='sum'"),
         (nn.Linear(3, 1), "has parameters"),
     ],

@@ -67,8 +67,8 @@ def test_another_head_is_refused() -> None:
 
 def test_a_sentence_holds_one_place() -> None:
     """For a title; a configuration with a prior is read back from its stored form."""
-    titled = ModelConfig(prior="titles", pooling="mean", prior_scale=7.0, prior_sentence="Somebody had {}.")
+    titled = ModelConfig(prior="titles", pooling="mean", prior_scale=7.0, prior_sentence="Someone had {}.")
     assert ModelConfig.model_validate(titled.model_dump(mode="json")) == titled
-    for wrong in ("Somebody had it.", "{} and {}.", "{name}"):
+    for wrong in ("Someone had it.", "{} and {}.", "{name}"):
         with pytest.raises(ValidationError, match="prior_sentence"):
             ModelConfig(prior="titles", pooling="mean", prior_sentence=wrong)

@@ -1,4 +1,4 @@
-"""Passes in bfloat16: the features of transformers' own forward pass but for rounding, in any company."""
+"""Passes in bfloat16: the features of transformers' own forward pass except for rounding, in any company."""
 
 from __future__ import annotations
 

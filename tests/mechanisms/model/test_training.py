@@ -1,4 +1,4 @@
-"""The training loop: the weighted loss worked by hand, and a resumed run equal to an unbroken one bit for bit."""
+"""The training loop: the weighted loss worked manually, and a resumed run equal to an unbroken one bit for bit."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class TestPhase:
         ],
     )
     def test_sgd(self, slope: Any, change: dict[str, Any], moved: float) -> None:
-        """Schedule, cap and momentum: how far each weight goes, by hand."""
+        """Schedule, cap and momentum: how far each weight goes, manually."""
         torch.testing.assert_close(slope(SGD.model_copy(update=change)), torch.full((12,), moved), rtol=1e-5, atol=0)
 
     def test_adamw_decays_weights_apart_from_the_gradient(self, slope: Any) -> None:

@@ -1,4 +1,4 @@
-"""Log-likelihoods in bfloat16 are float32's but for rounding, at the parameters of the moment, however they are had."""
+"""Log-likelihoods in bfloat16 are float32's except for rounding, at the current parameters."""
 
 from __future__ import annotations
 

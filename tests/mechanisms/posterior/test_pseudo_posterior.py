@@ -1,4 +1,4 @@
-"""Risks, weights, sensitivity and equation 7 against values worked by hand; what a pass over draws may depend on."""
+"""Risks, weights, sensitivity and equation 7 against values worked manually; what a pass over draws may depend on."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class TestRiskPass:
     """Risks and Delta from a pass over draws."""
 
     def test_known_logits(self, linear: MakeLinear) -> None:
-        """Logits (0, ln 2, ln 5, ln 8): |l| = ln 16, ln 8, ln 3.2, ln 2; Delta with and without weights by hand."""
+        """Logits (0, ln 2, ln 5, ln 8): |l| = ln 16, ln 8, ln 3.2, ln 2; Delta with and without weights manually."""
         made, inputs, _ = linear(4)
         theta = torch.zeros(P)
         theta[-4:] = torch.tensor([1.0, 2, 5, 8]).log()
@@ -300,7 +300,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 def test_memory_does_not_grow_with_the_draws(linear: MakeLinear) -> None:
-    """Bytes of live tensors at the worst moment: the same for 5 and for 105 draws but for 4 bytes a draw (and a copy).
+    """Bytes of live tensors at the worst moment: the same for 5 and for 105 draws, plus 4 bytes a draw (and a copy).
 
     A pass that kept draws times records would need 1,000 * 100 * 4 bytes more.
     """

@@ -44,7 +44,7 @@ def draws(post: swag.Posterior, n: int, *, seed: int = 0) -> np.ndarray:
 
 
 def snapshots(count: int, size: int, *, seed: int = 1) -> Tensor:
-    """A made-up trajectory [count, size] whose coordinates are correlated."""
+    """A synthetic trajectory [count, size] whose coordinates are correlated."""
     g = torch.Generator().manual_seed(seed)
     common = torch.randn(count, 1, generator=g)
     return torch.randn(size, generator=g) + 0.3 * common + 0.2 * torch.randn(count, size, generator=g)

@@ -285,7 +285,7 @@ def test_non_private_training_claims_nothing() -> None:
 
 
 def test_an_unknown_event_is_refused() -> None:
-    """A new mechanism has no claim until somebody writes its accountant."""
+    """A new mechanism has no claim until someone writes its accountant."""
 
     class Unknown(Event, frozen=True):
         mechanism: str = "unknown"

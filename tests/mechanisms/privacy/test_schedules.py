@@ -1,4 +1,4 @@
-"""Schedules against values worked by hand from the papers' recurrences, and calibrated ones against their target."""
+"""Schedules against values worked manually from the papers' recurrences, and calibrated ones against their target."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_another_key(sealed: Sealed, tmp_path: Path) -> None:
 
 
 def resealed(sealed: Sealed, folder: Path, proof: dict[str, Any], scratch: Path) -> Path:
-    """Put another proof in and sign with the house's own key, as whoever has that key could."""
+    """Put another proof in and sign with the house's own key, as anyone who has that key could."""
     (folder / PROOF).write_text(json.dumps(proof, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
     sealed.signer.sign(folder, scratch / SIGNATURE)
     shutil.copy(scratch / SIGNATURE, folder / SIGNATURE)
@@ -225,7 +225,7 @@ def test_what_is_nested_too_deeply(sealed: Sealed, tmp_path: Path, name: str, co
 
 
 def test_layers_that_do_not_fit_each_other(sealed: Sealed, tmp_path: Path) -> None:
-    """In a bundle whose house, or whoever needs no signature, made the proof to it."""
+    """In a bundle whose house, or anyone who needs no signature, made the proof to it."""
     for name, field in (
         ("2_Dense/config.json", "in_features"),
         ("2_Dense/config.json", "out_features"),

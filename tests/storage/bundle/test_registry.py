@@ -75,7 +75,7 @@ def test_no_archive_that_the_ledger_does_not_know_of(
 
 
 def test_a_revoked_release(ledger: Ledger, sealed: Sealed, tmp_path: Path) -> None:
-    """The next root names it, with the reason, and is not handed over any more; a second revocation is the first."""
+    """The next root names it, with the reason, and is not shared any more; a second revocation is the first."""
     row = released(ledger)
     assert row.release_id
     to("Statistics Office", ledger, row, tmp_path)

@@ -31,7 +31,7 @@ COHORTS = ("2024", "2025", "2026")
 
 @dataclass(frozen=True)
 class Asked:
-    """A release that somebody asks for."""
+    """A release that someone asks for."""
 
     key: str
     population: str

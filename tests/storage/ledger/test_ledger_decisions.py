@@ -121,7 +121,7 @@ def test_a_refusal_is_recorded_and_holds(site, plan):
 
 
 def test_only_an_approver_can_refuse_and_an_approval_is_no_refusal(sqlite_site, plan):
-    """Otherwise anybody could stop a release for ever."""
+    """Otherwise anyone could stop a release for ever."""
     ledger, planned = sqlite_site.open(make_policy()), plan()
     with pytest.raises(InputError, match="the policy does not list key"):
         ledger.refuse(planned, decide("stranger", planned, decision="refuse"))
@@ -164,7 +164,7 @@ FORGED: dict[str, dict[str, Any]] = {
 def test_a_row_with_the_workers_signature_and_no_officers_is_named_charged_and_never_drawn(
     sqlite_site, tmp_path, plan, change
 ):
-    """Somebody who holds the releasing worker's key, but no officer's."""
+    """Someone who holds the releasing worker's key, but no officer's."""
     planned, good = plan(), decide("officer", plan())
     elsewhere = Ledger.open(f"sqlite:///{tmp_path / 'other.db'}", policy=make_policy(), key=release_key())
     row = reserve(elsewhere, planned, good)

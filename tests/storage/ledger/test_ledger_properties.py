@@ -177,7 +177,7 @@ def machine(site, plan):
 
         @invariant()
         def the_chain_only_grows(self):
-            """Invariant 6: whoever kept the last head still finds it."""
+            """Invariant 6: anyone who kept the last head still finds it."""
             from storage.ledger.heads import state_head
 
             report = self.ledger.verify(heads=[state_head(*self.head)])

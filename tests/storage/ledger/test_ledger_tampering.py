@@ -101,7 +101,7 @@ def test_an_edited_row_with_a_fitting_hash_is_named(site, ledger):
 
 
 def test_a_truncated_tail_is_found_by_an_exported_head(site, ledger):
-    """Rows 6 and 7 cut, running totals too: sound in itself, not against the head that somebody kept."""
+    """Rows 6 and 7 cut, running totals too: sound in itself, not against the head that someone kept."""
     head = state_head(*ledger.head())
     site.disarm()
     site.sql("DELETE FROM ledger_row WHERE sequence >= 6", owner=True)
@@ -114,7 +114,7 @@ def test_a_rewritten_chain_is_found_by_a_head_and_named_by_an_export(site, ledge
     early, late = state_head(4, ledger.rows()[3].hash), state_head(*ledger.head())
     (tmp_path / "export.json").write_text(export(ledger))
     site.disarm()
-    rewrite_from(site, 7, lambda row: row.update(requester="somebody else"))
+    rewrite_from(site, 7, lambda row: row.update(requester="someone else"))
     assert ledger.verify().ok
     assert ledger.verify(heads=[early]).ok
     assert_bad(ledger, 7, "between 5 and 7", heads=[early, late])
@@ -124,7 +124,7 @@ def test_a_rewritten_chain_is_found_by_a_head_and_named_by_an_export(site, ledge
 def test_every_row_of_a_release_that_was_rewritten_is_named(site, ledger):
     """A chain forged whole from row 3 on, hashes included, without the releasing worker's key; row 7 is nobody's."""
     site.disarm()
-    rewrite_from(site, 3, lambda row: row.update(requester="somebody else"))
+    rewrite_from(site, 3, lambda row: row.update(requester="someone else"))
     report = ledger.verify()
     assert [(bad.sequence, bad.void) for bad in report.bad] == [(n, True) for n in (3, 4, 5, 6)]
     assert all("signature" in bad.problem for bad in report.bad)

@@ -18,7 +18,7 @@ FORMAL: dict[str, Any] = {"event": DESCENT, "kind": "formal"}
 
 
 def plan(key: str, **changes: Any) -> ReleasePlan:
-    """A release of SWAG-PPM, but for these changes."""
+    """A release of SWAG-PPM, except for these changes."""
     stated: dict[str, Any] = {"cohorts": ("2015",), "data_fingerprint": key} | changes
     return make_plan(key, **stated)
 

@@ -91,7 +91,7 @@ def test_the_pool_holds_the_records_tokens_and_the_canaries(tiny_roberta: Path, 
 
 
 def test_dp_sgd_of_tokens_is_rerun(tiny_roberta: Path, tmp_path: Path) -> None:
-    """Each rerun claims what was planned: its noise is the plan's, whoever took part."""
+    """Each rerun claims what was planned: its noise is the plan's, anyone who took part."""
     chosen, context = parameters(tmp_path, tiny_roberta, MODELS["lora"]), tiny_jobs.workspace(tmp_path / "home")
     study, pool_ref = studied(context, chosen, "dp-sgd-tuned")
     ref, name = reruns(study, AuditParameters(trials=TRIALS), standard_branches()["dp-sgd-tuned"], pool_ref)

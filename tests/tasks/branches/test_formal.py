@@ -30,7 +30,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
-    """Invented narratives, each record's use its own matter."""
+    """Synthetic narratives, each record's use its own matter."""
     written = write_demo_data(tmp_path_factory.mktemp("data"), records=300, seed=3)
     ingest = {"sampling": "per-record"}
     return {"source": str(written.csv), "codelist": str(written.codelist), "population": "demo", "ingest": ingest}

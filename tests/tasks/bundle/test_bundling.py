@@ -1,4 +1,4 @@
-"""What a bundle holds beside the model: bill of materials, card, statement, golden answers; and what stops it early."""
+"""What a bundle holds beside the model: bill of materials, card, statement, test vectors; and what stops it early."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_bill_of_materials_is_cyclonedx(sealed: Sealed) -> None:
 
 
 def test_the_code_list_names_its_classification(sealed: Sealed) -> None:
-    """In every row, so that whoever codes can tell versions apart."""
+    """In every row, so that anyone who codes can tell versions apart."""
     lines = (sealed.folder / bundle.CODELIST).read_text().splitlines()
     assert lines[0] == "code,title,classification,version"
     assert all(line.endswith(",OIICS,2.01") for line in lines[1:])

@@ -30,7 +30,7 @@ def titles_of(sealed: Sealed) -> list[Code]:
 
 
 def test_a_partner_finds_it_sound(worded: Sealed) -> None:
-    """With all digests and layers; the model gives the golden answers, and the coder reads it."""
+    """With all digests and layers; the model gives the test vectors, and the coder reads it."""
     contents = check(worded.folder, worded.trust).contents
     golden.check(export.load(worded.folder), contents["golden.jsonl"])
     text = contents["golden.jsonl"][0]["text"]

@@ -1,4 +1,4 @@
-"""Coding in eight bits: taken where the golden answers hold, left where they do not, and never mixed in one job."""
+"""Coding in eight bits: taken where the test vectors hold, left where they do not, and never mixed in one job."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def eight_bits(tiny_bundle: Path) -> bytes:
 
 @pytest.fixture
 def bundle(tiny_bundle: Path, tmp_path: Path, eight_bits: bytes) -> Path:
-    """A bundle with golden answers and both graphs."""
+    """A bundle with test vectors and both graphs."""
     folder = tmp_path / "bundle"
     shutil.copytree(tiny_bundle, folder)
     text = golden.answers_text(open_bundle(folder).released, read_codelist(folder / CODELIST))

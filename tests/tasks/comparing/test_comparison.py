@@ -25,7 +25,7 @@ from tasks.running.stage import Context, Step, run_step
 
 
 def parameters(**model: Any) -> RetrainParameters:
-    """A head on pooled features, but for what is given, of records without a code list."""
+    """A head on pooled features, except for what is given, of records without a code list."""
     head = {"trainable": "head", "pooling": "mean"} | model
     return RetrainParameters.model_validate({"data": {"source": "x.csv", "ingest": {}}, "model": head})
 
@@ -102,7 +102,7 @@ def test_a_branch_without_its_target_is_refused_before_work(tmp_path: Path) -> N
 
 
 def test_means_and_errors_are_of_seeds_and_of_records(compared: tuple[Context, list[run.Group]]) -> None:
-    """By hand from the scores of each fit, and from the resamples that all branches share."""
+    """Manually from the scores of each fit, and from the resamples that all branches share."""
     context, made = compared
     dp, plain, further = summarise(made, context)
     assert [group.name for group in made] == ["dp-sgd at epsilon 6", "non-private", "dp-sgd at epsilon 2"]

@@ -34,7 +34,7 @@ PARTS = [
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Some invented narratives with their code list."""
+    """Some synthetic narratives with their code list."""
     return tiny_jobs.demo(tmp_path_factory.mktemp("data"), population="demo")
 
 
@@ -99,7 +99,7 @@ def test_another_method_or_label_is_another_plan(trained: Trained) -> None:
         changed = chosen.model_copy(update={"release": chosen.release.model_copy(update=changes)})
         return tiny_jobs.planned(context, changed, made).plan.idempotency_key
 
-    assert key() == key(requester="somebody else")
+    assert key() == key(requester="someone else")
     assert key() != key(label="second")
 
 
@@ -148,7 +148,7 @@ def test_a_unit_of_several_records_costs_as_many_times(
 def test_a_disk_that_fills_up_is_told_and_the_stage_resumes(
     data: dict[str, Any], tiny_roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ENOSPC in the middle of training: one clear line, nothing finished; with space again it goes on."""
+    """ENOSPC in the middle of training: one clear line, nothing finished; with space again it continues."""
     context = tiny_jobs.workspace(tmp_path)
     chosen = retrain(data, tiny_roberta)
     real, calls = checkpoint.save, 0

@@ -41,7 +41,7 @@ def context(tmp_path: Path) -> Context:
 
 
 def ingested(context: Context, tmp_path: Path, *, codelist: bool = True) -> ArtifactRef:
-    """Returns a data set of 120 invented records."""
+    """Returns a data set of 120 synthetic records."""
     written = write_demo_data(tmp_path, records=120, seed=3)
     chosen: dict[str, Any] = {"source": str(written.csv), "population": "demo", "ingest": {}}
     if codelist:
@@ -79,7 +79,7 @@ def test_features_have_both_blocks(context: Context, tiny_bert: Path, tmp_path: 
 
 
 def test_hashed_words_need_no_code_list(context: Context, tiny_bert: Path, tmp_path: Path) -> None:
-    """Their scale comes from invented narratives, the same for every data set."""
+    """Their scale comes from synthetic narratives, the same for every data set."""
     dataset = ingested(context, tmp_path, codelist=False)
     config = model(tiny_bert, lexical="hashed")
     words = lexicon_of(context, config, dataset.path)

@@ -1,4 +1,4 @@
-"""The public prior as a stage: keyed by list and encoder, found by whoever builds a head, refused early."""
+"""The public prior as a stage: keyed by list and encoder, found by anyone who builds a head, refused early."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_key_is_the_lists_and_the_encoders(tiny_bert: Path, tiny_roberta: Pa
     same = key(tiny_bert, codes)
     assert key(tiny_bert, codes, prior_scale=9.0) == key(tiny_bert, codes, trainable="full") == same
     others = [key(tiny_bert, [*codes[:1], Code("11", "Burns")]), key(tiny_roberta, codes)]
-    others += [key(tiny_bert, codes, max_length=16), key(tiny_bert, codes, prior_sentence="Somebody had {}.")]
+    others += [key(tiny_bert, codes, max_length=16), key(tiny_bert, codes, prior_sentence="Someone had {}.")]
     assert len({same, *others}) == 5
 
 

@@ -62,15 +62,15 @@ def test_weights_are_listed_where_there_are_any() -> None:
 
 
 def test_what_is_public_is_named() -> None:
-    """Titles; nothing where a head starts at random. Sentence and scale are hyperparameters, which somebody may have
+    """Titles; nothing where a head starts at random. Sentence and scale are hyperparameters, which someone may have
     chosen by looking at the records: they stand with those, word for word, and are not called public.
     """
-    titled = ModelConfig(prior="titles", pooling="mean", prior_sentence="Somebody had {}.", prior_scale=16)
+    titled = ModelConfig(prior="titles", pooling="mean", prior_sentence="Someone had {}.", prior_scale=16)
     (line,) = public_inputs(titled)
     assert line.startswith("the titles of the codes, with the levels above")
-    assert "Somebody had" not in line
+    assert "Someone had" not in line
     (settings,) = set(unprotected_inputs(FACTS, model=titled)) - set(unprotected_inputs(FACTS, model=ModelConfig()))
-    assert "the sentence that titles are read in (`Somebody had {}.`) and their scale (16): hyperparameters" in settings
+    assert "the sentence that titles are read in (`Someone had {}.`) and their scale (16): hyperparameters" in settings
     bare = unprotected_inputs(FACTS, model=titled.model_copy(update={"prior_sentence": ""}))[-1]
     assert bare.startswith("the scale of the titles (16)")
     assert public_inputs(ModelConfig()) == ()
@@ -78,5 +78,5 @@ def test_what_is_public_is_named() -> None:
     assert "vocabulary" in public_inputs(ModelConfig.model_validate(worded | {"lexical": "titles"}))[0]
     of_injuries = worded | {"lexical": "titles", "lexical_titles": "injuries"}
     assert "titles of OIICS 2.01" in public_inputs(ModelConfig.model_validate(of_injuries))[0]
-    assert "invented narratives" in public_inputs(ModelConfig.model_validate(worded | {"lexical": "hashed"}))[0]
+    assert "synthetic narratives" in public_inputs(ModelConfig.model_validate(worded | {"lexical": "hashed"}))[0]
     assert len(public_inputs(ModelConfig.model_validate(worded | {"lexical": "titles", "prior": "titles"}))) == 2

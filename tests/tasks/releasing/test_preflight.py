@@ -68,7 +68,7 @@ def parameters(tmp_path_factory: pytest.TempPathFactory, tiny_roberta: Path) -> 
 
 
 def test_a_deployment_that_trains_releases_nothing(parameters: RetrainParameters, tmp_path: Path) -> None:
-    """Whoever empties `Release deployment` in the form gets round neither the approvals nor the worker with the key."""
+    """Emptying `Release deployment` in the form gets round neither the approvals nor the worker with the key."""
     by_hand, deployed = Context(home=str(tmp_path)), Run()
     deployed.deployment = "of-a-deployment"
     context = by_hand.model_copy(update={"run": deployed})

@@ -1,4 +1,4 @@
-"""Parts have the same answers in this process, in processes here and on a cluster, whoever dies meanwhile."""
+"""Parts have the same answers in this process, in processes here and on a cluster, anyone who dies meanwhile."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_processes_share_the_parts() -> None:
 
 
 def test_a_killed_worker_loses_nothing(tmp_path: Path) -> None:
-    """The parts that it was at are taken up by others."""
+    """The parts that it was at are resumed by others."""
     parts = [json.dumps([str(tmp_path), number]) for number in range(6)]
     assert engine.map_parts(engine_bodies.die_once, parts, engine="2") == [str(number) for number in range(6)]
     assert (tmp_path / "died-1").exists(), "a worker was killed"

@@ -16,7 +16,7 @@ SECRET = "Worker Jane Roe lost a finger"
 
 
 def test_an_unforeseen_error_keeps_its_type_and_place_only() -> None:
-    """The text of a library's error may hold a narrative; neither it nor its chain goes on."""
+    """The text of a library's error may hold a narrative; neither it nor its chain continues."""
     with pytest.raises(StageError) as caught, private_errors("ingest"):
         raise ValueError(f"could not convert {SECRET!r}")
     shown = "".join(traceback.format_exception(caught.value))

@@ -11,7 +11,7 @@ from tasks.running.worker_metrics import MetricsListener, running_stages
 
 
 def test_a_stage_computed_as_a_whole_corrects_the_next_estimate(tmp_path: Path) -> None:
-    """One found finished, one that went on from a checkpoint and one too brief to tell anything do not."""
+    """One found finished, one that continued from a checkpoint and one too brief to tell anything do not."""
     told = TimingsListener(tmp_path, {"SWAG": 2.0, "risks": 4.0, "brief": 0.01})
     assert timings.read(tmp_path) == {}
     told.finished("SWAG (base)", {}, reused=False, seconds=6.0)

@@ -38,7 +38,7 @@ def step(run) -> Step:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that goes on by 0.1 s at each look."""
+    """A clock that continues by 0.1 s at each look."""
     now = [0.0]
 
     def look() -> float:

@@ -161,7 +161,7 @@ def main() -> None:
         judge.look(f"{key} killed {at or after}")
         new = [row for release_id, row in judge.rows.items() if release_id not in before]
         states[new[0].state if new else "nothing"] += 1
-        # Half of the releases are recovered by hand before they run again; the others run again straight away.
+        # Half of the releases are recovered manually before they run again; the others run again straight away.
         if number % 2:
             findings = recover(judge.ledger, judge.workspace)
             judge.problems += [f"{key}: recover found {f.step}: {f.why}" for f in findings if f.step in UNEXPECTED]

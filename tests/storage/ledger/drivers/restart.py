@@ -30,7 +30,7 @@ def main() -> None:
         def reserve() -> None:
             try:
                 while not stop.is_set():
-                    # The ledger itself goes on after a short absence; after a longer one it says that repeating is
+                    # The ledger itself continues after a short absence; after a longer one it says that repeating is
                     # safe, and this takes it at its word.
                     with suppress(ConnectionLost):
                         answered.append(ledger.reserve(plan(f"key-{len(answered)}")).release_id or "")
