@@ -100,10 +100,11 @@ def test_the_extra_is_what_is_hidden(hidden: set[str]) -> None:
 def test_a_partner_needs_no_extra(
     hidden: set[str], sealed: Sealed, tmp_path: Path, narratives: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Verify, adopt, calibrate, code, qa, drift: each ends well on a bundle, where nothing else can be imported."""
+    """Verify, adopt, code, sample, drift, status: each ends well on a bundle, where nothing else can be imported."""
     monkeypatch.delenv("AUTOCODER_HOME", raising=False)
     texts = narratives(200)
-    codes = [line.split(",")[0] for line in (sealed.folder / "codelist.csv").read_text().splitlines()[1:]]
+    listed = sealed.folder / "codelist.csv"
+    codes = [line.split(",")[0] for line in listed.read_text().splitlines()[1:]]
     rows = [{"Text": text, "Code": codes[number % 3]} for number, text in enumerate(texts)]
     hand = write_csv(tmp_path / "hand.csv", rows)
     given, labelled = ("--data", hand, "--text", "Text"), ("--label", "Code")
@@ -119,7 +120,7 @@ def test_a_partner_needs_no_extra(
         ("drift", "coded.csv", "--reference", "coded.csv"),
         ("release", "--help"),
         ("status", "--check", "--json"),
-        ("estimate", "coded.csv", "--sample", "filled.csv", "--plot", "x.png"),
+        ("estimate", "coded.csv", "--sample", "filled.csv", "--codelist", listed, "--plot", "x.png"),
     )
     assert done.stderr.splitlines(keepends=True)[-1] == f"error: not installed: matplotlib. {LAST}", done.stderr
     verified, adopted, _, drawn, _, helped, found, nothing = done.stdout.split(f"{END}\n")
