@@ -29,7 +29,7 @@ class SignedDecision(RunInput):
 
     decision: str = Field(
         title="Signed decision",
-        description="The line that `autocoder approve PLAN --key KEY.pem --print` (or `autocoder refuse …`) prints.",
+        description="The line that `autocoder approve PLAN --key KEY.pem --print` (or with `--refuse`) prints.",
         pattern=r"^\s*[A-Za-z0-9_=-]{300,}\s*$",
     )
 
