@@ -4,7 +4,7 @@ from __future__ import annotations
 
 SUPPORTED = {
     "onnxruntime": "1.17 to 1.32",
-    "onnxruntime-web": "1.17 to 1.30",
+    "onnxruntime-web": "1.30",
     "sentence-transformers": "3.4 to 6.2",
-    "transformers": "4.41 to 5.23",
+    "transformers": "5.23",
 }

@@ -59,7 +59,7 @@ def test_sentence_transformers(sealed: Sealed, tmp_path: Path, age: str) -> None
 
 def test_the_card_names_what_is_tried() -> None:
     """The range of each library begins with the oldest and ends with the newest that run here."""
-    tried = {"onnxruntime": ONNX, "sentence-transformers": SENTENCES, "transformers": SENTENCES}
+    tried = {"onnxruntime": ONNX, "sentence-transformers": SENTENCES}
     for name, ages in tried.items():
         (oldest,), (newest,) = (
             [one.partition("==")[2] for one in ages[age] if one.partition("==")[0] == name]
