@@ -78,7 +78,12 @@ def _show_release(ledger: Ledger, release: str, *, as_json: bool) -> None:
     from storage.bundle.registry import handovers
     from storage.ledger.report import describe
 
-    say(f"Release {release}: {current.state if revocation is None else 'REVOKED'}\n")
+    revoked = (
+        ""
+        if revocation is None
+        else f"REVOKED on {revocation.recorded_at[:10]}: {revocation.details['reason'].rstrip('.')}."
+    )
+    say_prose(f"Release {release}: {revoked + ' Do not use or share it.' if revoked else current.state}\n")
     partners = sorted({one.partner for one in handovers(ledger) if one.release_id == release})
     if partners or revocation is not None:
         say_prose(f"Handed over to: {', '.join(partners) or 'nobody'}.\n")

@@ -251,7 +251,7 @@ def open_bundle(
     try:
         fitted = read_thresholds(thresholds or packaged) if thresholds or packaged.is_file() else None
     except MechanismError as error:
-        raise InputError(f"{thresholds or '--bundle'}: {error}") from None
+        raise InputError(f"--thresholds: {error}" if thresholds else f"--bundle: {error}") from None
     # guard: test_thresholds_of_this_years_with_next_years
     if thresholds and fitted is not None and fitted.get("bundle_digest", digest) != digest:
         raise InputError(

@@ -215,6 +215,7 @@ def connect(engine: str) -> Client:
         protocol="tls://",
         security=Security.temporary(),  # another user of this machine could run code by an open port
         dashboard_address=None,
+        scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},  # else each takes port 8787, and the second one warns
         silence_logs=logging.CRITICAL,
     )
     client = Client(cluster, set_as_default=False)

@@ -152,7 +152,8 @@ def test_a_refusal_ends_it(site: tuple[Job, str]) -> None:
     """Recorded with its reason, and not to be had by later approvals."""
     job, plan = site
     assert refuse(job, plan, "director").startswith("refused by director")
-    approve(job, plan, "officer")
+    with pytest.raises(InputError, match="director refused: too early"):
+        approve(job, plan, "officer")
     after = job.command("release", plan)
     assert after.returncode == 2
     assert "director refused: too early" in after.stderr
@@ -160,8 +161,8 @@ def test_a_refusal_ends_it(site: tuple[Job, str]) -> None:
     assert rows(job, "release") == []
 
 
-def test_without_a_policy_a_deployment_releases_the_demo_alone(finished: Job, tmp_path: Path) -> None:
-    """Nobody is asked under the default policy: that is for synthetic records, and for people at the command."""
+def test_without_a_policy_a_deployment_releases_nothing(finished: Job, tmp_path: Path) -> None:
+    """Synthetic records neither; nobody is asked at the command."""
     from flows.server import approvals
     from tasks.releasing import approval
     from tasks.releasing.checked_plan import check
@@ -180,9 +181,9 @@ def test_without_a_policy_a_deployment_releases_the_demo_alone(finished: Job, tm
     checked = check(real, ledger)
     status = approval.require_unrefused(context, checked)
     assert approval.may_release(checked, status, file="PLAN", deployed=False)
-    wait(demo)
-    with pytest.raises(StorageError, match="no budget policy is in force"):
-        wait(real)
+    for planned in (demo, real):
+        with pytest.raises(StorageError, match="no budget policy is in force"):
+            wait(planned)
     open_to_all = {"name": "own", "default": {"asymptotic-local": {"epsilon": 100}}}
     ledger.change_policy(Policy.parse(open_to_all), requester="lead", reason="decided")
     wait(real)

@@ -73,7 +73,7 @@ def test_a_model_that_its_libraries_choke_on(
     (folder / file).write_text(json.dumps(change(json.loads((folder / file).read_text()))))
     code, _, err = run("verify", sealed.unsigned_proof(folder), "--allow-unsigned")
     assert code == 1
-    assert re.search(r"NOT SOUND  (modules.json|golden.jsonl): the model cannot .* \(\w+\)", err), err
+    assert re.search(r"NOT SOUND  (labels.json|golden.jsonl): the model cannot .* \(\w+\)", err), err
 
 
 def test_mistakes_end_in_one_line(sealed: Sealed, tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_the_house_does_not_code_with_what_it_revoked(sealed: Sealed, tmp_path: 
     assert "revoked" in run("ledger", "show", *home)[1]
     shown = run("ledger", "show", release, *home)[1]
     assert shown.startswith(f"Release {release}: REVOKED")
-    assert "an error in the list. Handed over to: Statistics Office." in " ".join(shown.split())
+    assert "an error in the list. Do not use or share it. Handed over to: Statistics Office." in " ".join(shown.split())
     assert json.loads(run("ledger", "show", release, "--json", *home)[1])["revoked_on"]
     for given in (home, (*bundle, *home)):
         with pytest.raises(StorageError, match=r"was revoked on .*: an error in the list.* Name a newer one"):

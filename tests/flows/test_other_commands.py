@@ -45,5 +45,5 @@ def test_purge_lists_then_removes_and_the_ledger_has_it(finished: Job, tmp_path:
     assert removed.returncode == 0, removed.stderr
     assert not list(stages.glob("*/*"))
     assert sorted((job.home / "private" / "plans").rglob("*")) == plans
-    rows = json.loads(job.command("ledger", "list", "--all", "--json").stdout)
+    rows = json.loads(job.command("ledger", "show", "--all", "--json").stdout)["rows"]
     assert [row["subject"]["kind"] for row in rows if row["subject"]][-1] == "purge"

@@ -61,7 +61,8 @@ def test_from_records_to_a_table_of_two_fields(
     encoded: list[int] = []
     real = public_features.compute
     monkeypatch.setattr(
-        "tasks.coding.bundles.compute", lambda released, texts: encoded.append(len(texts)) or real(released, texts)
+        "tasks.bundle.public_features.compute",
+        lambda released, texts: encoded.append(len(texts)) or real(released, texts),
     )
     source = write_csv(tmp_path / "new.csv", [{"Text": text} for text in ("He fell from a ladder.", "", "Burned.")])
     given = ("--data", source, "--text", "Text", "--home", home)

@@ -145,11 +145,14 @@ def test_what_cannot_be_is_refused(bad: dict[str, Any]) -> None:
 
 
 def test_what_is_left_to_learn_with() -> None:
-    """Paying for SMOTE takes the AUC of a table that is learned without it; unpaid, its epsilon is no claim."""
+    """Paying for SMOTE takes the AUC of a table that is learned without it; unpaid, its epsilon is no claim.
+
+    Drowned in noise, a fit's direction is random and its AUC near 0 or 1: eight means above 0.9 in one case of 250.
+    """
     rng = np.random.default_rng(0)
     labels = (np.arange(400) < 60).astype(int)
     features = np.clip(0.3 + 0.35 * labels[:, None] + 0.1 * rng.standard_normal((400, 3)), 0, 1)
-    row = cost.study("invented", features, labels, seeds=2)
+    row = cost.study("invented", features, labels, seeds=8)
     assert row["rows"] == 1 + row["rounds"] * (1 + 2 * row["neighbours"])
     assert row["in_degree"] <= row["neighbours"]
     plain, paid = (float(row[name].split()[0]) for name in ("ε 5", "ε 5, SMOTE"))

@@ -51,7 +51,7 @@ def test_there_and_back(sealed: Sealed, tmp_path: Path) -> None:
     assert first.read_bytes() == second.read_bytes()
     with open_folder(first) as folder:
         assert folder.name == sealed.folder.name
-        assert check(folder, sealed.trust).files == 21
+        assert check(folder, sealed.trust).files == 20
         kept = folder
     assert not kept.exists()
     with open_folder(sealed.folder) as folder:

@@ -86,7 +86,7 @@ def test_sealing_dies_anywhere(
         with pytest.raises(UnsoundBundle, match="not signed"):
             check(folder, sealed.trust)
     seal(folder, sealed.row, sealed.signer)
-    assert check(folder, sealed.trust).files == 21
+    assert check(folder, sealed.trust).files == 20
     assert not list(folder.parent.glob(".sealing-*"))
 
 

@@ -48,7 +48,12 @@ def test_a_rerun_is_the_mechanisms_own_fit(tiny_roberta: Path, tmp_path: Path, m
     """Of the posterior's second trial: on those whose coin fell so, at its own seed, the same answers to the bit."""
     chosen, context = parameters(tmp_path / "data", tiny_roberta, model), tiny_jobs.workspace(tmp_path / "home")
     study, pool_ref = studied(context, chosen, "swag-ppm")
-    ref, name = reruns(study, AuditParameters(trials=TRIALS, trial_draws=3), standard_branches()["swag-ppm"], pool_ref)
+    ref, name = reruns(
+        study,
+        AuditParameters(trial_draws=3).model_copy(update={"trials": TRIALS}),
+        standard_branches()["swag-ppm"],
+        pool_ref,
+    )
     done = trials.Trials.load(context.store.open(ref), name)
     pool = audit_pool.Pool.load(context.store.open(pool_ref))
     seed = chosen.fit.seed
@@ -94,7 +99,9 @@ def test_dp_sgd_of_tokens_is_rerun(tiny_roberta: Path, tmp_path: Path) -> None:
     """Each rerun claims what was planned: its noise is the plan's, anyone who took part."""
     chosen, context = parameters(tmp_path, tiny_roberta, MODELS["lora"]), tiny_jobs.workspace(tmp_path / "home")
     study, pool_ref = studied(context, chosen, "dp-sgd-tuned")
-    ref, name = reruns(study, AuditParameters(trials=TRIALS), standard_branches()["dp-sgd-tuned"], pool_ref)
+    ref, name = reruns(
+        study, AuditParameters().model_copy(update={"trials": TRIALS}), standard_branches()["dp-sgd-tuned"], pool_ref
+    )
     done = trials.Trials.load(context.store.open(ref), name)
     assert done.epsilon.tolist() == pytest.approx([5.0] * TRIALS, rel=0.01)
 
@@ -105,7 +112,7 @@ def test_a_rerun_that_was_killed_goes_on_and_leaves_nothing_private(
     """Trials that ended are not made again, and what is kept of one under way lies in the stage's scratch folder."""
     chosen = parameters(tmp_path / "data", tiny_roberta, MODELS["full"])
     whole, broken = (tiny_jobs.workspace(tmp_path / name) for name in ("whole", "broken"))
-    asked = AuditParameters(trials=TRIALS, trial_draws=3)
+    asked = AuditParameters(trial_draws=3).model_copy(update={"trials": TRIALS})
     ends: list[tuple[trials.Trials, int]] = []
     for context in (whole, broken):
         study, pool_ref = studied(context, chosen, "swag-ppm")

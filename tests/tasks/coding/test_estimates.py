@@ -116,7 +116,7 @@ def test_hours_become_strata_and_weights(tmp_path: Path) -> None:
     weights = np.array([float(row["qa_weight"]) for row in rows])
     low, high = (np.array([found(scores[n]) for n in at]) for found in (lambda s: s < 0.5, lambda s: s >= 0.9))
     assert weights[low].max() < 2000 / 180 < weights[high].mean()
-    with pytest.raises(InputError, match="Give more hours"):
+    with pytest.raises(InputError, match="sensitive codes alone have"):
         draw(coded, tmp_path / "t.csv", columns=["Text"], sensitive=["15"], seed=1, size=5)
 
 
