@@ -39,15 +39,15 @@ def expired(private: Path, *, older_than_days: float) -> list[Expired]:
     """
     now = time.time()
     cutoff = now - older_than_days * _DAY
-    kept = _named_by_plans(private / "plans", since=cutoff)
-    found = []
+    named = _named_by_plans(private / "plans", since=cutoff)
+    entries = []
     for place, folder in _folders(private):
         files = [path.stat() for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
         newest = max((status.st_mtime for status in files), default=folder.stat().st_mtime)
-        if newest < cutoff and folder.name[:32] not in kept:
+        if newest < cutoff and folder.name[:32] not in named:
             size = sum(status.st_size for status in files)
-            found.append(Expired(place, folder.parent.name, folder, size, (now - newest) / _DAY))
-    return sorted(found, key=lambda entry: -entry.bytes)
+            entries.append(Expired(place, folder.parent.name, folder, size, (now - newest) / _DAY))
+    return sorted(entries, key=lambda entry: -entry.bytes)
 
 
 def remove(store: Store, entry: Expired) -> None:

@@ -105,7 +105,7 @@ def overview() -> dict[str, Any]:
             online[pool.name] = states.count("ONLINE")
             served |= {pool.name} if workers else set()
     late = {run.work_pool_name for run in runs if run.state_name == "Late"}
-    stopped = [found for run in runs if (found := stopped_run(run, flows.get(run.flow_id, ""))) is not None]
+    stopped = [entry for run in runs if (entry := stopped_run(run, flows.get(run.flow_id, ""))) is not None]
     return {
         "runs": dict(Counter(run.state_name or "unknown" for run in runs)),
         "waits": _waits(runs),

@@ -80,7 +80,7 @@ class GradientCanaries:
     _noise: list[Tensor] = field(default_factory=list)
     _largest: float = 0.0
     _taken: list[Tensor] = field(default_factory=list)
-    _judged: bool = False
+    _closed: bool = False
 
     def __post_init__(self) -> None:
         self.score = torch.zeros(len(self.included), dtype=torch.float64)
@@ -144,8 +144,8 @@ class GradientCanaries:
         gram = (self._directions @ self._directions.T).double()
         gram.diagonal().fill_(1.0)
         # where a phase has too few numbers for all canaries, or their gradients point alike, they are not judged
-        self._judged = float(torch.linalg.eigvalsh(gram)[0]) > _INDEPENDENT
-        if not self._judged:
+        self._closed = float(torch.linalg.eigvalsh(gram)[0]) > _INDEPENDENT
+        if not self._closed:
             return
         self._factor = torch.linalg.cholesky(gram)
         seen = (self._directions @ self._rest.float()).double()
@@ -161,7 +161,7 @@ class GradientCanaries:
         sigma, seen = stated.noise_multiplier, noisy.flatten().cpu() / stated.l2_clip_norm
         noise = seen - self._total
         self._test_noise((noise / sigma).numpy())
-        if not self._alone or not self._judged:
+        if not self._alone or not self._closed:
             return
         seen = (self._directions @ (self._rest + noise).float()).double()
         whitened = torch.linalg.solve_triangular(self._factor, seen[:, None], upper=False)[:, 0]
@@ -186,22 +186,22 @@ class GradientCanaries:
     def checks(self) -> dict[Check, float]:
         """Returns the p-value of each check that the fit allowed, already multiplied by the number of its tests."""
         prob, steps = self.sampling_prob, len(self._taken)
-        found = {Check.NOISE: _least(self._noise_p)}
+        least = {Check.NOISE: _least(self._noise_p)}
         if self.steps > 1:
-            found[Check.REPEATED_NOISE] = self._repeated()
+            least[Check.REPEATED_NOISE] = self._repeated()
         if not steps:
-            return found
-        found[Check.SENSITIVITY] = float(self._largest <= 1 + _ROUNDING)
+            return least
+        least[Check.SENSITIVITY] = float(self._largest <= 1 + _ROUNDING)
         members = self.included & ~self._short
         taken = torch.stack(self._taken)[:, members].sum(0).double().numpy()
         if prob == 1:
-            found[Check.SAMPLING] = float((taken == steps).all())
+            least[Check.SAMPLING] = float((taken == steps).all())
         elif len(taken):
             each = steps * prob
             below = float(stats.chi2.cdf(((taken - each) ** 2).sum() / (each * (1 - prob)), len(taken)))
             total = float(stats.binomtest(int(taken.sum()), steps * len(taken), prob).pvalue)
-            found[Check.SAMPLING] = _least([total, 2 * min(below, 1 - below)])
-        return found
+            least[Check.SAMPLING] = _least([total, 2 * min(below, 1 - below)])
+        return least
 
     def _repeated(self) -> float:
         """The correlation of two steps' noise, over steps of as many numbers."""

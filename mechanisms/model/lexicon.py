@@ -205,8 +205,8 @@ def inflections(stems: tuple[str, ...], words: frozenset[str], language: str) ->
 
     An ending is what a word has after its stem, or in place of the stem's last letter (`injuri`: `injury`).
     """
-    found = Counter(ending for word in words if (ending := _ending(word, _stem(word, language))) is not None)
-    endings = heapq.nsmallest(_ENDINGS, found, key=lambda ending: (-found[ending], ending))
+    counts = Counter(ending for word in words if (ending := _ending(word, _stem(word, language))) is not None)
+    endings = heapq.nsmallest(_ENDINGS, counts, key=lambda ending: (-counts[ending], ending))
     made = {stem[: len(stem) - cut] + ending for stem in stems for cut, ending in endings}
     places = {stem: column for column, stem in enumerate(stems)}
     known = ((word, _stem(word, language)) for word in sorted(made | words))

@@ -154,12 +154,12 @@ def _weights(names: Sequence[str], folder: Path) -> tuple[list[Any], list[Any]]:
             raise MechanismError(f"model.onnx: the graph's weight {name[:100]} is in no file of the folder")
         file, begin, entry = stored[name]
         first, last = entry["data_offsets"]
-        kept = name if entry["dtype"] == "F32" else f"{name}.bfloat16"
-        kind = TensorProto.FLOAT if kept == name else TensorProto.BFLOAT16
-        weight = TensorProto(name=kept, dims=entry["shape"], data_type=kind, data_location=TensorProto.EXTERNAL)
+        tensor_name = name if entry["dtype"] == "F32" else f"{name}.bfloat16"
+        kind = TensorProto.FLOAT if tensor_name == name else TensorProto.BFLOAT16
+        weight = TensorProto(name=tensor_name, dims=entry["shape"], data_type=kind, data_location=TensorProto.EXTERNAL)
         for key, value in (("location", file), ("offset", begin + first), ("length", last - first)):
             weight.external_data.add(key=key, value=str(value))
         weights.append(weight)
-        if kept != name:
-            nodes.append(helper.make_node("Cast", [kept], [name], to=TensorProto.FLOAT))
+        if tensor_name != name:
+            nodes.append(helper.make_node("Cast", [tensor_name], [name], to=TensorProto.FLOAT))
     return weights, nodes

@@ -36,8 +36,8 @@ def resampled_f1(labels: np.ndarray, predicted: np.ndarray, *, resamples: int = 
         size = min(rows, resamples - start)
         places = random.integers(n, size=(size, n)) + np.arange(size)[:, None] * n
         counts = np.bincount(places.ravel(), minlength=size * n).reshape(size, n).astype(np.float64)
-        occurs, said, both = (each.T @ counts.T for each in (true, chosen, right))  # [codes, size]
-        f1 = 2 * both / np.maximum(occurs + said, 1)
+        occurs, assigned, both = (each.T @ counts.T for each in (true, chosen, right))  # [codes, size]
+        f1 = 2 * both / np.maximum(occurs + assigned, 1)
         blocks.append(np.array([(occurs * f1).sum(0) / n, np.where(occurs > 0, f1, 0).sum(0) / (occurs > 0).sum(0)]))
     weighted, macro = np.concatenate(blocks, axis=1)
     return {"weighted_f1": weighted, "macro_f1": macro}

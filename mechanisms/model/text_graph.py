@@ -217,10 +217,10 @@ def _pieces(g: Nodes, words: str, model: Mapping[str, Any], ids: Mapping[str, in
         start = b("Unsqueeze", turn, np.array([0]))
         sign = b("Slice", padded, start, b("Add", start, width), np.array([1]))
         part = b("StringConcat", part, sign)
-        found = b.lookup(part, model["vocab"], -1)
-        holds = b("And", b("GreaterOrEqual", found, np.array(0)), b("Not", b("Equal", sign, np.array(""))))
+        matched = b.lookup(part, model["vocab"], -1)
+        holds = b("And", b("GreaterOrEqual", matched, np.array(0)), b("Not", b("Equal", sign, np.array(""))))
         longer_by_one = b("Add", turn, np.array(1))
-        return None, part, b("Where", holds, found, best), b("Where", holds, longer_by_one, length)
+        return None, part, b("Where", holds, matched, best), b("Where", holds, longer_by_one, length)
 
     zero = g("Expand", np.array(0), shape)
     states = {begun: "string", none: "int64", zero: "int64"}
@@ -231,28 +231,28 @@ def _pieces(g: Nodes, words: str, model: Mapping[str, Any], ids: Mapping[str, in
         here = b("Unsqueeze", b("Min", place, last), np.array([1]))
         piece, signs_of = (b("Squeeze", b("GatherElements", of, here, axis=1), np.array([1])) for of in (best, length))
         left = b("Less", place, lengths)
-        found = b("And", left, b("Greater", signs_of, np.array(0)))
-        failed = b("Or", failed, b("And", left, b("Not", found)))
-        place = b("Where", found, b("Add", place, signs_of), lengths)
+        matched = b("And", left, b("Greater", signs_of, np.array(0)))
+        failed = b("Or", failed, b("And", left, b("Not", matched)))
+        place = b("Where", matched, b("Add", place, signs_of), lengths)
         going = b("Greater", b.count(b("Less", place, lengths), 0), np.array(0))
-        return going, place, failed, b("Where", found, piece, np.array(-1))
+        return going, place, failed, b("Where", matched, piece, np.array(-1))
 
     start = g("Expand", np.array(0), count)
     fine = g("Expand", np.array(False), count)
-    _, failed, found = g.loop(g("Squeeze", width), {start: "int64", fine: "bool"}, next_piece, scanned=1)
-    found = g("Transpose", found, perm=[1, 0])
+    _, failed, matched = g.loop(g("Squeeze", width), {start: "int64", fine: "bool"}, next_piece, scanned=1)
+    matched = g("Transpose", matched, perm=[1, 0])
     failed = g("Or", failed, g("Greater", lengths, np.array(_LONGEST_WORD)))
-    first = g("Equal", g.numbers(g.size(found, 1)), np.array(0))
+    first = g("Equal", g.numbers(g.size(matched, 1)), np.array(0))
     unknown = g("Where", first, np.array(ids[model["unk_token"]]), np.array(-1))
-    return g("Where", g("Unsqueeze", failed, np.array([1])), unknown, found)
+    return g("Where", g("Unsqueeze", failed, np.array([1])), unknown, matched)
 
 
 def _words(g: Nodes, texts: str, table: Mapping[str, Sequence[tuple[int, int]]], columns: int) -> str:
     """Returns the lexicon's block, float32 [texts, columns]."""
-    found = g.split(texts, tokenexp=f"[{_ranges(_letters())}]{{3,}}")
-    distinct, _, places, _ = g("Unique", g("Reshape", found, np.array([-1])), outputs=4, sorted=0)
+    matched = g.split(texts, tokenexp=f"[{_ranges(_letters())}]{{3,}}")
+    distinct, _, places, _ = g("Unique", g("Reshape", matched, np.array([-1])), outputs=4, sorted=0)
     rows = g.lookup(_spelled(g, distinct, _lower()), {word: row for row, word in enumerate(table)}, -1)
-    of_texts = g("Reshape", g("Gather", rows, places), g("Shape", found))
+    of_texts = g("Reshape", g("Gather", rows, places), g("Shape", matched))
     where = g("NonZero", g("GreaterOrEqual", of_texts, np.array(0)))
     row = g("GatherND", of_texts, g("Transpose", where))
     entries = [len(entry) for entry in table.values()]

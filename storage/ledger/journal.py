@@ -132,9 +132,9 @@ class Journal:
         hashes = self._reading.unconfirmed
         start = mark.sequence - len(hashes)
         present_rows = chain.hashes(connection, start + 1, mark.sequence)
-        for sequence, (kept, there) in enumerate(zip(hashes, present_rows, strict=False), start + 1):
+        for sequence, (recorded, there) in enumerate(zip(hashes, present_rows, strict=False), start + 1):
             # guard: test_a_restored_ledger_that_went_on
-            if kept != there:
+            if recorded != there:
                 return f"the ledger was rewritten: its row {sequence} is another one, {self.name} has used {mark}"
         self._reading.unconfirmed = [mark.hash]
         return ""

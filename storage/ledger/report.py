@@ -89,11 +89,11 @@ def cost_text(charge: Charge) -> str:
     """Says what an account was charged, and what is used and left of it, each ε with the δ at which it holds."""
     before, after, loss = charge.before, charge.after, charge.loss
     counted = after.delta_cap is not None
-    asked = f"ε {epsilon_text(loss.epsilon)}" + (f" at δ {delta_text(loss.delta)}" if counted else "")
+    cost = f"ε {epsilon_text(loss.epsilon)}" + (f" at δ {delta_text(loss.delta)}" if counted else "")
     used = (
         f"ε {epsilon_text(before.epsilon)} before, {epsilon_text(after.epsilon)} after of {short(charge.epsilon_cap)}"
     )
-    return f"{asked}; {used}" + (f", at δ {delta_text(after.delta)}" if counted else "") + f" ({after.rule})"
+    return f"{cost}; {used}" + (f", at δ {delta_text(after.delta)}" if counted else "") + f" ({after.rule})"
 
 
 def page(ledger: LedgerReader, release_id: str) -> str:

@@ -67,7 +67,7 @@ def verify(
         earlier: rows exported before; each must still be there, which names the first rewritten row exactly.
         progress: gets the number of rows checked, now and then.
     """
-    state, found, hashes = State(), [], [GENESIS]
+    state, findings, hashes = State(), [], [GENESIS]
     with database.read() as connection:
         notes, registry = _protections(connection), _Registry(connection)
         columns = sa.select(ledger_row).order_by(ledger_row.c.sequence)
@@ -81,13 +81,15 @@ def verify(
                 if row is not None:
                     wrong = [name for name in COLUMNS if getattr(stored, name) != getattr(row, name)]
                     if wrong:
-                        found.append((row.sequence, f"was edited: column {', '.join(wrong)} contradicts its body"))
+                        findings.append((row.sequence, f"was edited: column {', '.join(wrong)} contradicts its body"))
                     if len(state.releases) > known:
-                        found += [(row.sequence, problem) for problem in registry.check(state, row)]
+                        findings += [(row.sequence, problem) for problem in registry.check(state, row)]
                 if progress is not None and state.sequence % _BATCH == 0:
                     progress(state.sequence)
-        found += [(sequence, "a set of records stands beside it, which it does not name") for sequence in registry.left]
-    bad = [BadRow(sequence, f"row {sequence}: {problem}", void=False) for sequence, problem in found]
+        findings += [
+            (sequence, "a set of records stands beside it, which it does not name") for sequence in registry.left
+        ]
+    bad = [BadRow(sequence, f"row {sequence}: {problem}", void=False) for sequence, problem in findings]
     outside = _compare(hashes, heads, earlier, whole=not state.broken)
     every = sorted([*state.bad, *bad, *outside], key=lambda one: one.sequence)
     return Report(state.sequence, state.sequence, state.hash, tuple(every), notes)

@@ -73,7 +73,9 @@ def look(source: Source, head: bytes, read: ReadOptions, required: Sequence[str]
     text = head.decode(encoding, errors="replace").removeprefix("\ufeff")
     if not text.strip():
         raise InputError(f"{source.label} is blank. Give a file of records")
-    layout = max(_layouts(text, read, required, whole=whole), key=lambda found: found.rank)  # the first of the best
+    layout = max(
+        _layouts(text, read, required, whole=whole), key=lambda swallowed: swallowed.rank
+    )  # the first of the best
     header, below = layout.header, layout.below
     if not header:
         raise InputError(f"{source.label} is not valid CSV. Close the open quote in the header")
@@ -233,10 +235,10 @@ def csv_batches(
                 if batch.num_rows and mark in batch.column(batch.num_columns - 1)[batch.num_rows - 1].as_py():
                     raise _bad_row(source, rows + batch.num_rows, _OPEN)
                 # guard: test_an_open_quote_swallows_rows
-                if columns is None and (found := _swallowed(batch, source.delimiter)):
+                if columns is None and (swallowed := _swallowed(batch, source.delimiter)):
                     raise InputError(
-                        f"{source.label}, row {rows + found[0]}: a cell has line breaks, and {found[1]} of its lines "
-                        "read as records. Close an open quote"
+                        f"{source.label}, row {rows + swallowed[0]}: a cell has line breaks, and {swallowed[1]} of its "
+                        "lines read as records. Close an open quote"
                     )
                 rows += batch.num_rows
                 arrays = [batch.column(place) for place in places]

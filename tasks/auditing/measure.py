@@ -57,13 +57,16 @@ def _measure(work: Work, *, design: Design, trials_of: str) -> Mapping[str, Any]
         bounds += trial_bounds(Pool.load(work.inputs["pool"]), trials, delta=design.delta, alpha=alpha)
         figures["trials"] = len(trials.ell)
     if "gradients" in work.inputs:
-        found = work.context.store.figures(work.refs["gradients"])
+        gradient_figures = work.context.store.figures(work.refs["gradients"])
         each = alpha / (len(Check) + 1)
-        if found["coins"]:
-            descent, counts = descent_of(decode(dict(design.event))), (found["right"], found["coins"])
+        if gradient_figures["coins"]:
+            descent, counts = (
+                descent_of(decode(dict(design.event))),
+                (gradient_figures["right"], gradient_figures["coins"]),
+            )
             bounds.append(gradient_bound(descent, right=counts[0], coins=counts[1], delta=design.delta, alpha=each))
-        faults = [name for name, p_value in found["checks"].items() if p_value <= each]
-        figures |= {"gradient_runs": int(bool(found["checks"])), "checks": found["checks"]}
+        faults = [name for name, p_value in gradient_figures["checks"].items() if p_value <= each]
+        figures |= {"gradient_runs": int(bool(gradient_figures["checks"])), "checks": gradient_figures["checks"]}
     best = max(bounds, key=lambda bound: bound.refutes, default=None)
     # guard: test_reruns_that_claim_as_much_as_could_be_measured
     reach = max((bound.could_refute for bound in bounds), default=0.0)

@@ -35,27 +35,27 @@ class BranchAudit(BaseModel, frozen=True):
     @property
     def lines(self) -> list[str]:
         """Claim, measurement and verdict, for a terminal or a log."""
-        found, percent = self.figures, f"{100 * self.confidence:.6g} %"
+        stated, percent = self.figures, f"{100 * self.confidence:.6g} %"
         claim = "nothing" if self.epsilon is None else f"epsilon {self.epsilon:.3g} ({self.guarantee_kind})"
         if self.epsilon_add_remove != self.epsilon:
             claim += f", {self.epsilon_add_remove:.3g} for one record more or less"
         verdict = self.verdict
-        if verdict == CONTRADICTED and found["faults"]:
-            verdict += f": the sums are not as stated ({', '.join(found['faults'])})"
+        if verdict == CONTRADICTED and stated["faults"]:
+            verdict += f": the sums are not as stated ({', '.join(stated['faults'])})"
         elif verdict == INCONCLUSIVE:
-            verdict += f": {describe_reach(found['reach'], self.epsilon_add_remove)}"
-        bound = describe_bound(found["epsilon_lower_bound"], found["noise_at_most"], found["epsilon_of_any"])
+            verdict += f": {describe_reach(stated['reach'], self.epsilon_add_remove)}"
+        bound = describe_bound(stated["epsilon_lower_bound"], stated["noise_at_most"], stated["epsilon_of_any"])
         lines = [
             f"{self.branch}, seed {self.seed}: {verdict}",
             f"  claimed   {claim}",
             f"  measured  {bound} at {percent} confidence",
         ]
-        for one in found["bounds"]:
-            if one["claimed_in_trials"] is not None and found["epsilon_lower_bound"] < one["epsilon"]:
+        for one in stated["bounds"]:
+            if one["claimed_in_trials"] is not None and stated["epsilon_lower_bound"] < one["epsilon"]:
                 claimed = one["claimed_in_trials"]
                 lines.append(f"  {one['name']}: {one['epsilon']:.3g}, not counted, as a rerun claims {claimed:.3g}")
-        if found["checks"]:
-            checks = ", ".join(f"{name} {p_value:.2g}" for name, p_value in found["checks"].items())
+        if stated["checks"]:
+            checks = ", ".join(f"{name} {p_value:.2g}" for name, p_value in stated["checks"].items())
             lines.append(f"  checked   {checks} (p-values)")
         return lines
 

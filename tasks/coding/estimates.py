@@ -223,9 +223,9 @@ def _of_level(
             count, sampled = int(machine[group][code]), int(np.maximum(y, f).sum())
             if not name or not (count or sampled):
                 continue
-            found = predicted(sample, y, f, count, usual)
+            interval = predicted(sample, y, f, count, usual)
             # what the human's codes leave possible
-            possible = np.clip([found.value, found.low, found.high], y.sum(), rows - (inside - y).sum())
+            possible = np.clip([interval.value, interval.low, interval.high], y.sum(), rows - (inside - y).sum())
             yield Estimate(group, name, rows, count, sampled, Interval(*possible.tolist()) if sampled else None)
 
 

@@ -109,20 +109,20 @@ def compute(part: str) -> str:
 
 
 class _Opened:
-    def __init__(self, asked: dict[str, Any]) -> None:
+    def __init__(self, job_request: dict[str, Any]) -> None:
         coder = open_bundle(
-            Path(asked["bundle"]),
-            thresholds=None if asked["thresholds"] is None else Path(asked["thresholds"]),
-            levels=asked["levels"],
-            precision=asked["precision"],
-            coverage=asked["coverage"],
+            Path(job_request["bundle"]),
+            thresholds=None if job_request["thresholds"] is None else Path(job_request["thresholds"]),
+            levels=job_request["levels"],
+            precision=job_request["precision"],
+            coverage=job_request["coverage"],
         )
         self.bundles = Bundles.of(coder)
-        records = Narratives(tuple(asked["columns"]), asked["template"])
-        read = ReadOptions.model_validate(asked["read"])
-        table = survey(Path(asked["data"]), text_columns=records.columns, read=read)
-        answers = (answer_columns(coder, top_k=asked["top_k"], threshold=asked["threshold"]),)
-        self.job = CodingJob(table, Path(asked["out"]), records, answers, append=asked["append"])
+        records = Narratives(tuple(job_request["columns"]), job_request["template"])
+        read = ReadOptions.model_validate(job_request["read"])
+        table = survey(Path(job_request["data"]), text_columns=records.columns, read=read)
+        answers = (answer_columns(coder, top_k=job_request["top_k"], threshold=job_request["threshold"]),)
+        self.job = CodingJob(table, Path(job_request["out"]), records, answers, append=job_request["append"])
         self._pieces: Generator[tuple[int, list[Row]], None, None] | None = None
         self._next = 0
 

@@ -56,13 +56,13 @@ def families(private: Path) -> list[Metric]:
                 for sample in family.samples:
                     key = tuple(sorted(sample.labels.items()))
                     known[key] = sample.value + (known.get(key, 0.0) if family.name in COUNTERS else 0.0)
-    found: list[Metric] = []
+    metrics: list[Metric] = []
     for name, text in (COUNTERS | GAUGES).items():
         merged = (CounterMetricFamily if name in COUNTERS else GaugeMetricFamily)(name, text)
         for labels, value in values.get(name, {}).items():
             merged.add_sample(f"{name}_total" if name in COUNTERS else name, dict(labels), value)
-        found += [merged] if merged.samples else []
-    return found
+        metrics += [merged] if merged.samples else []
+    return metrics
 
 
 def _files(private: Path) -> list[Path]:
