@@ -64,7 +64,8 @@ SIZES = torch.tensor([0.7, 1.6e-5])
 
 
 def scaled_by_target(output: Tensor, target: Tensor) -> Tensor:
-    return (output[..., 0] * SIZES[target]).sum()
+    """Gradients of these sizes; far above 0, wherever the module starts."""
+    return (output[..., 0] * SIZES[target]).sum() + 1e6
 
 
 SUMS = {
