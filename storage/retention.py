@@ -62,7 +62,7 @@ def remove(store: Store, entry: Expired) -> None:
 def _folders(private: Path) -> Iterator[tuple[str, Path]]:
     for place in _PLACES:
         for folder in sorted((private / place).glob("*/*")):
-            if folder.is_dir() and not folder.is_symlink():
+            if folder.is_dir() and not folder.is_symlink() and not folder.parent.is_symlink():
                 yield place, folder
 
 

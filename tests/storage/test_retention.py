@@ -82,5 +82,6 @@ def test_nothing_else_is_ever_listed(store: Store, tmp_path: Path) -> None:
         (store.private / name / "x" / ("c" * 32) / "file").write_text("x")
     (store.private / "stages" / "ingest").mkdir(parents=True)
     (store.private / "stages" / "ingest" / ("b" * 32)).symlink_to(outside)
+    (store.private / "stages" / "linked").symlink_to(outside.parent)
     aged(tmp_path, 1000)
     assert expired(store.private, older_than_days=1) == []
