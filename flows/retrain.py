@@ -18,7 +18,6 @@ from flows.release import request
 from flows.server.form import RecordsForm, parameters_of_run
 from storage.ledger.overlapping_releases import other_population_names, overlapping_releases, population_name_warning
 from tasks.branches.plan import Origin
-from tasks.coding import succession
 from tasks.parameters import RetrainParameters
 from tasks.releasing import approval, ledger_access, plan_page, prefect_page, publish
 from tasks.releasing.checked_plan import check
@@ -70,7 +69,6 @@ def _release(context: Context, done: retraining.RetrainResult, origin: Origin) -
     planned, plan_file = publish.save_plan(context, done.planned, settings)
     origin.save(plan_file)
     ledger = ledger_access.open_ledger(context, settings)
-    uncompared = succession.compare_with_release(context, planned, ledger, partial(submit, context))
     checked = check(planned, ledger)
     plan_context = PlanContext.of(context, checked)
     if context.run.shows:
@@ -97,7 +95,6 @@ def _release(context: Context, done: retraining.RetrainResult, origin: Origin) -
             running=done.running,
         )
     warned = (population_name_warning(names, planned.plan.population),) if names else ()
-    warned += () if uncompared is None else (uncompared,)
     warned += tuple(word.warning for word in plan_context.lists or () if word.warning is not None)
     facts = context.store.figures(planned.candidate.dataset)
     split = retraining.warn_of_split(parameters.data.ingest, train=facts["train"], test=facts["test"])

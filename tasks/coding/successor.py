@@ -112,8 +112,6 @@ class Succession:
     """Code, records of the old and of the new model; the largest change first."""
     flows: list[tuple[str, str, int]]
     """Old code, new code, records; the largest first."""
-    basis: str = ""
-    """Which records they are, if not the user's own files."""
 
     @property
     def sentence(self) -> str:

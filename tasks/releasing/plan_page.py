@@ -88,8 +88,6 @@ class PlanPage:
     """The ledger's row of its release, where it has one."""
     revoked: Row | None = None
     """The ledger's row of that release's revocation."""
-    comparisons: tuple[str, ...] = ()
-    """Paths of its comparisons with the release in use."""
 
     @property
     def title(self) -> str:
@@ -154,7 +152,7 @@ def page_of(plan: CheckedPlan, status: ApprovalStatus, *, file: str, context: Pl
     ]
     assumed = tuple(one for one in statements if one["status"] == "assumed")
     revoked = None if plan.released is None else ledger.revocation(str(plan.released.release_id))
-    return PlanPage(planned, status, file, tuple(answers), assumed, plan.released, revoked, context.comparisons)
+    return PlanPage(planned, status, file, tuple(answers), assumed, plan.released, revoked)
 
 
 def markdown(page: PlanPage) -> str:
@@ -184,7 +182,6 @@ def facts(page: PlanPage) -> list[tuple[str, str]]:
         ("code", plan.code_commit + (" with uncommitted changes" if plan.code_dirty else "")),
         ("data fingerprint", plan.data_fingerprint),
         ("plan", page.file),
-        *(("compared with the release in use", file) for file in page.comparisons),
         ("digest", page.planned.digest),
     ]
 
@@ -356,8 +353,6 @@ class PlanContext:
     """Marks of its records: earlier releases of them, by whatever name, are charged and named with it."""
     lists: Sequence[CodeListVerdict] | None = ()
     """The gate's verdicts on its code lists; empty without the records, None where no bundle can hold the model."""
-    comparisons: tuple[str, ...] = ()
-    """Paths of the private pages that compare it with the release in use."""
     outdated: str | None = None
     """Why it would be refused as it is: other fits of its records were recorded since, or its fit is gone."""
 
@@ -372,17 +367,9 @@ class PlanContext:
             records = save_record_set(context, planned.candidate.dataset)
         except StorageError:
             return PlanContext()
-        files = [succession_file(context, planned)]
-        made = tuple(str(file) for file in files if file.is_file())
         bundled = planned.has_bundle(context.store)
         lists = (code_lists.assess_dataset(context, planned.candidate.dataset),) if bundled else None
-        return PlanContext(records, lists, made, _outdated(context, plan))
-
-
-def succession_file(context: Context, planned: PlannedRelease) -> Path:
-    """Returns the path of the private page that compares a plan with the release in use; names the fit too."""
-    plan, fit = planned.plan.idempotency_key[:16], planned.candidate.fitted.sha256[:8]
-    return context.workspace.private / "plans" / f"{plan}-{fit}.successor.html"
+        return PlanContext(records, lists, _outdated(context, plan))
 
 
 def _outdated(context: Context, plan: CheckedPlan) -> str | None:
