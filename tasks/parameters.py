@@ -273,7 +273,6 @@ class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain")
     @model_validator(mode="before")
     @classmethod
     def _rate_of_a_head(cls, values: Any) -> Any:
-        """Sets the rate of fine-tuning where a head alone trains and no rate is given."""
         if not isinstance(values, dict):
             return values
         model, fit = values.get("model"), values.get("fit", {})

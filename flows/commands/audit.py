@@ -55,7 +55,7 @@ def audit(
 
     context = Context(home=str(workspace), device=device, engine=engine)
     effort = {"trials": trials, "canaries": canaries, "gradient_canaries": gradient_canaries}
-    settings = validate(AuditParameters, effort, at="audit: ")
+    settings = validate(AuditParameters, effort, where="audit: ")
     origin = Origin.of(plan)[1]
 
     import flows.audit as job

@@ -68,7 +68,7 @@ def compare(
     values = asdict(shared) | {"branches": profile_branches(run.profile_name)}
     values |= {"epsilons": tuple(part.strip() for part in shared.epsilons.split(",") if part.strip())}
     values = apply_settings(values, of_rivals, model=CompareParameters)
-    settings = validate(CompareParameters, values, at="compare: ")
+    settings = validate(CompareParameters, values, where="compare: ")
     chosen = choose(branches, parameters, settings.all_branches)
     context = run.context(engine=engine)
 

@@ -81,7 +81,7 @@ def read_options(given: Sequence[str] | None) -> ReadOptions:
     from flows.commands.profiles import apply_settings, validate
     from storage.tables.options import ReadOptions
 
-    return validate(ReadOptions, apply_settings({}, given or (), option="--read", model=ReadOptions), at="--read: ")
+    return validate(ReadOptions, apply_settings({}, given or (), option="--read", model=ReadOptions), where="--read: ")
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,6 @@ class RunOptions:
         return self.profile
 
     def _require_inputs(self) -> None:
-        """Refuse a wrong workspace, missing files and a missing profile, before the imports, which take seconds."""
         home_of(self.home)
         for option, files in (("--data", self.data), ("--codelist", self.codelist)):
             for file in files or ():

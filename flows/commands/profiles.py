@@ -94,7 +94,6 @@ def put(content: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _read(key: str, value: str, model: type[BaseModel]) -> Any:
-    """Reads a value by the type of its parameter."""
     types_of = set(_types(dict(_fields(model)).get(key)))
     text = str in types_of and not types_of & {tuple, dict, int, float, bool}
     try:
@@ -113,7 +112,6 @@ def _read(key: str, value: str, model: type[BaseModel]) -> Any:
 
 
 def _fields(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields dotted name and annotation of every parameter, of sections too; not those within mappings."""
     for name, info in model.model_fields.items():
         yield f"{path}{name}", info.annotation
         for inner in _types(info.annotation):
@@ -122,7 +120,6 @@ def _fields(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _types(annotation: Any) -> Iterator[Any]:
-    """Yields the types that an annotation allows: `str | None`, `Literal`, `tuple[str, ...]`."""
     origin = get_origin(annotation)
     if origin is Annotated:
         yield from _types(get_args(annotation)[0])
@@ -178,11 +175,10 @@ def parameters(
         content = apply_settings(content, [setting for setting in unlisted if setting.partition("=")[0] not in keys])
     if not content["data"].get("source"):
         raise InputError("--data: missing. Name the file of records (CSV, ZIP holding one CSV, Parquet or JSON Lines).")
-    return validate(RetrainParameters, content, at="parameters: ")
+    return validate(RetrainParameters, content, where="parameters: ")
 
 
 def _apply(content: dict[str, Any], given: Mapping[str, Any], settings: Sequence[str]) -> None:
-    """Put the values of options into their parameters; refuse one that --set gives too."""
     set_too = {setting.partition("=")[0] for setting in settings}
     for option, value in given.items():
         key = NAMED[option]
@@ -192,7 +188,6 @@ def _apply(content: dict[str, Any], given: Mapping[str, Any], settings: Sequence
 
 
 def _section(content: dict[str, Any], name: str) -> dict[str, Any]:
-    """Returns a section, or an empty one for another value, which validation refuses later."""
     value = content.get(name)
     return value if isinstance(value, dict) else {}
 
@@ -237,14 +232,14 @@ def _require_population(content: dict[str, Any], profile: dict[str, Any], given:
         now.pop("classification_version", None)
 
 
-def validate(model: type[Model], values: Mapping[str, Any], *, at: str) -> Model:
-    """Returns values as a model; all faults are one error, which starts with `at`."""
+def validate(model: type[Model], values: Mapping[str, Any], *, where: str) -> Model:
+    """Returns values as a model; all faults are one error, which starts with `where`."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
         shown = not model.model_config.get("hide_input_in_errors", False)
         faults = "; ".join(_explain(entry, model) for entry in error.errors(include_input=shown))
-        raise InputError(at + faults) from None
+        raise InputError(where + faults) from None
 
 
 def profile_branches(profile: str) -> dict[str, Any]:
@@ -256,7 +251,6 @@ def profile_branches(profile: str) -> dict[str, Any]:
 
 
 def _explain(entry: Mapping[str, Any], model: type[BaseModel]) -> str:
-    """Puts an error of pydantic into one phrase: place, fault, and value."""
     where = ".".join(str(part) for part in entry["loc"])
     where = f"{OPTIONS[where]} ({where})" if where in OPTIONS else where
     message = str(entry["msg"]).removeprefix("Value error, ")
@@ -272,7 +266,6 @@ def _explain(entry: Mapping[str, Any], model: type[BaseModel]) -> str:
 
 
 def _meant(wrong: str, names: Sequence[str]) -> str:
-    """Suggests parameters for a misspelt name, or one without its section."""
     section, _, last = wrong.rpartition(".")
     matches = [name for name in names if f".{name}".endswith(f".{last}")][:3]
     siblings = [name for name in names if name.rpartition(".")[0] == section]

@@ -51,7 +51,7 @@ def release(
     from tasks.parameters import BundleParameters
 
     given = {"policy": policy and str(policy), "signing_key": signing_key and str(signing_key)}
-    ledger = validate(BundleParameters, given | {"accept_texts": accept_texts}, at="")
+    ledger = validate(BundleParameters, given | {"accept_texts": accept_texts}, where="")
     configure_prefect()
 
     import flows.release as job

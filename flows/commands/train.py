@@ -119,7 +119,7 @@ def train(
             raise InputError("--delta: SWAG-PPM quantifies none. Leave it out, or choose a formal profile.")
         target = (*target, f"formal.delta={delta}")
     enabled = () if release is None else (f"release.enabled={str(release).lower()}",)
-    planned = [(one, one.parameters(*target, *enabled)) for one in runs]  # all are checked before the first begins
+    planned = [(labelled, labelled.parameters(*target, *enabled)) for labelled in runs]
 
     context = run.context(engine=engine)
     if len(planned) > 1 and not dry_run:
@@ -127,9 +127,9 @@ def train(
             # a plan names every fit of its records, so that all are fitted before the first is stated
             if not parameters.release.enabled:
                 _fit(parameters, context, output)
-    for one, parameters in planned:
+    for labelled, parameters in planned:
         if deploy is not None:
-            _deploy(one, output, parameters, context, name=deploy, cron=cron)
+            _deploy(labelled, output, parameters, context, name=deploy, cron=cron)
         elif dry_run:
             from tasks.retraining import run as retraining
 
@@ -139,7 +139,6 @@ def train(
 
 
 def _fit(parameters: RetrainParameters, context: Context, output: options.OutputOptions) -> RetrainResult:
-    """Run the stages to a plan, or a release."""
     import flows.retrain as job
     from tasks.releasing import code_lists
     from tasks.retraining import run as retraining
@@ -168,7 +167,6 @@ def _fit(parameters: RetrainParameters, context: Context, output: options.Output
 def _show(
     result: RetrainResult, parameters: RetrainParameters, context: Context, output: options.OutputOptions
 ) -> None:
-    """Print a plan or a release."""
     if result.release is not None:
         output.note_estimate(result.release.guarantee_kind)
         output.answer(result, ending(result.release, context.home, parameters.release))
@@ -178,7 +176,6 @@ def _show(
 
 
 def _require_server(deploy: str | None) -> None:
-    """Refuse what cannot be registered, before anything large is imported."""
     if deploy is None:
         raise InputError("--cron: nothing is registered. Name the deployment, such as --deploy own.")
     if "PREFECT_API_URL" not in os.environ:
@@ -197,7 +194,6 @@ def _deploy(
     name: str,
     cron: str | None,
 ) -> None:
-    """Check the parameters as a run does, and register them."""
     from flows.server import schedules
     from flows.server.form import WorkerSettings
     from tasks.retraining import run as retraining
@@ -224,7 +220,6 @@ def _deploy(
 
 
 def _next(parameters: RetrainParameters, plan: str, home: str) -> str:
-    """Returns the plan, what it would release and charge, and the commands from it to a release."""
     following = (("read", "plan"), ("next", "audit"), ("then", "release"))
     commands = [f"{name}: {command_line(*words, plan)}" for name, *words in following]
     return "\n".join((*summary_of(plan, home, parameters.release), f"plan: {plan}", *commands))
@@ -233,7 +228,6 @@ def _next(parameters: RetrainParameters, plan: str, home: str) -> str:
 def _show_dry_run(
     preview: Preview, parameters: RetrainParameters, context: Context, output: options.OutputOptions
 ) -> None:
-    """Print stages with finished outputs; records and codes; the charge; time and disk."""
     search = _search(parameters) if parameters.formal is None and parameters.needs_search else None
     stages = {step.label: reused for step, reused in preview.steps}
     data, survey, charge, estimate = parameters.data, preview.source, preview.charge, preview.estimate
@@ -267,12 +261,12 @@ def _show_dry_run(
             },
             "budget": [
                 {
-                    "population": one.population or data.population,
-                    "cohort": one.cohort,
-                    "spent": str(one.spent),
-                    "cap": None if one.cap is None else str(one.cap),
+                    "population": account.population or data.population,
+                    "cohort": account.cohort,
+                    "spent": str(account.spent),
+                    "cap": None if account.cap is None else str(account.cap),
                 }
-                for one in charge.accounts
+                for account in charge.accounts
             ],
             "other_names": list(charge.others),
             "estimated_seconds": round(seconds),
@@ -302,7 +296,6 @@ def _show_dry_run(
 
 
 def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[str, str]]:
-    """Yields population, classification, records and cost of the release."""
     from storage.ledger.overlapping_releases import population_name_warning
     from tasks.bundle.thresholds import NONE_FOR_OTHERS, are_generated_for
     from tasks.retraining.run import warn_of_few, warn_of_split
@@ -352,7 +345,6 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
 
 
 def _advice_without_list(parameters: RetrainParameters) -> Iterator[str]:
-    """Yields how codes without a list may still have titles, or the model public words of the field."""
     if parameters.data.ingest.codes_are_names:
         yield "the names of the codes serve as their titles: go on only if every name is public"
         return
@@ -366,7 +358,6 @@ def _advice_without_list(parameters: RetrainParameters) -> Iterator[str]:
 
 
 def _model(model: ModelConfig) -> str:
-    """Describes where the head starts and what it reads next to the encoder."""
     start = "from the titles of the code list" if model.prior == "titles" else "at random"
     words = {"none": "", "titles": "; it reads the words of the titles", "hashed": "; it reads hashed words"}
     return f"{model.encoder}, trains {model.trainable}; the head starts {start}{words[model.lexical]}"
@@ -377,7 +368,6 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _search(parameters: RetrainParameters) -> str:
-    """Describes a search, whose result only fits can show."""
     from mechanisms.posterior.target import MAX_FITS
 
     config = parameters.pseudo_posterior

@@ -143,7 +143,7 @@ class RecordsForm(BaseModel):
         if profile is None:
             for key, value in own.items():
                 profiles.put(content, key, value)
-            return profiles.validate(RetrainParameters, content, at="advanced: ")
+            return profiles.validate(RetrainParameters, content, where="advanced: ")
         if profile not in profiles.profile_names():
             raise InputError(f"advanced: profile {profile!r} is unknown. Choose {', '.join(profiles.profile_names())}")
         data = profiles.load_profile(profile).get("data", {})
@@ -154,7 +154,7 @@ class RecordsForm(BaseModel):
 
     def run(self) -> WorkerSettings:
         """Returns where the run works; an error names the setting."""
-        return profiles.validate(WorkerSettings, self._content().get("run") or {}, at="advanced: run: ")
+        return profiles.validate(WorkerSettings, self._content().get("run") or {}, where="advanced: run: ")
 
     @classmethod
     def of(cls, parameters: RetrainParameters, worker: WorkerSettings) -> Self:

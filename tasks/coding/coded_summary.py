@@ -47,8 +47,8 @@ class BundleSummary:
     def tenths(self) -> list[tuple[str, int, float]]:
         """Returns score range, rows, and rows as a share of the largest range, best scores first."""
         most = max(*self.scores, 1)
-        ranges = [f"{at / _TENTHS:.1f} to {(at + 1) / _TENTHS:.1f}" for at in range(_TENTHS)]
-        return [(ranges[at], rows, rows / most) for at, rows in reversed(list(enumerate(self.scores)))]
+        ranges = [f"{tenth / _TENTHS:.1f} to {(tenth + 1) / _TENTHS:.1f}" for tenth in range(_TENTHS)]
+        return [(ranges[tenth], rows, rows / most) for tenth, rows in reversed(list(enumerate(self.scores)))]
 
     def codes(self, *, reviewed: bool) -> tuple[list[str], list[list[str]]]:
         """Returns the table of codes, the most frequent first."""
@@ -89,11 +89,13 @@ def write_summary(coded: Path, *, columns: Sequence[str] = ()) -> Path:
     blank = review = 0
     for row in table.text_rows(wanted):
         cells = [unquote(cell) for cell in row]
-        marks = {name: cells[3 * len(prefixes) + at].strip().lower() == "true" for at, name in enumerate(reviews)}
+        marks = {
+            name: cells[3 * len(prefixes) + number].strip().lower() == "true" for number, name in enumerate(reviews)
+        }
         blank += not any(cells[0 : 3 * len(prefixes) : 3])
         review += any(marks.values())
-        for at, summary in enumerate(summaries):
-            code, title, score = cells[3 * at : 3 * at + 3]
+        for number, summary in enumerate(summaries):
+            code, title, score = cells[3 * number : 3 * number + 3]
             if code:
                 marked = marks.get(f"{summary.prefix}{_REVIEW}", False)
                 summary.add(code, title, float(score), review=marked)
@@ -114,5 +116,5 @@ def write_summary(coded: Path, *, columns: Sequence[str] = ()) -> Path:
 
 def _commands(coded: Path, columns: Sequence[str]) -> str:
     name, stem = shlex.quote(str(coded)), coded.name.partition(".")[0]
-    texts = "".join(f" --text {shlex.quote(one)}" for one in columns)
+    texts = "".join(f" --text {shlex.quote(column)}" for column in columns)
     return f"autocoder sample {name}{texts} --out {stem}-sample.csv\nautocoder drift {name} --reference EARLIER.csv"

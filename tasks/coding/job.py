@@ -134,7 +134,6 @@ def run(bundles: Bundles, job: CodingJob, *, spread: Callable[[], object] | None
 
 
 def _code_missing(bundles: Bundles, job: CodingJob) -> None:
-    """Codes the missing pieces."""
     done = 0
     with closing(job.pieces()) as every:
         for number, piece in every:
@@ -152,7 +151,6 @@ def code_piece(bundles: Bundles, job: CodingJob, piece: list[Row], part: Path) -
 
 
 def _merge(bundles: Bundles, job: CodingJob, schema: pa.Schema, before: Table | None, coded: CodingReport) -> None:
-    """Writes the output to a temporary file, then moves it into place."""
     fresh, origin = job.folder / "output", tuple(bundles.origin.values())
     with open_writer(fresh, output_kind(job.out), schema) as write:
         if before is not None:
@@ -203,7 +201,6 @@ def _check_output(job: CodingJob, bundles: Bundles) -> None:
 
 
 def _begin(job: CodingJob, bundles: Bundles) -> None:
-    """Keeps the answers of an earlier run of the same job; removes those of other jobs."""
     parts = job.parts(bundles)
     for path in job.folder.iterdir():
         if path.is_dir() and path != parts:
@@ -212,7 +209,6 @@ def _begin(job: CodingJob, bundles: Bundles) -> None:
 
 
 def _finished(job: CodingJob, bundles: Bundles) -> CodingReport | None:
-    """Returns the result of an earlier run of the same job if its output is in place."""
     try:
         mark = json.loads(job.mark.read_text())
         if (mark["key"], mark["sha256"]) == (job.key(bundles), file_digest(job.out)):

@@ -85,13 +85,13 @@ def difference(name: str, old: NDArray[np.bool_], new: NDArray[np.bool_]) -> Dif
 def differences(names: NDArray[np.str_], old: NDArray[np.bool_], new: NDArray[np.bool_]) -> list[Difference]:
     """Returns the difference of every name, the most frequent first; p-values by Holm's step-down over those tested."""
     each = [difference(str(name), old[names == name], new[names == name]) for name in np.unique(names)]
-    tested = sorted((one for one in each if one.records >= _FEWEST), key=lambda one: one.chance)
+    tested = sorted((entry for entry in each if entry.records >= _FEWEST), key=lambda entry: entry.chance)
     adjusted, highest = {}, 0.0
-    for place, one in enumerate(tested):
-        highest = max(highest, min(1.0, one.chance * (len(tested) - place)))
-        adjusted[one.name] = highest
-    each = [replace(one, chance=adjusted.get(one.name, 1.0)) for one in each]
-    return sorted(each, key=lambda one: (-one.records, one.name))
+    for place, entry in enumerate(tested):
+        highest = max(highest, min(1.0, entry.chance * (len(tested) - place)))
+        adjusted[entry.name] = highest
+    each = [replace(entry, chance=adjusted.get(entry.name, 1.0)) for entry in each]
+    return sorted(each, key=lambda entry: (-entry.records, entry.name))
 
 
 @dataclass(frozen=True)
@@ -116,24 +116,24 @@ class Succession:
     @property
     def sentence(self) -> str:
         """Returns the finding in words."""
-        one = self.overall
+        whole = self.overall
         worse = [code.name for code in self.codes if code.verdict == "worse"]
         main = {
             "better": "The new model is better",
             "worse": "The new model is worse",
             "not shown": "No difference is shown",
-        }[one.verdict]
+        }[whole.verdict]
         codes = f" It is worse at {len(worse)} codes: {', '.join(worse[:8])}." if worse else ""
         return (
-            f"{main}: {one.new:.1%} of {one.records:,} coded records right, {one.old:.1%} before (difference "
-            f"{100 * one.low:+.1f} to {100 * one.high:+.1f} points, p = {one.chance:.3g}).{codes} They agree on "
+            f"{main}: {whole.new:.1%} of {whole.records:,} coded records right, {whole.old:.1%} before (difference "
+            f"{100 * whole.low:+.1f} to {100 * whole.high:+.1f} points, p = {whole.chance:.3g}).{codes} They agree on "
             f"{self.agreement:.1%} of {self.records:,} records without codes."
         )
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the content for JSON."""
         verdicts = {"verdict": self.overall.verdict, "sentence": self.sentence}
-        by_code = {"codes": [asdict(one) | {"verdict": one.verdict} for one in self.codes]}
+        by_code = {"codes": [asdict(entry) | {"verdict": entry.verdict} for entry in self.codes]}
         return asdict(self) | verdicts | by_code
 
     def page(self) -> str:
@@ -143,8 +143,8 @@ class Succession:
             "successor.html",
             notice="Internal: it has counts by code. It is no part of a release.",
             succession=self,
-            by_code=(["code", *head], [_row(one) for one in self.codes]),
-            by_group=(["group", *head], [_row(one) for one in self.groups]),
+            by_code=(["code", *head], [_row(entry) for entry in self.codes]),
+            by_group=(["group", *head], [_row(entry) for entry in self.groups]),
             work=(
                 ["accuracy", "old codes alone", "new codes alone"],
                 [[accuracy, f"{before:.0%}", f"{after:.0%}"] for accuracy, before, after in self.work],
@@ -157,11 +157,11 @@ class Succession:
         )
 
 
-def _row(one: Difference) -> list[str]:
-    tested = one.records >= _FEWEST
-    interval = f"{100 * (one.new - one.old):+.1f} ({100 * one.low:+.1f} to {100 * one.high:+.1f})"
-    figures = [f"{one.records:,}", f"{one.old:.1%}", f"{one.new:.1%}", interval if tested else "too few"]
-    return [one.name, *figures, f"{one.chance:.3g}" if tested else "–", one.verdict]
+def _row(entry: Difference) -> list[str]:
+    tested = entry.records >= _FEWEST
+    interval = f"{100 * (entry.new - entry.old):+.1f} ({100 * entry.low:+.1f} to {100 * entry.high:+.1f})"
+    figures = [f"{entry.records:,}", f"{entry.old:.1%}", f"{entry.new:.1%}", interval if tested else "too few"]
+    return [entry.name, *figures, f"{entry.chance:.3g}" if tested else "–", entry.verdict]
 
 
 def answers(
@@ -199,24 +199,24 @@ def answers(
     for piece in pieces(table.text_rows(columns), columns=len(columns)):
         texts = narratives.texts([row[: len(narratives.columns)] for row in piece])
         codes = given[done : done + len(piece)] if label else [""] * len(piece)
-        usable = [at for at, text in enumerate(texts) if text.strip() and (codes[at] or not label)]
+        usable = [place for place, text in enumerate(texts) if text.strip() and (codes[place] or not label)]
         for coder, each in zip((old, new), scores, strict=True):
-            each.append(coder.scores([texts[at] for at in usable]))
-        right += [codes[at] for at in usable]
-        groups += [piece[at][-1] if by else "" for at in usable]
+            each.append(coder.scores([texts[place] for place in usable]))
+        right += [codes[place] for place in usable]
+        groups += [piece[place][-1] if by else "" for place in usable]
         done += len(piece)
         progress.report("successor", done, table.rows)
     if not right:
         raise InputError(f"{option}: {data} has no row with a text{' and a code' if label else ''}.")
     best, alone = [], []
     for coder, each in zip((old, new), scores, strict=True):
-        every, at = (
+        scores_of, places = (
             torch.from_numpy(np.concatenate(each)),
             {code: place for place, code in enumerate(coder.model.codes)},
         )
-        best.append(np.array([coder.model.codes[place] for place in every.argmax(-1).tolist()]))
-        labels = torch.tensor([at.get(code, -1) for code in right])
-        alone.append(coded_alone(every.double().log(), labels) if label and bool((labels >= 0).any()) else {})
+        best.append(np.array([coder.model.codes[place] for place in scores_of.argmax(-1).tolist()]))
+        labels = torch.tensor([places.get(code, -1) for code in right])
+        alone.append(coded_alone(scores_of.double().log(), labels) if label and bool((labels >= 0).any()) else {})
     return Answers(best[0], best[1], np.array(right), np.array(groups), (alone[0], alone[1]))
 
 
