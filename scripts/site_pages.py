@@ -11,6 +11,7 @@ import base64
 import json
 import posixpath
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,11 @@ def page_of(notebook: Path, page: str) -> tuple[str, dict[str, bytes]]:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Leads each relative link to the page that its file has become; a page of wide tables gets the whole width."""
+    if page.file.src_uri == "reference/parameters.md":
+        sys.path += [str(ROOT), str(ROOT / "scripts")]
+        from parameter_tables import parameter_tables
+
+        markdown += parameter_tables()
     if any(line.count("|") > WIDE for line in markdown.splitlines() if line.startswith("|")):
         page.meta["hide"] = ["navigation", "toc"]
     origin = {page_: source for source, page_ in (PAGES | NOTEBOOKS).items()}.get(

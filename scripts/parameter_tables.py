@@ -1,31 +1,21 @@
-"""Writes docs/reference/parameters.md from the models that parameters are checked by (tasks/parameters.py)."""
+"""Prints the tables of all parameters, from the models that check them; `make docs` puts them on their page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from flows.commands.profiles import OPTIONS
 from tasks.parameters import RetrainParameters
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "parameters.md"
-_HEAD = """# Parameters
-
-<!-- Written by `python scripts/write_parameters.py`; not to be edited. -->
-
-For anyone who changes a setting: all parameters of `autocoder train`, `compare` and `audit`. The name is the
-one of `--set name=value` and of a profile. Some have an option, too. Prefect's forms take them as YAML under
-*Advanced*. The default applies where the profile sets nothing; `deployments/profiles/` has the profiles.
-"""
 _LIMITS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
 _TYPES = {"string": "text", "boolean": "true, false", "array": "list", "object": "mapping"}
 
 
-def parameters_page() -> str:
+def parameter_tables() -> str:
     """Returns Markdown: a table per section, a row per parameter."""
     schema = RetrainParameters.model_json_schema()
-    return _HEAD + "".join(_section(schema["$defs"], schema, ""))
+    return "".join(_section(schema["$defs"], schema, ""))
 
 
 def _section(defined: dict[str, Any], section: dict[str, Any], path: str) -> Iterator[str]:
@@ -68,5 +58,4 @@ def _value(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(parameters_page(), encoding="utf-8")
-    print(PAGE)
+    print(parameter_tables())
