@@ -76,7 +76,7 @@ def test_pages_of_the_repository_are_in_it_and_found(site: Path) -> None:
     for words in (
         "The privacy guarantee and its limits",
         "Use a bundle",
-        "Adding a mechanism",
+        "Add a mechanism",
         "mechanisms.mechanism.Mechanism",
     ):
         assert words in index
