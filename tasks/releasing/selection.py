@@ -8,7 +8,6 @@ overlap: another seed, another population name or an added record does not make 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 from pydantic import BaseModel
@@ -31,7 +30,7 @@ class Selection(BaseModel, frozen=True, extra="forbid"):
     searched: bool = False
     """Settings were searched for a target epsilon on these records."""
     tuned: tuple[str, ...] = ()
-    """What shipped settings that the fit has were found on."""
+    """Branches that ship whose settings the fit has, where these were found on other records."""
     compared: bool = False
     """Several mechanisms were compared on these records."""
 
@@ -40,7 +39,7 @@ class Selection(BaseModel, frozen=True, extra="forbid"):
         """Returns the lines of `unprotected_inputs`."""
         return (
             *([SEARCHED] if self.searched else []),
-            *self.tuned,
+            *dict.fromkeys(line for name in self.tuned for line in _lines_of(name)),
             *([COMPARED] if self.compared else []),
             f"the choice of this fit among {self.fits} on these records whose figures the ledger has: seed, sample, "
             "settings or mechanism, as far as someone chose by them",
@@ -75,24 +74,22 @@ class Selection(BaseModel, frozen=True, extra="forbid"):
             if row.data_fingerprint == fingerprint or same_records(row.details.get(SAMPLE), sample):
                 same.append(row)
         candidate = {made.fitted.sha256} | ({made.measured.sha256} if made.measured is not None else set())
-        stated = {
-            line for row in same if candidate & set(row.artifact_digests.values()) for line in row.unprotected_inputs
-        }
+        branches = {_branch(row) for row in same if candidate & set(row.artifact_digests.values())}
         settings = context.store.recipe(made.fitted)["config"].get("mechanism", {})
-        searched = weighted and made.measured is not None and any(isinstance(row.subject, SearchFit) for row in same)
         return Selection(
             fits=len({made.fitted.sha256, *(_fit(row) for row in same if row.event is not None)}),
-            searched=searched or SEARCHED in stated,
+            searched=weighted and made.measured is not None and any(isinstance(row.subject, SearchFit) for row in same),
             tuned=tuple(
-                dict.fromkeys(
-                    line
-                    for lines, ways in _tuned()
-                    for line in lines
-                    if line in stated or any(_holds(way, settings) for way in ways)
-                )
+                name
+                for name, body in branch_bodies().items()
+                if body.get("unprotected") and (name in branches or _has_settings(settings, body))
             ),
             compared=len({_branch(row) for row in same if row.event is not None}) > 1,
         )
+
+
+def _lines_of(branch: str) -> list[str]:
+    return branch_bodies().get(branch, {}).get("unprotected", [])
 
 
 def _fit(row: Row) -> str:
@@ -104,17 +101,10 @@ def _branch(row: Row) -> str:
     return row.subject.branch if isinstance(row.subject, ComparisonFit) else RELEASE_BRANCH
 
 
-@cache
-def _tuned() -> tuple[tuple[tuple[str, ...], tuple[Mapping[str, Any], ...]], ...]:
-    """Returns, for the branches that ship, their unprotected inputs and settings, on features and on tokens.
-
-    Anyone who fits with these settings has it from there, under whatever name.
-    """
-    return tuple(
-        (tuple(body["unprotected"]), (body["mechanism"], body["mechanism"] | body.get("on_tokens", {})))
-        for body in branch_bodies().values()
-        if body.get("unprotected")
-    )
+def _has_settings(fitted: Any, branch: Mapping[str, Any]) -> bool:
+    """Anyone who fits with a branch's settings, on features or on tokens, has them from there, under whatever name."""
+    mechanism = branch["mechanism"]
+    return any(_holds(way, fitted) for way in (mechanism, mechanism | branch.get("on_tokens", {})))
 
 
 def _holds(settings: Any, configuration: Any) -> bool:
