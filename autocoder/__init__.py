@@ -12,25 +12,25 @@ from deployments import VERSION as __version__
 
 if TYPE_CHECKING:
     from autocoder.bundles import open_bundle as open_bundle
-    from mechanisms import DpSgd as DpSgd
-    from mechanisms import MechanismError as MechanismError
-    from mechanisms import NonPrivate as NonPrivate
-    from mechanisms import PriorDescent as PriorDescent
-    from mechanisms import PrivateClassifier as PrivateClassifier
-    from mechanisms import SwagPpm as SwagPpm
-    from mechanisms import compare as compare
+    from mechanisms.comparison import compare as compare
+    from mechanisms.dp_sgd import DpSgd as DpSgd
+    from mechanisms.errors import MechanismError as MechanismError
+    from mechanisms.estimator import PrivateClassifier as PrivateClassifier
+    from mechanisms.non_private import NonPrivate as NonPrivate
     from mechanisms.own_models import swag_ppm as swag_ppm
+    from mechanisms.prior_descent import PriorDescent as PriorDescent
     from mechanisms.privacy.events import Claim as Claim
+    from mechanisms.swag_ppm import SwagPpm as SwagPpm
 
 _MODULES = {
     "Claim": "mechanisms.privacy.events",
-    "DpSgd": "mechanisms",
-    "MechanismError": "mechanisms",
-    "NonPrivate": "mechanisms",
-    "PriorDescent": "mechanisms",
-    "PrivateClassifier": "mechanisms",
-    "SwagPpm": "mechanisms",
-    "compare": "mechanisms",
+    "DpSgd": "mechanisms.dp_sgd",
+    "MechanismError": "mechanisms.errors",
+    "NonPrivate": "mechanisms.non_private",
+    "PriorDescent": "mechanisms.prior_descent",
+    "PrivateClassifier": "mechanisms.estimator",
+    "SwagPpm": "mechanisms.swag_ppm",
+    "compare": "mechanisms.comparison",
     "open_bundle": "autocoder.bundles",
     "swag_ppm": "mechanisms.own_models",
 }

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from sklearn.metrics import f1_score
 
-from mechanisms import PrivateClassifier
+from autocoder import PrivateClassifier
 from mechanisms.model import encoder_files, lexicon, packaged, prior
 from mechanisms.model.config import ModelConfig
 

@@ -10,7 +10,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
-from mechanisms import DpSgd, NonPrivate, PriorDescent, PrivateClassifier
+from autocoder import DpSgd, NonPrivate, PriorDescent, PrivateClassifier
 
 WIDTH, CODES = 16, np.array(["amputation", "burn", "cut", "fracture", "sprain"])
 

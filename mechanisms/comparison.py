@@ -1,7 +1,5 @@
 """Compares mechanisms on the same records at equal epsilon, as a data frame.
 
-    compare({"plain": NonPrivate(), "descent": DpSgd()}, X, y, epsilon=[0.5, 1, 2], bounds=(-1, 3))
-
 Every fit costs its epsilon again: this serves public or synthetic records, or a study that someone else has paid for.
 """
 
@@ -53,6 +51,13 @@ def compare(
 
     Raises:
         MechanismError: what a mechanism refuses.
+
+    >>> from autocoder import NonPrivate, PriorDescent
+    >>> X, y = np.repeat([[1.0, 0.0], [0.0, 1.0]], 500, axis=0), np.repeat(["fall", "burn"], 500)
+    >>> rivals = {"plain": NonPrivate(), "descent": PriorDescent()}
+    >>> table = compare(rivals, X, y, epsilon=[0.5, 1], classes=["burn", "fall"])
+    >>> table["guarantee_kind"].tolist()
+    ['none', 'formal', 'formal']
     """
     import pandas as pd
     from sklearn.model_selection import train_test_split

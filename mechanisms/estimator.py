@@ -1,8 +1,5 @@
 """Fits every mechanism that reads features, a table or texts by the interface of scikit-learn.
 
-    model = PrivateClassifier(epsilon=1, delta=1e-5).fit(X, y)
-    model.predict(X), model.predict_proba(X), model.claim
-
 Each fit spends epsilon again; this class does not track the sum. Two fits differ, as their noise is secret;
 scikit-learn's tag `non_deterministic` says so.
 """
@@ -82,6 +79,15 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         key: 32-byte noise key, for tests only. Anyone who knows it can remove the noise. None: the operating system's
             random numbers, at every fit.
         folder: where a fit that was interrupted resumes; keep it private. None: it starts again.
+
+    >>> import numpy as np
+    >>> X = np.repeat([[1.0, 0.0], [0.0, 1.0]], 500, axis=0)
+    >>> y = np.repeat(["fall", "burn"], 500)
+    >>> model = PrivateClassifier(epsilon=1, delta=1e-5, classes=["burn", "fall"]).fit(X, y)
+    >>> model.predict([[1.0, 0.0]]).tolist()
+    ['fall']
+    >>> model.claim.epsilon <= 1, model.claim.guarantee_kind
+    (True, 'formal')
     """
 
     def __init__(

@@ -17,7 +17,14 @@ from mechanisms.privacy.events import NonPrivateEvent
 
 @registered
 class NonPrivate(Mechanism, frozen=True):
-    """Minimise the mean loss with one optimiser phase."""
+    """Minimises the mean loss with one optimiser phase.
+
+    >>> import numpy as np
+    >>> from autocoder import PrivateClassifier
+    >>> X, y = np.repeat([[1.0, 0.0], [0.0, 1.0]], 500, axis=0), np.repeat(["fall", "burn"], 500)
+    >>> PrivateClassifier(NonPrivate(), classes=["burn", "fall"]).fit(X, y).claim.guarantee_kind
+    'none'
+    """
 
     kind: Literal["non-private"] = "non-private"
     phase: OptimiserPhase | None = None

@@ -1,8 +1,5 @@
 """A torch module and a loss of one's own under SWAG-PPM, in one call.
 
-    private = swag_ppm(model, nn.functional.cross_entropy, (x, y))
-    private.model, private.claim
-
 The call fits and claims as a branch of the pipeline with the same settings does; what is new is the module
 (`mechanisms.model.own`). Nothing is written down: there is no ledger, no plan and no bundle, so adding up what several
 calls on the same records cost is the caller's affair. DP-SGD of a module of one's own is Opacus' `PrivacyEngine`.
@@ -106,6 +103,11 @@ def swag_ppm(
 
     Raises:
         MechanismError: the module mixes records or changes a buffer; the loss is below 0; training diverged.
+
+    >>> x, y = torch.eye(2).repeat(50, 1), torch.tensor([0, 1]).repeat(50)
+    >>> private = swag_ppm(nn.Linear(2, 2), nn.functional.cross_entropy, (x, y), draws=20)
+    >>> private.model(x[:1]).shape, private.claim.draws
+    (torch.Size([1, 2]), 20)
     """
     inputs, targets = records_of(dataset)
     made = copy_of(model, loss, inputs, targets, device=torch.device(device))

@@ -43,7 +43,15 @@ from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, NoiseSegment, d
 
 @registered
 class PriorDescent(Descending, frozen=True, title="Prior descent"):
-    """Budget and descent."""
+    """Budget and descent.
+
+    >>> import numpy as np
+    >>> from autocoder import PrivateClassifier
+    >>> X, y = np.repeat([[1.0, 0.0], [0.0, 1.0]], 500, axis=0), np.repeat(["fall", "burn"], 500)
+    >>> model = PrivateClassifier(PriorDescent(steps=30), epsilon=1, classes=["burn", "fall"]).fit(X, y)
+    >>> model.claim.accountant
+    'closed form of Gaussian noise (Balle and Wang 2018, theorem 8)'
+    """
 
     reads: ClassVar[frozenset[str]] = frozenset({"features"})
 

@@ -32,7 +32,15 @@ from mechanisms.posterior.rounds import ROUNDS, TABLE, RoundName, event_of
 
 @registered
 class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
-    """One round of the chain. What is None is the retrain's own setting."""
+    """One round of the chain. What is None is the retrain's own setting.
+
+    >>> import numpy as np
+    >>> from autocoder import PrivateClassifier
+    >>> X, y = np.repeat([[1.0, 0.0], [0.0, 1.0]], 50, axis=0), np.repeat(["fall", "burn"], 50)
+    >>> model = PrivateClassifier(SwagPpm(round="weighted"), classes=["burn", "fall"]).fit(X, y)
+    >>> model.claim.guarantee_kind, model.claim.epsilon == 2 * model.claim.sensitivity
+    ('asymptotic-local', True)
+    """
 
     kind: Literal["swag-ppm"] = "swag-ppm"
     round: RoundName = Field(default="reweighted", title="Round", description="The posterior that is drawn from.")

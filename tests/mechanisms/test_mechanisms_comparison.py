@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from small_heads import KEY
 
-from mechanisms import DpSgd, NonPrivate, PriorDescent, compare
+from autocoder import DpSgd, NonPrivate, PriorDescent, compare
 from mechanisms.errors import MechanismError
 from mechanisms.model.config import OptimiserPhase
 
