@@ -138,7 +138,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, default=10_000, help="narratives to invent (default: 10,000)")
     parser.add_argument("--folder", type=Path, default=Path("scale-workspace"), help="data, workspace and results")
-    parser.add_argument("--set", action="append", default=[], dest="settings", help="setting of the retrain")
+    parser.add_argument("--set", action="append", default=[], dest="settings", help="setting of the training run")
     parser.add_argument("--json", type=Path, help="also write the result to this file")
     parser.add_argument("--table", type=Path, nargs="+", help="print the table of these results, and measure nothing")
     options = parser.parse_args()

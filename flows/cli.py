@@ -45,7 +45,7 @@ _COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "code": ("code:code", "Code texts or a file"),
         "serve": ("serve:serve", "Code over HTTP, with pages to try and to review"),
         "verify": ("verify:verify", "Check a bundle's signature and contents"),
-        "sample": ("sample:sample", "Draw a sample of a coded table for people to code"),
+        "sample": ("sample:sample", "Take a sample of a coded table for people to code"),
         "estimate": ("estimate:estimate", "Agreement with people, and counts by code with intervals"),
         "drift": ("drift:drift", "Compare a period with an earlier one"),
         "successor": ("successor:successor", "Compare a new bundle with the one in use"),

@@ -61,7 +61,7 @@ def estimated(parameters: Annotated[RecordsForm, with_title("Records")]) -> Retr
 
 @flow(
     name="compare",
-    description="SWAG-PPM and its rivals on the same records, on equal terms. Internal: nothing is released.",
+    description="SWAG-PPM and other methods on the same records, on equal terms. Internal: nothing is released.",
     flow_run_name="{parameters.population}",
     **NOTHING_STORED,
 )

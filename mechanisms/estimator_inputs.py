@@ -49,7 +49,7 @@ def require_settings(
     if not isinstance(records_per_unit, Integral) or int(records_per_unit) < 1:
         raise MechanismError("records_per_unit must be a whole number of at least 1.")
     if key is not None and not (isinstance(key, bytes) and len(key) == 32):
-        raise MechanismError("key must have 32 bytes. Leave it out but in tests.")
+        raise MechanismError("key must have 32 bytes. Leave it out except in tests.")
     if isinstance(classes, str):
         raise MechanismError("classes is one string. Give a list of labels.")
     if bounds is not None:

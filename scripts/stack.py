@@ -407,8 +407,8 @@ def _require_way_in(folder: Path) -> None:
 def main() -> None:
     """Starts, prints the address, watch, stop."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("stack"), help="where its data, logs and secrets lie")
-    parser.add_argument("--data", default="", help="file of records that the scheduled retrain reads")
+    parser.add_argument("--folder", type=Path, default=Path("stack"), help="folder of its data, logs and secrets")
+    parser.add_argument("--data", default="", help="file of records that scheduled training reads")
     parser.add_argument("--codelist", default="", help="its code list")
     parser.add_argument("--json", action="store_true", help="print stack.json when everything answers")
     options = parser.parse_args()

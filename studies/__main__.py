@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     three.add_argument("--draws", type=int, default=8, help="fits of each private line (8)")
     four = add(
         "images",
-        "SAD-DPSGD and its rivals on digits (Huang and Xie, table II).",
+        "SAD-DPSGD and other methods on digits (Huang and Xie, table II).",
         "images --models linear --schedules sad,constant --epsilons 8 --seeds 2 --out results",
         seeds=8,
     )
@@ -86,11 +86,11 @@ def parser() -> argparse.ArgumentParser:
         "rare-codes --records osha.csv --codelist oiics201_nature.csv --data imblearn --out results",
         seeds=5,
     )
-    five.add_argument("--records", type=Path, help="CSV of narratives; without it, tables alone")
+    five.add_argument("--records", type=Path, help="CSV of narratives; without it, only tables")
     five.add_argument("--codelist", type=Path, help="CSV of code and title")
     five.add_argument("--text", default="Final Narrative", help="column of the narrative")
     five.add_argument("--label", default="Nature", help="column of the code")
-    five.add_argument("--data", type=Path, help=f"{FOLDER}; without it, narratives alone")
+    five.add_argument("--data", type=Path, help=f"{FOLDER}; without it, only narratives")
     five.add_argument("--epsilons", type=numbers, default=(1, 5))
     return top
 

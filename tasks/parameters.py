@@ -30,7 +30,7 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
         default=None,
         title="Code list",
         description="CSV of the published classification (code, title). It fixes the label space; without it "
-        "the observed codes do, which is recorded as an unprotected input.",
+        "the observed codes do, which is recorded as not covered by epsilon.",
     )
     classification: str = Field(
         default="",
@@ -175,7 +175,7 @@ class BundleParameters(LedgerParameters, frozen=True, title="Ledger and bundle")
     accept_texts: str | None = Field(
         default=None,
         title="Texts that were read",
-        description="Digest on the plan's page, where texts of no published list leave and nobody has to sign.",
+        description="Digest on the plan's page, where unpublished texts are released and no signature is required.",
         pattern=r"^[0-9a-f]{16}$",
     )
 

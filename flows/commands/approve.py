@@ -59,7 +59,7 @@ def approve(
     requester: Annotated[str, typer.Option(help="With --policy: who requests the change.")] = "",
     agency_key: Annotated[
         Path | None,
-        typer.Option(help="The agency's public key, or its roots; pinned on this desk at the first use."),
+        typer.Option(help="The agency's public key, or its roots; pinned on this machine at the first use."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Sign without being asked, in a script.")] = False,
 ) -> None:

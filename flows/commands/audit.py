@@ -24,9 +24,9 @@ def audit(
     plan: options.Plan,
     output: options.OutputOptions,
     trials: Annotated[
-        int, typer.Option(help="Reruns of the whole mechanism with canaries; 0: none, which satisfies no policy.")
+        int, typer.Option(help="Training runs of the whole mechanism with canaries; 0: none, which satisfies no policy.")
     ] = 32,
-    canaries: Annotated[int, typer.Option(help="Records with a wrong code that reruns toss coins for.")] = 32,
+    canaries: Annotated[int, typer.Option(help="Records with a wrong code that each run includes by a coin toss.")] = 32,
     gradient_canaries: Annotated[
         int,
         typer.Option(help="Canary records of one more fit whose every noisy sum is checked; 0: no such fit."),
@@ -92,14 +92,14 @@ def _summary(plan: Path, home: Path, result: AuditResult) -> list[str]:
     row = None if ledger is None else ledger.find(PlannedRelease.load(plan).plan.idempotency_key)
     if row:
         refuted = (
-            f" Its claim is refuted: revoke it with `autocoder revoke {row.release_id} --reason WHY`."
+            f" Its claim is contradicted: revoke it with `autocoder revoke {row.release_id} --reason WHY`."
             if result.contradicted
             else ""
         )
         return [*result.lines, f"This plan is release {row.release_id} ({row.state}).{refuted}"]
     (verdict,) = {one.verdict for one in result.branches}
     following = {
-        CONTRADICTED: "the claim is refuted and its release blocked. Plan a release of a formal branch, or use "
+        CONTRADICTED: "the claim is contradicted and its release blocked. Plan a release of a formal branch, or use "
         "`autocoder approve --despite-audit`.",
         INCONCLUSIVE: f"give more --trials; a policy with require_audit refuses `autocoder release {plan}`",
     }

@@ -78,7 +78,7 @@ class SeveralBundleOptions:
         list[str] | None,
         options.data(
             metavar="[NAME=]BUNDLE",
-            help=f"{_WHICH} Several, each with a NAME: their columns begin with NAME_, and texts are encoded once for "
+            help=f"{_WHICH} Several, each with a NAME: their columns start with NAME_, and texts are encoded once for "
             "those that share an encoder.",
             show_default="the newest release in the workspace",
         ),

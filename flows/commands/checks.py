@@ -81,7 +81,7 @@ def _ledger(home: Path) -> Finding:
 
     url = os.environ.get("AUTOCODER_LEDGER_URL")
     if url is None and not (home / "ledger.db").exists():
-        return Finding("ledger", True, f"none yet; a retrain makes {home / 'ledger.db'}")
+        return Finding("ledger", True, f"none yet; `train` makes {home / 'ledger.db'}")
     try:
         rows = len(list(Ledger.open(url or Workspace(home).ledger_url).rows()))
     except StorageError as error:
@@ -122,7 +122,7 @@ def _storage(_: Path) -> Finding:
 def _disk(home: Path) -> Finding:
     existing = next(p for p in (home, *home.parents) if p.exists())
     free = shutil.disk_usage(existing).free
-    remedy = "" if free > 1 << 30 else "a retrain with trainable part `head` needs about 1 GB"
+    remedy = "" if free > 1 << 30 else "training with trainable part `head` needs about 1 GB"
     return Finding("disk", free > 1 << 30, f"{free / 1e9:.1f} GB free at {existing}", remedy)
 
 

@@ -25,7 +25,7 @@ def estimate(
     sample: Annotated[Path, typer.Option(help="Sample from `autocoder sample`, with human_code filled in.")],
     out: Annotated[Path | None, typer.Option(help="Table to write: .csv, .parquet or .jsonl.")] = None,
     by: Annotated[str, typer.Option(help="Columns that form groups, with commas: quarter,state.")] = "",
-    plot: Annotated[Path | None, typer.Option(help="Also draw the largest codes: .png, .svg or .pdf.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also plot the largest codes: .png, .svg or .pdf.")] = None,
     codelist: options.PublishedList = None,
     prefix: options.Prefix = "",
     read: options.Read = None,

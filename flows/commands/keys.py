@@ -32,7 +32,7 @@ def new(out: Annotated[Path, typer.Option(help="Folder for the two files; nothin
 def root(
     place: options.LedgerOptions,
     root_key: Annotated[list[Path] | None, typer.Option(help="Public key that signs roots; repeatable.")] = None,
-    release_key: Annotated[list[Path] | None, typer.Option(help="Public key that seals bundles; repeatable.")] = None,
+    release_key: Annotated[list[Path] | None, typer.Option(help="Public key that signs bundles; repeatable.")] = None,
     threshold: Annotated[
         int | None, typer.Option(min=1, help="Root keys that must sign.", show_default="as before")
     ] = None,

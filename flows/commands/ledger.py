@@ -242,7 +242,7 @@ def migrate(
         str | None, typer.Option(help="Role of training, upkeep and metrics: reads, appends evaluations and audits.")
     ] = None,
     release_role: Annotated[
-        str | None, typer.Option(help="Role of the releasing worker and the officer's desk: reads, appends any row.")
+        str | None, typer.Option(help="Role of the releasing worker and the officer: reads, appends any row.")
     ] = None,
 ) -> None:
     """Create the ledger's tables, or migrate them."""
@@ -296,7 +296,7 @@ def recover(
     workspace = place.workspace
     if not workspace.home.is_dir():
         raise InputError(
-            f"--home {workspace.home}: the folder does not exist, and every draw would look lost. Name the workspace."
+            f"--home {workspace.home}: the folder does not exist, and every sample would look lost. Name the workspace."
         )
     if burn and not apply:
         raise InputError("--burn: requires --apply")
@@ -326,7 +326,7 @@ def _is_current(place: options.LedgerOptions, *, apply: bool, policy: Path | Non
     if not rollback.missing:
         say(
             f"{rollback.problem}\nThe ledger has other rows than this workspace and the witness. Restore it from a "
-            "backup, or begin with a new workspace and a policy of smaller caps."
+            "backup, or start a new workspace and a policy of smaller caps."
         )
     elif not apply:
         say(f"{rollback.problem}\n{len(rollback.missing)} missing rows are kept: give --apply.")

@@ -52,7 +52,7 @@ Engine = Annotated[
         show_default="$AUTOCODER_ENGINE, or this process",
     ),
 ]
-Prefix = Annotated[str, more(help="What the columns begin with, of a table coded by several bundles: nature_.")]
+Prefix = Annotated[str, more(help="What the columns start with, of a table coded by several bundles: nature_.")]
 PublishedList = Annotated[
     Path | None,
     data(
@@ -274,7 +274,7 @@ def home_of_plan(plan: Path, home: Path | None) -> Path:
 
 
 ESTIMATED = (
-    "note: this ε is an estimate for these records and no guarantee; audits have refuted such claims. "
+    "note: this ε is an estimate for these records and no guarantee; audits have contradicted such claims. "
     "A guarantee: --profile formal"
 )
 """One line about the kind of a claim that is not proven."""

@@ -179,7 +179,7 @@ def _print(page: PlanPage) -> None:
     if output.texts:
         console.print()
         console.print(
-            f"Texts of no published list that leave in the bundle (digest {output.texts_digest}):", style="bold"
+            f"Unpublished texts in the bundle (digest {output.texts_digest}):", style="bold"
         )
         for text in output.texts:
             console.print(f"  {text}", soft_wrap=True)

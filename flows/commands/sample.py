@@ -19,13 +19,13 @@ def sample(
     out: Annotated[Path, typer.Option(help="Sample to write: .csv, .parquet or .jsonl.")],
     text: Annotated[
         list[str] | None,
-        typer.Option(help="Text column for the coder; repeatable.", show_default="the one with the longest texts"),
+        typer.Option(help="Text column for the person who codes; repeatable.", show_default="the one with the longest texts"),
     ] = None,
     share: Annotated[float, typer.Option(min=0.0001, max=1, help="Share of all rows.")] = 0.05,
     rows: Annotated[
         int | None, typer.Option(min=1, help="Rows in all, in place of --share: more of those with low scores.")
     ] = None,
-    sensitive: Annotated[list[str] | None, typer.Option(help="Code whose rows are all drawn; repeatable.")] = None,
+    sensitive: Annotated[list[str] | None, typer.Option(help="Code whose rows are all taken; repeatable.")] = None,
     prefix: options.Prefix = "",
     as_json: options.AsJson = False,
 ) -> None:

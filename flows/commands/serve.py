@@ -149,7 +149,7 @@ def _clients(file: Path | None, *, no_key: bool, host: str) -> Clients | None:
             raise InputError(f"--no-key: {host} can be reached from elsewhere. Give an API key, or --host 127.0.0.1.")
         return None
     if file is None and not os.environ.get(KEY, "").strip():
-        raise InputError(f"no API key. Give one by --api-key-file or ${KEY}, or --no-key for this machine alone.")
+        raise InputError(f"no API key. Give one by --api-key-file or ${KEY}, or --no-key for this machine only.")
     try:
         text = file.expanduser().read_text(encoding="utf-8") if file else os.environ[KEY]
     except (OSError, UnicodeDecodeError):

@@ -337,7 +337,7 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
     for line in charge.budget:
         yield "budget", line
     if charge.by_name_alone:
-        yield "", "by name alone: releases of these records under another name show only after ingest"
+        yield "", "by name only: releases of these records under another name show only after ingest"
     if charge.others:
         yield "other names", population_name_warning(charge.others, data.population)
     if preview.row is None and charge.exceeds:

@@ -137,7 +137,7 @@ class RecordsForm(BaseModel):
         settings = dict(_settings(content))
         twice = sorted(settings.keys() & own.keys())
         if twice:
-            raise InputError(f"advanced: {twice[0]} has a field of its own. Leave it out here")
+            raise InputError(f"advanced: {twice[0]} has its own field. Leave it out here")
         if self.codelist == NO_LIST:
             del own["data.codelist"]
         if profile is None:
@@ -230,7 +230,7 @@ def parameters_of_run(form: RecordsForm, run: Run) -> RetrainParameters:
         )
     if changed and form.profile() is None:
         raise InputError(
-            f"{changed[0]}: the form differs from this deployment, whose settings are those of its own records. For "
+            f"{changed[0]}: the form differs from this deployment, whose settings are fixed for its records. For "
             "other records use retrain/formal, or register them by `autocoder train --deploy`."
         )
     return form.parameters()

@@ -63,7 +63,7 @@ def thresholds_for(
     if len(labels) < FEWEST_RECORDS:
         raise MechanismError(f"calibration needs {FEWEST_RECORDS} records or more; there are {len(labels)}")
     if not all(0 < target < 1 for target in targets):
-        raise MechanismError("a target accuracy lies between 0 and 1")
+        raise MechanismError("a target accuracy must be between 0 and 1")
     shapes = torch.from_numpy(fits_temperature(len(labels)))
     temperature = fit_temperature(logits[shapes], labels[shapes])
     best = (logits[~shapes] / temperature).softmax(-1).max(-1)

@@ -175,7 +175,7 @@ class OptimiserPhase(BaseModel, frozen=True, extra="forbid", title="Optimiser ph
         default=5e-5,
         le=100,
         title="Learning rate",
-        description="At the start. A retrain that fine-tunes a head alone has 0.003 by default.",
+        description="At the start. Fine-tuning only a head has 0.003 by default.",
     )
     head_rate: Positive = Field(
         default=1.0,

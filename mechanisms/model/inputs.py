@@ -157,7 +157,7 @@ def joined(parts: Sequence[FeatureInputs | TokenInputs]) -> FeatureInputs | Toke
     if isinstance(first, FeatureInputs):
         return FeatureInputs(torch.cat([part.features for part in parts if isinstance(part, FeatureInputs)]))
     if any(not isinstance(part, TokenInputs) or part.pad_id != first.pad_id for part in others):
-        raise ValueError("parts of one tokenizer alone are joined")
+        raise ValueError("only parts of one tokenizer are joined")
     tokens = [part for part in parts if isinstance(part, TokenInputs)]
     lengths = torch.cat([part.lengths for part in tokens])
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])

@@ -208,7 +208,7 @@ def _bracket(excess: Callable[[float], float], target_epsilon: float, delta: flo
         if high > math.log(1e4):
             raise MechanismError(
                 f"no noise multiplier up to 10,000 meets epsilon {target_epsilon:g} at delta {delta:g}: "
-                "fixed parts of the mechanism (class counts) may cost more alone, or the target is too small"
+                "fixed parts of the mechanism (class counts) may cost more than the target, or the target is too small"
             )
     while low >= high or excess(low) <= 0:
         high, low = min(low, high), min(low, high) - math.log(2)
@@ -247,7 +247,7 @@ def _gaussian_steps(event: Event) -> Iterator[tuple[float, float, int]]:
         case DpSgdEvent():
             if event.sampling != "poisson":
                 raise MechanismError(
-                    f"event `{event.mechanism}` sampled by `{event.sampling}`: the accountants support `poisson` alone"
+                    f"event `{event.mechanism}` sampled by `{event.sampling}`: the accountants support only `poisson`"
                 )
             for segment in event.segments:
                 yield segment.noise_multiplier, event.sampling_prob, segment.steps

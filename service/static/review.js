@@ -1,5 +1,5 @@
 "use strict";
-// The page: opens, shows, decides, saves. Text of files enters the page as text alone, never as markup.
+// The page: opens, shows, decides, saves. Text of files enters the page only as text, never as markup.
 const ROLES = {
   review: { code: "_by_hand", coder: "coder", time: "decided_at", file: "reviewed" },
   second: { code: "_by_hand_2", coder: "coder_2", time: "decided_at_2", file: "second" },

@@ -22,7 +22,7 @@ function offerColumns(names) {
   at("column").selectedIndex = Math.max(names.findIndex((name) => /narrative|text|description/i.test(name)), 0);
 }
 
-// Tables, agreement and export: functions of their arguments alone.
+// Tables, agreement and export: functions of their arguments only.
 const MOST = { bytes: 32 << 20, rows: 5000, columns: 200 };
 
 // A CSV's header and rows; it stops where the file is longer, wider or other than it may be.

@@ -131,7 +131,7 @@ def _place(entry: tarfile.TarInfo) -> PurePosixPath:
 
     kind = FILES.get(name)
     if kind is None:
-        raise UnsoundBundle(name if len(name) <= 80 else shown, "is not on the list of files that may leave")
+        raise UnsoundBundle(name if len(name) <= 80 else shown, "is not on the list of files that may be released")
     if not 0 <= entry.size <= kind.max_bytes:
         raise UnsoundBundle(name, f"is larger than {kind.max_bytes >> 20} MB")
     return place

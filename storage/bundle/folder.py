@@ -107,14 +107,14 @@ def check_allowed(folder: Path, allowed: frozenset[str]) -> None:
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():
-            raise UnsoundBundle(name, "is a link. Only regular files may leave")
+            raise UnsoundBundle(name, "is a link. Only regular files may be released")
         if path.is_dir():
             if name not in within:
                 raise UnsoundBundle(name, "is a folder without an allowed file")
         elif path.name in _OF_SYSTEMS or path.name.startswith("._"):
             raise UnsoundBundle(name, "was added by the operating system, and is none of its files. Remove it")
         elif not path.is_file() or name not in allowed:
-            raise UnsoundBundle(name, "is not on the list of files that may leave")
+            raise UnsoundBundle(name, "is not on the list of files that may be released")
 
 
 def json_text(content: Mapping[str, Any]) -> str:

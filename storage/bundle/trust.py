@@ -125,7 +125,7 @@ class Root(BaseModel):
             return
         # guard: test_a_stolen_key_that_was_replaced
         if EarlierBundle(release_id=release_id, bundle_digest=bundle_digest, key=pem) not in self.earlier:
-            raise UnsoundBundle(STATEMENT, "was sealed by a replaced key, and the agency's root does not name it")
+            raise UnsoundBundle(STATEMENT, "was signed by a replaced key, and the agency's root does not name it")
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Trust:
             return Root.first(parse_public_key(content, name=f"--key {self.pinned}"))
         roots = read_roots(self.pinned)
         if incomplete(roots):
-            raise InputError(f"--key {self.pinned}: its newest root lacks signatures. Pin a signed one.")
+            raise InputError(f"--key {self.pinned}: its newest root is not fully signed. Pin a signed one.")
         return roots[-1]
 
     def _remember(self, pinned: Root, roots: Sequence[Root]) -> None:

@@ -147,7 +147,7 @@ def list_files(folder: Path, *, allowed: frozenset[str]) -> dict[str, Path]:
     present = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     for name, path in present.items():
         if name not in FILES:
-            raise UnsoundBundle(name, "is not on the list of files that may leave")
+            raise UnsoundBundle(name, "is not on the list of files that may be released")
         if path.stat().st_size > FILES[name].max_bytes:
             raise UnsoundBundle(name, f"is larger than {FILES[name].max_bytes >> 20} MB")
     return present

@@ -60,7 +60,7 @@ def check_schema(name: str, value: Any, schema: str) -> None:
         extra = sorted(set(error.instance) - listed)
     if extra:
         shown = extra[0] if len(extra[0]) <= 60 else "(a long name)"
-        raise UnsoundBundle(name, f"{where}field `{shown}` is not on the list of fields that may leave")
+        raise UnsoundBundle(name, f"{where}field `{shown}` is not on the list of fields that may be released")
     if error.validator == "required":
         raise UnsoundBundle(name, f"{where}{error.message}")
     raise UnsoundBundle(name, f"{where}does not match the schema ({error.validator})")

@@ -52,7 +52,7 @@ def reviewed_encoder(sha256: str) -> str | None:
 def advice(codes: Sequence[Code]) -> str:
     """Advises on a list that is not published. It names entries by their number, since a title may be anything."""
     if any(one.description for one in codes):
-        return "Leave out its column of descriptions, whose words would leave as well"
+        return "Leave out its column of descriptions, whose words would be released as well"
     nearly = _nearly(codes)
     if nearly is None:
         return f"If it is published, register it ({_SCRIPT})"

@@ -29,7 +29,7 @@ class IngestConfig(BaseModel):
         default=("Final Narrative",),
         min_length=1,
         title="Text columns",
-        description="Columns that the coder reads, such as the narrative, or job title, activity, incident and object.",
+        description="Columns that the classifier reads, such as the narrative, or job title, activity, incident and object.",
     )
     template: str | None = Field(
         default=None,
@@ -78,7 +78,7 @@ class IngestConfig(BaseModel):
         min_length=1,
         title="Declared cohorts",
         description="Every cohort that a release is charged to and names, such as 2015 or 2015-Q1, whether or not it "
-        "has records. Empty: those of the records, whose names are then listed as an unprotected input.",
+        "has records. Empty: those of the records, whose names are then listed as not covered by epsilon.",
     )
     outside_cohorts: Literal["refuse", "drop"] = Field(
         default="refuse",
@@ -224,7 +224,7 @@ class IngestConfig(BaseModel):
         if fault := template_fault(self.text_columns, self.template):
             raise ValueError(fault)
         if self.label_column in self.text_columns:
-            raise ValueError("label_column is among text_columns, so the coder would read the answer. Remove it there")
+            raise ValueError("label_column is among text_columns, so the classifier would read the answer. Remove it there")
         if not self.label_column:
             raise ValueError("label_column is empty. Name the column of the codes")
         if self.max_per_unit is not None and self.unit_column is None:
@@ -238,7 +238,7 @@ class IngestConfig(BaseModel):
         self._check_dates()
         self._check_sampling()
         if self.date_format is not None and not re.search(r"%[YycxDF]", self.date_format):
-            raise ValueError("date_format lacks a year. Use %Y")
+            raise ValueError("date_format has no year. Use %Y")
         return self
 
     def _check_dates(self) -> None:

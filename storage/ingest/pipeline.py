@@ -181,7 +181,7 @@ def _classes(
     if len(observed) < 2:
         raise InputError(
             f"{source.label}, column {coded.column!r}: {len(observed)} codes have {config.min_per_code} "
-            "records or more, and a coder needs two. Lower min_per_code, or check the column"
+            "records or more, and a classifier needs two. Lower min_per_code, or check the column"
         )
     if listed is not None and config.label_space == "codelist":
         return _Classes(coded, list(listed), np.arange(len(listed)), "codelist")

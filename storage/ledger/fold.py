@@ -206,7 +206,7 @@ class State:
         names = row.details.get("records", {}).get("overlap", ())
         shared = [self.release(name) for name in names]
         if any(other.kind != row.guarantee_kind for other in shared):
-            raise Inconsistent("it names a release of another kind of guarantee with the same records")
+            raise Inconsistent("it names a release of another type of guarantee with the same records")
         problems = [f"release {release_id} was refused before" if key in self.refusals else ""]
         # guard: test_rows_past_the_program
         if not row.cohorts or ALL_COHORTS in row.cohorts or len(set(row.cohorts)) < len(row.cohorts):

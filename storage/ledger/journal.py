@@ -89,7 +89,7 @@ class Journal:
             return
         except OSError as error:
             raise StorageError(
-                f"{self.file}: {error.strerror}. Nobody can tell which ledger is used. Correct that and run again"
+                f"{self.file}: {error.strerror}. Which ledger is used is unclear. Correct that and run again"
             ) from error
 
     def _entry(self, line: str, reading: _Reading) -> Entry | None:
@@ -100,7 +100,7 @@ class Journal:
         # guard: test_a_journal_that_is_written_again
         if int(sequence) != (1 if reading.last is None else reading.last.sequence + 1):
             raise ForeignLedger(
-                f"{self.file}: line {reading.lines} does not go on from the line before it. Nothing is drawn or "
+                f"{self.file}: line {reading.lines} does not continue the line before it. Nothing is drawn or "
                 "recorded. Restore the file from a copy"
             )
         return Entry(int(sequence), row_hash, body)

@@ -103,7 +103,7 @@ class Ledger(LedgerReader):
         if ledger is None:
             place = parse_url(url).database
             raise InputError(
-                f"no ledger at {place}. The first retrain creates it; check --home and AUTOCODER_LEDGER_URL."
+                f"no ledger at {place}. The first training run creates it; check --home and AUTOCODER_LEDGER_URL."
             )
         return ledger
 
@@ -376,7 +376,7 @@ class Ledger(LedgerReader):
             if row.state == "burned":
                 return row
             if row.state == "committed":
-                raise StorageError(f"release {release_id} is committed: what left can't be burned")
+                raise StorageError(f"release {release_id} is committed: a released bundle can't be burned")
             return self._append_to(connection, state, state.release(release_id), "burned", reason=reason)
 
         return self._transact(work)

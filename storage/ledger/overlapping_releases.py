@@ -81,7 +81,7 @@ def population_name_warning(names: Sequence[str], population: str) -> str:
     """Returns the warning that the same records were released as another population."""
     return (
         f"the same records were released under another population name ({', '.join(names)}); here they are called "
-        f"{population}. Budgets belong to records, so what was spent there on the same kind of guarantee counts here; "
+        f"{population}. Budgets belong to records, so what was spent there on the same type of guarantee counts here; "
         "anyone who named them so must say why"
     )
 

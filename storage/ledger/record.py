@@ -104,7 +104,7 @@ def registry_record(deployment: Deployment) -> dict[str, Any]:
                 ),
                 "privacy_parameters": parameters,
                 "privacy_parameters_details": (
-                    f"{row.guarantee_kind}, by {row.accountant}. It rests on: {_sentences(row.assumptions, 'nothing')}"
+                    f"{row.guarantee_kind}, by {row.accountant}. It assumes: {_sentences(row.assumptions, 'nothing')}"
                 ),
             },
             "deployment_model": {
@@ -120,7 +120,7 @@ def registry_record(deployment: Deployment) -> dict[str, Any]:
                 "post_processing": "Rounding and packing of parameters; codes and thresholds follow from them.",
             },
             "implementation": {
-                "preprocessing_and_hyperparameter_tuning": _sentences(row.unprotected_inputs, "Nothing unprotected."),
+                "preprocessing_and_hyperparameter_tuning": _sentences(row.unprotected_inputs, "Nothing else reached the model."),
                 "mechanisms": _paragraph(
                     f"mechanism {row.mechanism}",
                     f"Code {row.code_commit}",

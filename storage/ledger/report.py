@@ -31,9 +31,9 @@ _MEANING = {
     "none": "nothing is guaranteed",
 }
 _STATE = {
-    "reserved": "the budget is charged, nothing was drawn or left the house",
+    "reserved": "the budget is charged, nothing was drawn or released",
     "drawn": "the one draw exists, its bundle is not recorded yet",
-    "committed": "the bundle stands and may be shared",
+    "committed": "the bundle is complete and may be shared",
     "burned": "closed without a bundle; what it spent stays spent",
 }
 

@@ -87,7 +87,7 @@ def verify(
                 if progress is not None and state.sequence % _BATCH == 0:
                     progress(state.sequence)
         findings += [
-            (sequence, "a set of records stands beside it, which it does not name") for sequence in registry.left
+            (sequence, "a set of records is stored with it that it does not name") for sequence in registry.left
         ]
     bad = [BadRow(sequence, f"row {sequence}: {problem}", void=False) for sequence, problem in findings]
     outside = _compare(hashes, heads, earlier, whole=not state.broken)

@@ -112,7 +112,7 @@ def _parsed(content: bytes) -> tuple[Any, str]:
     except UnicodeEncodeError:
         return None, "it has half of a surrogate pair"
     except _NotANumber:
-        return None, "it has NaN or Infinity, which JSON lacks. Write null"
+        return None, "it has NaN or Infinity, which JSON does not have. Write null"
     except (ValueError, ArithmeticError, RecursionError):
         return None, "it is not valid JSON, or has a key twice"
     return value, ""

@@ -39,7 +39,7 @@ class ReadOptions(BaseModel):
         default=None, title="Sheet", description="Of a workbook. Empty: the only one that has rows."
     )
     skip: int | None = Field(
-        default=None, ge=0, le=1000, title="Lines to skip", description="Lines above the header. Empty: titles alone."
+        default=None, ge=0, le=1000, title="Lines to skip", description="Lines above the header. Empty: only titles."
     )
     names: tuple[str, ...] = Field(
         default=(), title="Names of columns", description="Of a file without a header, in order, all of them."

@@ -52,7 +52,7 @@ def run(
     if candidate is not None and {outcome.fitted.sha256 for outcome in outcomes} != {candidate.sha256}:
         raise InputError(
             "plan: a new fit differs from the candidate, because code or a library changed or stages are gone. "
-            "Retrain with the same options, and audit the new plan."
+            "Train again with the same options, and audit the new plan."
         )
     pool = None
     if settings.trials:

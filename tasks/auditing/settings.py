@@ -26,7 +26,7 @@ class AuditParameters(BaseModel, frozen=True, extra="forbid", title="Audit"):
         ge=0,
         le=100_000,
         title="Trials",
-        description=f"Reruns of the whole mechanism, at least {FEWEST_TRIALS}; 0: none.",
+        description=f"Training runs of the whole mechanism, at least {FEWEST_TRIALS}; 0: none.",
     )
     trial_draws: int = Field(
         default=USUAL_DRAWS,

@@ -96,7 +96,7 @@ class Origin(BaseModel, frozen=True, extra="forbid"):
         except OSError:
             raise InputError(
                 f"plan {plan}: {file.name}, which holds its settings, is not next to it. "
-                "Give the options of the retrain in place of the plan"
+                "Give the options of `train` in place of the plan"
             ) from None
         except ValidationError as error:
             raise InputError(f"{first_fault(error, file.name)}. Plan again") from None

@@ -203,7 +203,7 @@ _PSEUDO_POSTERIOR = (
     ),
     assumed(
         "The missing δ vanishes as the number of records grows: O(n^-1/2), not quantified.",
-        "At this n it may be large, for single records close to 1. ε alone is then no bound (docs/studies/audits.md).",
+        "At this n it may be large, for single records close to 1. Without δ, ε is no bound (docs/studies/audits.md).",
     ),
 )
 """Sentences of a posterior sample at the end of SWAG-PPM's rounds."""

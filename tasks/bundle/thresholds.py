@@ -209,5 +209,5 @@ def read_thresholds(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, MechanismError):
             raise
-        raise MechanismError(f"{path} is not a thresholds file: it lacks a field or is damaged.") from None
+        raise MechanismError(f"{path} is not a thresholds file: a field is missing, or it is damaged.") from None
     return content

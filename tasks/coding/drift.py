@@ -93,7 +93,7 @@ class Drift:
         """Returns the verdict in one line."""
         why = {
             "stable": "codes and scores are as in the reference",
-            "investigate": "a real difference. Check the codes that moved and draw a QA sample",
+            "investigate": "a real difference. Check the codes that moved and take a QA sample",
             "drift": "a large and real difference. Do not rely on the scores until a QA sample confirms them",
         }[self.verdict]
         return (

@@ -159,7 +159,7 @@ class Estimates:
             most = max(without, key=lambda one: one.machine)
             lines.append(
                 f"the sample says nothing of {len(without)} codes ({sum(one.machine for one in without):,} rows by the "
-                f"model; the largest is {most.code}): they have no estimate. Draw more rows, or with --sensitive"
+                f"model; the largest is {most.code}): they have no estimate. Sample more rows, or with --sensitive"
             )
         if few := sum(one.note == "few" for one in self.totals):
             lines.append(f"the sample has under {_FEW} rows of each of {few} codes: their intervals are rough")

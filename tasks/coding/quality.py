@@ -176,7 +176,7 @@ def read_double_coded(
         if at != int(at) or not 1 <= at <= len(codes) or not 1 <= value <= len(codes) or int(at) - 1 in given:
             raise InputError(
                 f"--sample: {sample}, row {number}: {ROW} or {WEIGHT} differs from the drawn sample, or the row is "
-                "there twice. Give the sample as it was drawn, with its codes."
+                "there twice. Give the sample as it was taken, with its codes."
             )
         given[int(at) - 1] = (value, cell)
     read_codes, people = human_codes(

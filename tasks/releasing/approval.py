@@ -101,7 +101,7 @@ def require_read(plan: CheckedPlan, accepted: str | None) -> None:
     if output.texts and not plan.policy.approvals.minimum and accepted != output.texts_digest:
         raise StorageError(
             f"plan {plan.plan.release_label}: the bundle would contain {len(output.texts)} texts of no published "
-            "list. `autocoder plan PLAN` prints them. If all may leave, give --accept-texts with the digest that "
+            "list. `autocoder plan PLAN` prints them. If all may be released, give --accept-texts with the digest that "
             "it prints, or have an officer sign (`approvals` of the policy)"
         )
 

@@ -65,7 +65,7 @@ def check(plan: CheckedPlan, *, records: RecordSet | None = None) -> dict[str, A
 def _remedy(plan: CheckedPlan) -> str:
     signed = "`autocoder approve --despite-audit` with a reason and an approver's key"
     if plan.plan.claim.guarantee_kind == "formal":
-        return f"A formal claim that is refuted is a fault of the program: report it. Only {signed} lets it pass"
+        return f"A formal claim that is contradicted is a fault of the program: report it. Only {signed} lets it pass"
     return (
         f"Plan a release of a formal branch (`autocoder train --profile formal`), or accept the measurement: {signed}"
     )
@@ -97,7 +97,7 @@ def _require_audit(plan: CheckedPlan, measurement: Measurement | None) -> None:
     if not usual:
         why = f"was not audited at a confidence of {USUAL_CONFIDENCE:g} or less"
     elif not reran:
-        why = "was audited without reruns of its mechanism (--trials 0)"
+        why = "was audited without repeating its mechanism (--trials 0)"
     else:
         most = max(one.reach for one in reran)
         why = f"was audited without result: {describe_reach(most, of_one_record(claim))}"

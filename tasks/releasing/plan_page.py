@@ -115,7 +115,7 @@ class PlanPage:
         against, open_ = verdicts.count("warning"), verdicts.count("investigate")
         if against:
             return f"{against} of {len(verdicts)} answers speak against this release"
-        return "nothing speaks against it" + (f"; {open_} of {len(verdicts)} answers need review" if open_ else "")
+        return "no objections" + (f"; {open_} of {len(verdicts)} answers need review" if open_ else "")
 
 
 def page_of(plan: CheckedPlan, status: ApprovalStatus, *, file: str, context: PlanContext | None = None) -> PlanPage:

@@ -96,7 +96,7 @@ def publish_artifacts(
 
 def publish_plan(run: Run, text: str) -> None:
     """Publishes the planned release for the officer."""
-    run.publish_markdown(key="release-plan", markdown=text, description="What would leave, and at what cost.")
+    run.publish_markdown(key="release-plan", markdown=text, description="What would be released, and at what cost.")
 
 
 def publish_audit(run: Run, lines: Sequence[str]) -> None:
