@@ -154,7 +154,7 @@ def plain(trained: Classifier, inputs: Inputs, labels: Tensor, batches: list[Ten
 def clipped_sums(
     trained: Classifier, inputs: Inputs, labels: Tensor, batches: list[Tensor], *, micro: int, dtype: torch.dtype
 ) -> float:
-    """Seconds a step of clipped sums alone, their products in this precision."""
+    """Seconds a step of clipped sums, their products in this precision."""
     out = torch.zeros_like(trained.flat, dtype=dtype)
     trained.part.eval()
     start = time.process_time()
@@ -180,7 +180,7 @@ def _by_length(inputs: Inputs, index: Tensor) -> Tensor:
 def encoder(args: argparse.Namespace, device: torch.device, trainable: TrainablePart) -> dict[str, Any]:
     """Seconds a step of ours, of a plain step and of Opacus's modes, where the encoder trains (`full` or `lora`).
 
-    Also those of the clipped sums alone, with their products in float64, as they are, and in float32.
+    Also those of the clipped sums, with their products in float64, as they are, and in float32.
     """
     inputs = tokens(args.records)
     labels = torch.arange(args.records) % LABELS

@@ -1,4 +1,4 @@
-"""Ingest and its dry run: seconds of the processor, peak memory, and the ratio to reading the file with pandas alone.
+"""Ingest and its dry run: seconds of the processor, peak memory, and the ratio to reading the file with pandas.
 
 Rows are generated (long tail, quotes, line breaks) and written with `storage.demo_data`, or `--source` names OSHA's
 file and `--codelist` its list; every measurement runs in a process of its own, on one core, in the same run.

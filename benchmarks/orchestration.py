@@ -1,10 +1,10 @@
 #!/usr/bin/env python
-"""Measures the cost of Prefect: a retrain with and without it.
+"""Measures the cost of Prefect: a training run with and without it.
 
     python benchmarks/orchestration.py --data osha.csv --codelist oiics201_nature.csv [--profile osha-head]
     python benchmarks/orchestration.py --profile demo
 
-Claim: orchestration takes less than 5 % of a retrain of `osha-head`, and under 15 s of the demo, against the same
+Claim: orchestration takes less than 5 % of a training run of `osha-head`, and under 15 s of the demo, against the same
 stages and the same release called in plain Python: each a process of its own, Prefect's import (which the plain one
 can't avoid) counted to orchestration. The server runs already, as in production.
 The server is Prefect's own, on SQLite unless --database names another, as production has. Prints one JSON object.
@@ -55,7 +55,7 @@ with listening(Seconds()):
     publish.release(context, planned, parameters.release)
 print(json.dumps(result))
 """
-"""A retrain without a flow, a task or a server."""
+"""A training run without a flow, a task or a server."""
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Compares branches on the same records: one ingest, then branches times seeds, each stage as a task run.
 
-SWAG-PPM comes from the stages of the retrain flow: a comparison and a retrain reuse each other's.
+SWAG-PPM comes from the stages of the training flow: a comparison and a training run reuse each other's.
 """
 
 from __future__ import annotations

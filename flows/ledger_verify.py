@@ -39,7 +39,7 @@ def ledger_verify(
 ) -> VerificationResult:
     """Verify the ledger; fail and name the bad rows if it was changed.
 
-    The saved head is next to the ledger: it shows a cut or rewritten chain as long as nobody changes both. Give a
+    The saved head is next to the ledger: it shows a cut or rewritten chain as long as no one changes both. Give a
     signed head to others as well (`autocoder ledger export head`).
 
     Args:

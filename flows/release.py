@@ -1,4 +1,4 @@
-"""Releases a plan of a retrain or a comparison once it is approved: one draw, bundled and recorded.
+"""Releases a plan of a training run or a comparison once it is approved: one draw, bundled and recorded.
 
 A run of the deployment suspends until it has the approvals that the policy requires: it holds no worker meanwhile, and
 starts from the top at each answer, which Prefect stores. A run without a deployment is refused instead.

@@ -11,8 +11,8 @@ private. `mechanisms.descent` takes the steps, from the event.
 one another's mask, so that all clipped gradients move at once, by far more than the clip. So the module runs as it does
 when it codes.
 
-All randomness that privacy rests on comes from `mechanisms.privacy.noise`: a key of the operating system's entropy,
-kept in the private checkpoint alone until the run ends, so that a resumed run draws the noise of a step once and
+All randomness that privacy depends on comes from `mechanisms.privacy.noise`: a key of the operating system's entropy,
+kept only in the private checkpoint until the run ends, so that a resumed run draws the noise of a step once and
 the same.
 """
 

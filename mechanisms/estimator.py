@@ -186,7 +186,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
 
     @property
     def claim(self) -> Claim:
-        """Returns the claim of what ran: epsilon, delta, the kind of guarantee, and all that it rests on."""
+        """Returns the claim of what ran: epsilon, delta, the kind of guarantee, and all that it depends on."""
         check_is_fitted(self)
         return self.claim_
 
@@ -352,7 +352,7 @@ def fit_once(
 
 
 def _drawn(fitted: Fitted, model: PosteriorDraw, records: Records, run: Run) -> Fitted:
-    """Returns the classifier at one draw that nobody can repeat; its event counts Delta there too, in nats."""
+    """Returns the classifier at one draw that no one can repeat; its event counts Delta there too, in nats."""
     classifier = model.classifier
     swag.sample(model.posterior, normal=_normal_of(run), out=classifier.flat)
     alpha = torch.ones(len(records)) if model.weights is None else model.weights

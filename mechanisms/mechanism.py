@@ -136,7 +136,7 @@ class Run:
     """For checkpoints: survives a kill, and holds noise keys until the fit ends. None keeps none."""
     progress: Progress | None = None
     key: bytes | None = field(default=None, repr=False)
-    """That all secret noise of the fit follows from, for tests and examples alone. None: the system's entropy."""
+    """That all secret noise of the fit follows from, only for tests and examples. None: the system's entropy."""
     resampled: bool = False
     """An audit's rerun: other records than planned, under the plan's noise, sampling and scale."""
     witness: Witness | None = None
@@ -170,7 +170,7 @@ class Releasable(Protocol):
 
 @dataclass(frozen=True)
 class Fitted:
-    """A model, the event that really ran, and aggregates that may be shown inside the house."""
+    """A model, the event that really ran, and aggregates that may be shown inside the agency."""
 
     model: Model
     event: Event
@@ -210,7 +210,7 @@ class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
         return self.model_copy(update=taken)
 
     def check(self, task: Task) -> None:
-        """Refuse early what `plan` would refuse of public numbers alone.
+        """Refuse early what `plan` would refuse by public numbers.
 
         Raises:
             MechanismError: names the setting.

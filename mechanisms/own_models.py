@@ -46,7 +46,7 @@ class Private:
     """Holds what one call returns.
 
     model: a copy of the given one, in evaluation mode, with the parameters that the claim is of. claim: epsilon, delta
-    or why there is none, the kind of guarantee, neighbours, unit, and all that it rests on. figures: aggregates of the
+    or why there is none, the kind of guarantee, neighbours, unit, and its assumptions. figures: aggregates of the
     run; those in nats are read from the records without protection and are no part of what is claimed. event: what ran,
     in numbers, which the claim is computed from.
     """
@@ -99,7 +99,7 @@ def swag_ppm(
         unprotected_inputs: what else of the records reached the call, such as tuning; stated with the claim.
         seed: of orders, masks and the draws that are measured, none of which is released.
         folder: private; holds posterior and checkpoints, and stays. None: a temporary one, which goes.
-        key: 32 bytes that the draw follows from, for tests alone. None: the operating system's entropy.
+        key: 32 bytes that the draw follows from, only for tests. None: the operating system's entropy.
 
     Raises:
         MechanismError: the module mixes records or changes a buffer; the loss is below 0; training diverged.

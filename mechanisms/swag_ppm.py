@@ -1,7 +1,7 @@
 """SWAG-PPM (Chew et al.): one draw from a SWAG posterior in which each record's likelihood is weighted.
 
 Each round of the chain (`mechanisms.posterior.rounds`) fine-tunes, collects SWAG, and measures risks or Delta.
-`fit` runs a round and those before it in one process, for a model of one's own and for audits. A retrain runs the same
+`fit` runs a round and those before it in one process, for your own model and for audits. `train` runs the same
 chain as stages (`tasks.branches.swag_chain`), with the same seeds and purposes, and comes to the same posteriors.
 """
 

@@ -15,7 +15,7 @@ from tasks.bundle.thresholds import generated_narratives
 
 
 def packaged() -> Released:
-    """Returns the packaged encoder with a head that nobody uses."""
+    """Returns the packaged encoder with a head that no one uses."""
     name = encoder_files.PACKAGED
     encoder, tokenizer = encoders.load_encoder(name), encoder_files.load_tokenizer(name)
     model = MeanPooled(encoder, encoders.width(encoder), 1).eval()

@@ -4,7 +4,7 @@
     python scripts/screenshots.py [--out docs] [--stack FOLDER]
 
 plan-page.png is of the plan of the tutorial on own data. Then it starts a stack on synthetic narratives (or uses the
-one that `make stack` is running in FOLDER), has a retrain run and its release wait, and writes form.png,
+one that `make stack` is running in FOLDER), starts a training run and lets its release wait, and writes form.png,
 release-plan.png and waiting-release.png; then the officer signs,
 and the service codes with what was released: service-page.png,
 review-page.png. Needs Chromium (Debian: chromium).
@@ -84,7 +84,7 @@ def page_at(address: str, *, width: int, height: int) -> Iterator[Page]:
 
 
 def take(stack: Stack, out: Path) -> None:
-    """Runs a small retrain and its release, and takes the pictures."""
+    """Runs a small training run and its release, and takes the pictures."""
     officer = with_officer(stack)
     run_id = start(stack, "retrain/demo", small(stack)).json()["id"]
     with browsing(stack, width=1200, height=1500) as operator:

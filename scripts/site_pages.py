@@ -1,8 +1,8 @@
-"""Hooks of the documentation's site: pages that lie outside `docs/`, and links that lead out of it.
+"""Hooks of the documentation's site: pages that are outside `docs/`, and links that lead out of it.
 
 PRIVACY.md and its like stay where a reader of the repository looks for them; here they become pages of the site, with
 their links made right. Links to code and settings have no page to lead to: they become plain text. A
-notebook becomes a page as it lies there, with the outputs that it holds: nothing is run here.
+notebook becomes a page as it is there, with the outputs that it holds: nothing is run here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PAGES = {
 }
 """Path in the repository: page of the site."""
 NOTEBOOKS = {"examples/own_model.ipynb": "tutorials/own-model.md"}
-"""Path in the repository: page of the site, which its pictures lie beside."""
+"""Path in the repository: page of the site, with its pictures next to it."""
 
 WIDE = 9
 """Bars of a table's row above which it needs the width of the menus."""

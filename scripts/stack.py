@@ -55,7 +55,7 @@ PATIENCE = 600
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on, below those that systems give to clients.
+    """A loopback port that no one listens on, below those that systems give to clients.
 
     Of theirs a client might get one while the server is not up yet, or away: it asks for that very port all the time.
     """
@@ -143,7 +143,7 @@ class Stack:
         return file.read_text()
 
     def database(self, role: str, name: str, driver: str, *, password: str | None = None) -> str:
-        """URL of a database, with the role's password or with what is to stand in its place."""
+        """URL of a database, with the role's password or with what replaces it."""
         return f"postgresql+{driver}://{role}:{password or self.secret(role)}@{self.postgres_address}/{name}"
 
     def exports(self) -> list[str]:
@@ -373,7 +373,7 @@ class Stack:
 
 
 def close_pages(folder: Path) -> None:
-    """Lets the pages that the server has copied here connect to the server alone: they ask an analytics host too."""
+    """Lets the pages that the server has copied here connect only to the server: they ask an analytics host too."""
     for index in folder.glob("*/index.html"):
         page = index.read_text(encoding="utf-8")
         if CONNECT_TO_SELF not in page:

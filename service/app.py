@@ -47,7 +47,7 @@ _KEY_HEADER = APIKeyHeader(name="X-API-Key", auto_error=False, description="The 
 
 @dataclass(frozen=True)
 class Settings:
-    """Holds what the service is told."""
+    """Holds the service's settings."""
 
     state: State = field(default_factory=State)
     """Clients and withdrawal at the start."""

@@ -60,6 +60,6 @@ class State:
     """Holds what may change while the service runs."""
 
     clients: Clients | None = None
-    """None admits everybody who reaches the port."""
+    """None admits everyone who reaches the port."""
     withdrawn: str | None = None
     """Reason that nothing is coded any more, such as a revocation."""

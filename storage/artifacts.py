@@ -64,7 +64,7 @@ def file_digest(path: Path) -> str:
 def files_digest(paths: list[Path]) -> str:
     """Returns one digest of several files' names and contents, whatever their folder. Unchanged files are read once.
 
-    A file counts as unchanged while its size and the time of its last change of status are the same. Nobody can set
+    A file counts as unchanged while its size and the time of its last change of status are the same. No one can set
     that time back, as the time of modification can be.
     """
     return _files_digest(tuple((path, path.stat().st_ctime_ns, path.stat().st_size) for path in paths))
@@ -222,7 +222,7 @@ class Store:
     def stage(self, name: str, *, config: Mapping[str, Any], inputs: Mapping[str, str], code: str) -> Iterator[Stage]:
         """Holds the lock of one stage; the caller computes unless `ref` is set, then calls `finish`.
 
-        The working folder is the one a killed run left, if any, `out` included: what lies there may be resumed or
+        The working folder is the one a killed run left, if any, `out` included: what is there may be resumed or
         is overwritten under the same names.
         """
         recipe = {"config": dict(config), "inputs": dict(inputs), "code": code}

@@ -64,7 +64,7 @@ def _run(tree: ast.AST) -> Iterable[ast.AST]:
 
 @cache
 def _source(module: str) -> Path | None:
-    """Returns the file of a project module; None for libraries, excluded rooms and names that are not modules."""
+    """Returns the file of a project module; None for libraries, excluded packages and names that are not modules."""
     if module.partition(".")[0] not in PACKAGES or any(f"{module}.".startswith(f"{room}.") for room in EXCLUDED):
         return None
     return _file(module)

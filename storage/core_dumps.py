@@ -1,4 +1,4 @@
-"""Prevents core dumps, which would contain narratives and posteriors and lie where the system puts them."""
+"""Prevents core dumps, which would contain narratives and posteriors and are where the system puts them."""
 
 from __future__ import annotations
 

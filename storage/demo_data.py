@@ -1,6 +1,6 @@
 """Generates synthetic injury narratives in the layout of OSHA's Severe Injury Reports, to try the pipeline.
 
-Nobody was hurt: job, activity, incident, object, body part and outcome are drawn from lists of words. What makes real
+No one was hurt: job, activity, incident, object, body part and outcome are drawn from lists of words. What makes real
 records hard is drawn, too: a long tail of codes, spelling, narratives that leave the injury out or name another one
 beside it, and wrong codes. A seed gives the same file everywhere.
 """

@@ -22,7 +22,7 @@ def sync(path: Path) -> None:
 
 
 def limit_rights(fresh: Path, path: Path, source: Path | None = None) -> None:
-    """Gives a file the rights of the one that it will replace; a new one opens to nobody to whom `source` is closed.
+    """Gives a file the rights of the one that it will replace; a new one opens to no one to whom `source` is closed.
 
     A file system without such rights leaves them.
     """

@@ -71,7 +71,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
 
 
 def _number(loader: _Loader, node: yaml.ScalarNode) -> float:
-    """Returns a number of decimal digits; YAML reads 1:30 as 90, 010 as 8 and 1_0 as 10, which nobody means."""
+    """Returns a number of decimal digits; YAML reads 1:30 as 90, 010 as 8 and 1_0 as 10, which no one means."""
     if re.search(r"[:_]|\A[-+]?0[0-9box]", node.value):
         problem = f"number {node.value[:40]!r} is read otherwise in YAML. Write plain digits, or put it in quotes"
         raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)

@@ -61,7 +61,7 @@ class Mixture:
 
     @property
     def bayes(self) -> float:
-        """Gamma of the fewest errors: 1/2 + ln(r)/Delta^2. The midpoint is that of equal classes alone."""
+        """Gamma of the fewest errors: 1/2 + ln(r)/Delta^2. The midpoint is right only for equal classes."""
         return 0.5 + math.log(self.r) / self.delta**2
 
     def threshold_variance(self, majority: int, *, radius: float, epsilon: float) -> float:

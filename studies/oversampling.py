@@ -2,7 +2,7 @@
 
 Rosenblatt et al., "Differential Privacy Under Class Imbalance" (2024), proposition 2 (copies) and theorem 3 (SMOTE).
 One record reaches the learner as a group of rows, and the group's privacy is what is claimed. `printed_smote` has the
-paper's formula, for comparison alone; `copies` and `smote` have what can be proved:
+paper's formula, only for comparison; `copies` and `smote` have what can be proved:
 
 - **Copies.** An (epsilon, delta) learner is (m epsilon, delta (e^{m epsilon} - 1)/(e^epsilon - 1)) for a group of m
   rows (Dwork and Roth 2014, theorem 2.2 and its proof); the printed delta m is too small. m is a public number of

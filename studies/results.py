@@ -107,7 +107,7 @@ def plot(
     y: str,
     log: str = "x",
 ) -> None:
-    """Writes an SVG of lines by name: places, means, and what stands above and below each (two standard errors)."""
+    """Writes an SVG of lines by name: places, means, and what is above and below each (two standard errors)."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 

@@ -329,7 +329,7 @@ def workload(columns: int) -> list[Marginal]:
 
 class Blocks:
     """Every marginal of the label and up to two columns in one array [2, S, S], S the columns' values together: the
-    block of columns i < j is that of both, the diagonal of block i is that of i alone."""
+    block of columns i < j is that of both, the diagonal of block i is that of i."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = tuple(sizes)
@@ -372,7 +372,7 @@ class Mixture:
         return [part.softmax(1) for part in self._network(self._z).split(self._sizes, dim=1)]
 
     def _marginals(self) -> Tensor:
-        """Probabilities in the blocks' places; a column alone stands on its block's diagonal."""
+        """Probabilities in the blocks' places; a column alone is on its block's diagonal."""
         label, *columns = self._factors()
         values = torch.cat(columns, dim=1)
         products = self._blocks.products(label, values) / len(values)

@@ -91,7 +91,7 @@ class Fit:
 
 
 System = Callable[[Table, float, float, int], Fit]
-"""(training records, epsilon of one record replaced, delta, seed of what no privacy rests on) -> fit. Its noise has no
+"""(training records, epsilon of one record replaced, delta, seed of the other steps) -> fit. Its noise has no
 seed: it comes from the operating system's entropy."""
 
 

@@ -104,7 +104,7 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
 
 
 HEAD_RATE = 0.003
-"""The default rate of fine-tuning where a head alone trains; at that of a whole encoder it hardly moves."""
+"""The default rate where only a head is fine-tuned; at that of a whole encoder it hardly moves."""
 
 
 class FitParameters(BaseModel, frozen=True, extra="forbid", title="Fit"):
@@ -136,7 +136,7 @@ class FitParameters(BaseModel, frozen=True, extra="forbid", title="Fit"):
 
 
 RELEASE_BRANCH = "release"
-"""Names what a retrain releases, next to the names of a comparison's branches."""
+"""Names what a training run releases, next to the names of a comparison's branches."""
 
 
 class LedgerParameters(BaseModel, frozen=True, extra="forbid", title="Ledger"):
@@ -257,7 +257,7 @@ class FormalParameters(BaseModel, frozen=True, extra="forbid", title="Formal rel
 
 
 class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain"):
-    """Holds everything that a retrain needs, apart from its workspace."""
+    """Holds everything that a training run needs, apart from its workspace."""
 
     data: DataParameters
     model: ModelConfig = ModelConfig()

@@ -69,7 +69,7 @@ def test_nothing_is_loaded_from_a_network(site: Path) -> None:
 
 
 def test_pages_of_the_repository_are_in_it_and_found(site: Path) -> None:
-    """What lies outside docs/, with its links led to pages; search knows its words."""
+    """What is outside docs/, with its links led to pages; search knows its words."""
     promise = (site / "PRIVACY.html").read_text()
     assert 'href="explanation/threat-model.html"' in promise
     index = (site / "search" / "search_index.js").read_text()
@@ -83,7 +83,7 @@ def test_pages_of_the_repository_are_in_it_and_found(site: Path) -> None:
 
 
 def test_the_notebook_is_a_page_with_what_it_showed(site: Path) -> None:
-    """Outputs and picture, from the file alone; the calls that it uses are on the Python page."""
+    """Outputs and picture, only from the file; the calls that it uses are on the Python page."""
     page = (site / "tutorials" / "own-model.html").read_text()
     assert "guarantee: asymptotic-local" in page
     assert 'src="own-model-1.png"' in page

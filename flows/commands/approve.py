@@ -65,9 +65,9 @@ def approve(
 ) -> None:
     r"""Sign a decision: approve a planned release, refuse it, or let it pass despite an audit.
 
-    The signature covers everything that the plan releases, and counts for that plan alone; it is saved next to the
+    The signature covers everything that the plan releases, and counts only for that plan; it is saved next to the
     plan. One despite an audit covers the measurement too: a later audit blocks again. A plan without an audit cannot
-    pass this way, and nobody can sign for their own request. The budget policy names the keys that count, and how many
+    pass this way, and no one can sign for their own request. The budget policy names the keys that count, and how many
     are needed. `--print` and `--post` save nothing here. What speaks
     against a plan is shown first, and you are asked; one that `autocoder release` would refuse is not approved.
 

@@ -24,9 +24,12 @@ def audit(
     plan: options.Plan,
     output: options.OutputOptions,
     trials: Annotated[
-        int, typer.Option(help="Training runs of the whole mechanism with canaries; 0: none, which satisfies no policy.")
+        int,
+        typer.Option(help="Training runs of the whole mechanism with canaries; 0: none, which satisfies no policy."),
     ] = 32,
-    canaries: Annotated[int, typer.Option(help="Records with a wrong code that each run includes by a coin toss.")] = 32,
+    canaries: Annotated[
+        int, typer.Option(help="Records with a wrong code that each run includes by a coin toss.")
+    ] = 32,
     gradient_canaries: Annotated[
         int,
         typer.Option(help="Canary records of one more fit whose every noisy sum is checked; 0: no such fit."),

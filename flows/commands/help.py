@@ -13,7 +13,7 @@ from flows.commands.terminal import Group, say
 from storage.errors import InputError
 
 MORE = "More"
-"""Panel of the options that `--help-all` alone shows."""
+"""Panel only of the options that `--help-all` shows."""
 
 
 class Command(TyperCommand):

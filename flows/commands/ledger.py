@@ -1,4 +1,4 @@
-"""Defines `autocoder ledger`: releases, their records and cost, and proof that nobody changed the ledger."""
+"""Defines `autocoder ledger`: releases, their records and cost, and proof that no one changed the ledger."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ class RunOptions:
         """Returns the options of each column of codes, which know of the others: their texts are encoded together.
 
         Raises:
-            InputError: a column is named twice, or there are code lists for some columns alone.
+            InputError: a column is named twice, or there are code lists only for some columns.
         """
         columns, lists = self.label or [], self.codelist or []
         if len(columns) < 2:

@@ -178,8 +178,6 @@ def _print(page: PlanPage) -> None:
     output = page.planned.output
     if output.texts:
         console.print()
-        console.print(
-            f"Unpublished texts in the bundle (digest {output.texts_digest}):", style="bold"
-        )
+        console.print(f"Unpublished texts in the bundle (digest {output.texts_digest}):", style="bold")
         for text in output.texts:
             console.print(f"  {text}", soft_wrap=True)

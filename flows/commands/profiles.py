@@ -195,7 +195,7 @@ def _section(content: dict[str, Any], name: str) -> dict[str, Any]:
 def _require_population(content: dict[str, Any], profile: dict[str, Any], given: set[str], name: str) -> None:
     """Require a population and a classification with other columns than those of the profile.
 
-    What the profile says of its own records alone is dropped: a release at once, the day of its split, its sentences,
+    What the profile says only of its own records is dropped: a release at once, the day of its split, its sentences,
     that they are public.
     """
     theirs, now = _section(profile, "data"), _section(content, "data")

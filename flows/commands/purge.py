@@ -19,7 +19,7 @@ def purge(
     yes: Annotated[bool, typer.Option("--yes", help="Remove them. Without it they are only listed.")] = False,
     home: options.Home = None,
 ) -> None:
-    """List, or remove with --yes, the stages of the private workspace that nobody wrote to for a while.
+    """List, or remove with --yes, the stages of the private workspace that no one wrote to for a while.
 
     Stages hold records, features, posteriors and weights. Bundles, the ledger, keys and plans stay, and so does what a
     plan of the same period or an open release names. The ledger records what was removed. A later training run computes

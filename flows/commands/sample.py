@@ -19,7 +19,9 @@ def sample(
     out: Annotated[Path, typer.Option(help="Sample to write: .csv, .parquet or .jsonl.")],
     text: Annotated[
         list[str] | None,
-        typer.Option(help="Text column for the person who codes; repeatable.", show_default="the one with the longest texts"),
+        typer.Option(
+            help="Text column for the person who codes; repeatable.", show_default="the one with the longest texts"
+        ),
     ] = None,
     share: Annotated[float, typer.Option(min=0.0001, max=1, help="Share of all rows.")] = 0.05,
     rows: Annotated[

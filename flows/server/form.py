@@ -22,7 +22,7 @@ from tasks.running.run import Run
 from tasks.running.stage import Context, Device
 
 NO_LIST = "none"
-"""What stands in place of a code list where nobody published one."""
+"""What is in place of a code list where no one published one."""
 
 
 def with_title(title: str) -> Any:
@@ -158,7 +158,7 @@ class RecordsForm(BaseModel):
 
     @classmethod
     def of(cls, parameters: RetrainParameters, worker: WorkerSettings) -> Self:
-        """Returns the form of given parameters, such as those of a command: each stands in a field or in the text.
+        """Returns the form of given parameters, such as those of a command: each is in a field or in the text.
 
         Raises:
             InputError: the records are in several files.
@@ -213,7 +213,7 @@ def _take(content: dict[str, Any], key: str) -> Any:
 def parameters_of_run(form: RecordsForm, run: Run) -> RetrainParameters:
     """Returns the parameters of a run's form; its deployment lends neither population nor settings to other records.
 
-    A profile drops what it says of its own records alone. A deployment that holds all its settings cannot.
+    A profile drops what it says only of its own records. A deployment that holds all its settings cannot.
 
     Raises:
         InputError: the form has other columns than its deployment, and the same population. Or it differs from a

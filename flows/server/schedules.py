@@ -1,4 +1,4 @@
-"""Registers a retrain with given parameters as a deployment of the Prefect server, manually or by the calendar."""
+"""Registers a training run with given parameters as a deployment of the Prefect server, manually or by the calendar."""
 
 from __future__ import annotations
 

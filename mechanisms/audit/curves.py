@@ -18,7 +18,7 @@ from mechanisms.privacy.events import Event
 from mechanisms.privacy.scaled import noise_scaled
 
 _SCALES = tuple(2 ** (power / 2) for power in range(8, -5, -1))
-"""Noise, relative to the claimed, from 16 times as much down to a quarter, among which the least refuted is."""
+"""Noise, relative to the claimed, from 16 times as much down to a quarter, among which the least contradicted is."""
 
 
 def noise_at_most(*, right: int, coins: int, event: Event, alpha: float) -> float:
@@ -50,9 +50,9 @@ def epsilon_at(event: Event, *, factor: float, delta: float) -> float:
 
 
 def least_noise(refuted: Callable[[float], bool]) -> float:
-    """The least factor (of the claimed noise) that is refuted, within 1 %: an upper bound on the noise.
+    """The least factor (of the claimed noise) that is contradicted, within 1 %: an upper bound on the noise.
 
-    Infinite where no factor is refuted; a quarter where all are. `refuted` holds for every factor above one that is.
+    Infinite where no factor is contradicted; a quarter where all are. `contradicted` is monotone in the factor.
     """
     # From above: with little noise the accountant of a sampled event takes long, and is seldom asked for.
     accepted = next((scale for scale in _SCALES if not refuted(scale)), 0.0)

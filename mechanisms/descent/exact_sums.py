@@ -1,6 +1,6 @@
-"""Clipped sums over records in integers: what one record adds is a function of that record alone, to the last bit.
+"""Clipped sums over records in integers: what one record adds is a function only of that record, to the last bit.
 
-Features, weights and residuals lie on grids, so that every product and every sum is an integer below 2^53, which
+Features, weights and residuals are on grids, so that every product and every sum is an integer below 2^53, which
 float64 holds exactly in any order of summation, on any processor, over any division of the records. A residual is
 
     p_j = T[(max_k s_k - s_j) / unit] / sum_k T[...],    e = p - onehot(y)

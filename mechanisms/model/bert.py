@@ -1,7 +1,7 @@
 """Reads an encoder of BERT's layout from its files into plain torch.
 
 transformers' own module of such an encoder takes longer to import than torch. Where no weight of the encoder trains,
-this one stands in its place: it reads and writes the same files, weight for weight.
+this one is in its place: it reads and writes the same files, weight for weight.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def read(folder: Path, config: Any, *, once: bool = False) -> Bert | None:
     A pooler that the file lacks is zero, where transformers' would be random.
 
     Args:
-        once: share the weights with all that this process reads so from the same file; nobody may change them.
+        once: share the weights with all that this process reads so from the same file; no one may change them.
     """
     file = folder / _WEIGHTS
     if not fits(config) or getattr(config, "quantization_config", None) or not file.is_file():

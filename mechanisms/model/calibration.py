@@ -46,7 +46,7 @@ def thresholds_for(
     Args:
         logits: float [n, codes], in any order of records that owes nothing to the answers.
         labels: int64 [n], index of the right code; -1 where the model has no such code, which no answer gets right.
-        fitted_on: what the records are; told to everybody who reads a threshold.
+        fitted_on: what the records are; shown with each threshold.
 
     Returns:
         `{schema, temperature, thresholds, reached, fitted_on, records, confidence}`. Each threshold holds

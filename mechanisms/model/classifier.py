@@ -133,7 +133,7 @@ class Classifier:
         self.parameters = [p for p in part.parameters() if p.requires_grad]
         self.flat = torch.empty(sum(p.numel() for p in self.parameters), dtype=torch.float32, device=device)
         self.spans: dict[int, slice] = {}
-        """Where a trainable parameter lies in `flat`, by its id."""
+        """Where a trainable parameter is in `flat`, by its id."""
         start = 0
         for p in self.parameters:
             span = self.spans[id(p)] = slice(start, start + p.numel())

@@ -1,6 +1,6 @@
 """Sums of per-record gradients, each cut to a norm, from one forward and one backward pass.
 
-Autograd is asked for the gradients of layers' outputs alone. From them and the layers' inputs follow the gradients of
+Autograd is asked only for the gradients of layers' outputs. From them and the layers' inputs follow the gradients of
 each record: of a linear layer on one vector a record, with input a_i and output gradient g_i, in closed form,
 
     grad_i = g_i a_i',    || grad_i ||^2 = || g_i ||^2 (|| a_i ||^2 + 1) with a bias,    sum_i c_i grad_i = (c g)' a

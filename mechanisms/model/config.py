@@ -135,7 +135,7 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         return resolved(value)
 
     def frozen(self) -> ModelConfig:
-        """Returns the model of the encoder's features alone, with a head that starts at random."""
+        """Returns the model that reads only the encoder's features, with a head that starts at random."""
         return self.model_copy(update={"trainable": "head", "prior": "none", "lexical": "none", "lora_layers": None})
 
     @property

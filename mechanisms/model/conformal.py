@@ -3,7 +3,7 @@
 A code is in a record's set if its probability reaches a limit: the k-th largest probability that n calibration records
 gave to their right codes, with k = ceil((n + 1) coverage) (Vovk et al. 2005; Angelopoulos and Bates 2023, section 1).
 A new record that is exchangeable with them then has its right code in the set with probability `coverage` or more.
-A code with enough records has a limit from its records alone, the others share one (Mondrian; Vovk 2012, section 4):
+A code with enough records has a limit only from its records, the others share one (Mondrian; Vovk 2012, section 4):
 then the promise holds for each such code and for the others together.
 """
 
@@ -21,7 +21,7 @@ from mechanisms.model.scorer import softmax
 
 COVERAGES = (0.8, 0.85, 0.9, 0.95, 0.98, 0.99)
 _ROUNDING = 1 - 1e-5
-"""Factor of a limit, so that float32 excludes no code that lies on it."""
+"""Factor of a limit, so that float32 excludes no code that is on it."""
 _FEWEST_OF_CODE = 10
 
 

@@ -22,7 +22,7 @@ PACKAGED = packaged.MINILM
 def resolve(name: str) -> str:
     """Returns a hub name or folder that transformers can load; refuses a folder without a model.
 
-    A folder of sentence-transformers is one too: its first module lies in it or in a folder below it. How such a model
+    A folder of sentence-transformers is one too: its first module is in it or in a folder below it. How such a model
     pools and scales is not read from it: the pooling is the run's.
     """
     if name == NO_ENCODER:
@@ -91,7 +91,7 @@ def load_tokenizer(name: str) -> Any:
 
 
 def whole_words(name: str) -> set[str]:
-    """Returns the words that are single tokens of the encoder's tokenizer, in lower case, as they stand in its file."""
+    """Returns the words that are single tokens of the encoder's tokenizer, in lower case, as they are in its file."""
     tokens = list(load_tokenizer(name).get_vocab())
     for mark in ("Ġ", "▁"):  # in front of a word's first piece: byte-level BPE, SentencePiece
         if any(token.startswith(mark) for token in tokens):
@@ -153,7 +153,7 @@ _POSITIONS_AFTER_PADDING = {"roberta", "xlm-roberta", "camembert", "mpnet", "lon
 
 @lru_cache(maxsize=8)
 def shape(name: str) -> tuple[int, int]:
-    """Returns the parameters and width of an encoder, from its configuration alone."""
+    """Returns the parameters and width of an encoder, only from its configuration."""
     import torch
     from transformers import AutoConfig
 

@@ -16,7 +16,7 @@ from mechanisms.model.encoder_files import load, resolve
 from mechanisms.model.inputs import TokenInputs
 
 _WEIGHTS: dict[str, Any] = {"dtype": "float32", "use_safetensors": True}
-"""Weights come from safetensors alone: the older format is a pickle."""
+"""Weights come only from safetensors: the older format is a pickle."""
 
 
 def token_inputs(tokenizer: Any, texts: Sequence[str], *, max_length: int) -> TokenInputs:
@@ -39,7 +39,7 @@ def load_frozen(name: str, *, once: bool = False) -> nn.Module:
     """Loads an encoder of which nothing trains: of BERT's layout, from a folder, without transformers' module.
 
     Args:
-        once: share the weights with all that this process loads so by this name; nobody may change them.
+        once: share the weights with all that this process loads so by this name; no one may change them.
     """
     from transformers import AutoConfig
 
@@ -124,7 +124,7 @@ def linear_maps(model: nn.Module, count: int) -> list[str]:
 
 
 def _with_layers(model: nn.Module, some: Sequence[nn.Module]) -> nn.Module:
-    """Returns the encoder with these layers alone; what it was made from stays as it is."""
+    """Returns the encoder with only these layers; what it was made from stays as it is."""
     whole, inner = copy.copy(model), copy.copy(cast(nn.Module, model.encoder))
     for module in (whole, inner):
         module._modules = dict(module._modules)

@@ -30,7 +30,7 @@ from mechanisms.model.scorer import LABELS, MOST_CHARACTERS, codes_of
 from mechanisms.model.threads import forward_passes, forward_tokens
 
 ENCODER = "0_Transformer"
-"""Folder of a mean-pooled model's encoder. Not the bundle itself: where it lies beside names of codes, transformers
+"""Folder of a mean-pooled model's encoder. Not the bundle itself: where it is next to names of codes, transformers
 makes up a head for it and answers with those names."""
 DENSE = "2_Dense"
 

@@ -1,7 +1,7 @@
 """Whose fit a folder holds, in digests under a key of its own.
 
-A finished or broken fit is continued with whatever lies in its folder, under the claim of the plan that continues: so
-it has to be that plan's, on those records. Digests are BLAKE2b under 32 random bytes that lie beside them: to whom the
+A finished or broken fit is continued with whatever is in its folder, under the claim of the plan that continues: so
+it has to be that plan's, on those records. Digests are BLAKE2b under 32 random bytes that are next to them: to whom the
 folder is not open they say nothing, and folders of the same records have none in common. A folder with files and
 without identity is anyone's, and refused: starting over costs time, believing it could cost a claim.
 """
@@ -137,7 +137,7 @@ def _read(file: Path) -> dict[str, str] | None:
 
 
 def _write(file: Path, identity: Mapping[str, str]) -> None:
-    """All or nothing, and for nobody else to read."""
+    """All or nothing, and for no one else to read."""
     partial = _partial(file)
     partial.touch(mode=0o600)
     partial.write_text(json.dumps(identity))

@@ -42,7 +42,7 @@ FILE = "lexicon.json"
 HASHED_COLUMNS = 768
 _ALIKE = 0.0065
 """Share of pairs of a word and a stem that are alike: for MiniLM those with a cosine above 0.4. Of an encoder whose
-words all lie in one direction the cosines are large, and so is the one from which likeness counts."""
+words all are in one direction the cosines are large, and so is the one from which likeness counts."""
 _MOST_PAIRS = 1 << 22
 _ROWS = 4096
 _STEPS = 255

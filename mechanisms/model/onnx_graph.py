@@ -1,10 +1,10 @@
-"""Writes a released folder's model as ONNX graphs that take narratives and give codes, in onnxruntime alone.
+"""Writes a released folder's model as ONNX graphs that take narratives and give codes, only in onnxruntime.
 
     session = onnxruntime.InferenceSession("model.onnx")
     codes, scores = session.run(["codes", "scores"], {"texts": ["Fell from a ladder."]})
 
 Tokenizer, words and codes are inside (`text_graph`). `model.onnx` holds no weight: each is a place in a safetensors
-file of the same folder, so that it follows from the model's configuration alone. `model.int8.onnx` holds its own, and
+file of the same folder, so that it follows only from the model's configuration. `model.int8.onnx` holds its own, and
 the encoder in eight bits.
 """
 

@@ -17,7 +17,7 @@ _CELLS = 1 << 22
 def resampled_f1(labels: np.ndarray, predicted: np.ndarray, *, resamples: int = RESAMPLES) -> dict[str, np.ndarray]:
     """Computes weighted and macro F1 (`metrics`) on resamples of n test records, drawn with replacement.
 
-    The draws depend on n alone, so that two classifiers of the same records meet the same resamples.
+    The draws depend only on n, so that two classifiers of the same records meet the same resamples.
 
     Args:
         labels, predicted: int64 [n].

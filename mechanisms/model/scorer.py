@@ -1,4 +1,4 @@
-"""Scores narratives by the graph of a released folder, in onnxruntime alone."""
+"""Scores narratives by the graph of a released folder, only in onnxruntime."""
 
 from __future__ import annotations
 

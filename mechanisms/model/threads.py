@@ -71,7 +71,7 @@ def forward_passes(inputs: Inputs, device: torch.device) -> Iterator[Map]:
 
 
 def forward_batch_size(inputs: Inputs, device: torch.device) -> int:
-    """Records a batch for forward passes alone.
+    """Records a batch in forward passes.
 
     On a CPU the activations of 16 narratives stay in a core's cache; 128 take twice as long a record. A GPU's kernels
     take time to start; beyond 512 padding costs more. A head computes for less time than its calls take.
@@ -82,7 +82,7 @@ def forward_batch_size(inputs: Inputs, device: torch.device) -> int:
 
 
 def forward_tokens(precision: Precision, device: torch.device) -> int:
-    """Tokens a batch for forward passes of an encoder alone, padding included.
+    """Tokens a batch for an encoder's forward passes, padding included.
 
     float32's activations of 1,024 stay in a core's cache; in bfloat16 longer products win more.
     """

@@ -143,7 +143,7 @@ _AHEAD = 4 << 30
 class _Draws:
     """Puts the repeatable draws of a pass into the classifier, one after the other.
 
-    A card computes a pass in less time than a core needs for the normals of one draw. So the posterior lies on the
+    A card computes a pass in less time than a core needs for the normals of one draw. So the posterior is on the
     card where there is room. The normals of the next draws are made and copied meanwhile, each draw's by a core of its
     own.
     """
@@ -220,7 +220,7 @@ def _again_in_float32(
 ) -> None:
     """Replace what bfloat16 said near the maximum by float32, at the draws and in the batches that could hold it.
 
-    With e the largest |bfloat16 - float32| of a weighted log-likelihood and B the rough maximum, what lies below B - 2e
+    With e the largest |bfloat16 - float32| of a weighted log-likelihood and B the rough maximum, what is below B - 2e
     cannot be the maximum in float32. e is measured on all that is looked at again; while the band proves narrower than
     2e it is widened and the look repeated. Afterwards Delta and the risk it comes from are float32; other records keep
     a risk that is off by at most e / alpha.

@@ -4,7 +4,7 @@ base        the posterior without weights; risks over its draws          -> weig
 weighted    the posterior with these weights                             -> sensitivity Delta
 reweighted  equation 7, then the same again                              -> Delta, measured anew
 
-`run` is the one chain. A mechanism runs it in memory, a retrain as stages, and an audit on many trials at once; they
+`run` is the one chain. A mechanism runs it in memory, a training run as stages, and an audit many times at once; they
 differ in how a round is fitted and measured, and in the type of weights.
 """
 

@@ -164,8 +164,8 @@ def _swag_ppm(event: SwagPpmEvent, *, delta: float | None, unit: dict[str, Any])
     | leave-one-out, l <= 0          | in [-Delta, Delta]         | Delta     |
     | one record replaced, l <= 0    | in [-2 Delta, 2 Delta]     | 2 Delta   |
 
-    For l <= 0 the factor lies in [1, e^Delta] and the normalising constant's in [1, e^Delta] too, and they pull apart,
-    hence Delta. A unit of m records: its part of the log-likelihood lies in [-m Delta, 0], because
+    For l <= 0 the factor is in [1, e^Delta] and the normalising constant's in [1, e^Delta] too, and they pull apart,
+    hence Delta. A unit of m records: its part of the log-likelihood is in [-m Delta, 0], because
     max_theta |sum_i alpha_i l_i| <= sum_i Delta_i <= m Delta, so both bounds are multiplied by m.
     """
     return pseudo_posterior(

@@ -17,7 +17,7 @@ _BLOCK = 1 << 20
 def system_normal(out: Tensor) -> Tensor:
     """Fill a float32 tensor in place with independent standard normals and return it.
 
-    This is not a discrete Gaussian: the claim that rests on the draw carries a floating-point caveat.
+    This is not a discrete Gaussian: the claim that depends on the draw carries a floating-point caveat.
     """
     flat = out.view(-1)
     for start in range(0, flat.numel(), _BLOCK):

@@ -157,7 +157,7 @@ def is_exact(event: Event | None) -> bool:
 
 
 class Claim(BaseModel, frozen=True, extra="forbid"):
-    """A privacy claim with everything it rests on. A number without these is not a claim."""
+    """A privacy claim with everything it depends on. A number without these is not a claim."""
 
     guarantee_kind: GuaranteeKind
     epsilon: float | None = Field(default=None, description="None when the kind is `none`")

@@ -1,6 +1,6 @@
 """Randomness of the DP mechanisms: secret, and yet the same again when a run resumes.
 
-DP-SGD's guarantee needs noise *and* samples that nobody can guess. A seed in a parameter file would give both away, so
+DP-SGD's guarantee needs noise *and* samples that no one can guess. A seed in a parameter file would give both away, so
 the key is 32 bytes of the operating system's entropy, drawn when a run starts. It lives in the private checkpoint
 alone, never in a parameter, log or result, and goes when the run ends.
 

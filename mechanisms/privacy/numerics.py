@@ -1,4 +1,4 @@
-"""Numerics that claims and bounds rest on: a root on the safe side, and what finitely many draws leave open."""
+"""Numerics that claims and bounds depend on: a root on the safe side, and what finitely many draws leave open."""
 
 from __future__ import annotations
 

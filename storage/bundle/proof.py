@@ -1,7 +1,7 @@
 """Makes and checks the ledger's proof in a bundle: the committed row's public fields, its hash, the signed head.
 
 The whole row stays with the agency. It holds digests of the records, the posterior and the risk weights, which follow
-from the records alone: anyone who knew all records but one could try candidates for the last one until the digests
+only from the records: anyone who knew all records but one could try candidates for the last one until the digests
 agree, against any epsilon. It also names requester and approvers, and the time to a microsecond. The partner gets the
 row's public fields and its hash. The hash hides its inputs: it includes the microsecond times of this row and, by the
 previous hash (which stays too), of every row before. The agency settles a later dispute: the row with this sequence

@@ -142,7 +142,7 @@ def model_files(names: Iterable[str]) -> frozenset[str]:
 
 
 def list_files(folder: Path, *, allowed: frozenset[str]) -> dict[str, Path]:
-    """Lists the files of a bundle by name, by their status alone: nothing is opened."""
+    """Lists the files of a bundle by name, only by their status: nothing is opened."""
     bundle.check_allowed(folder, allowed)
     present = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     for name, path in present.items():

@@ -14,7 +14,7 @@ import unicodedata
 from collections.abc import Sequence
 
 SHORTEST = 24
-"""Bytes of a cell's normal form from which the cell alone names a record; shorter ones are titles and categories."""
+"""Bytes of a cell's normal form from which on the cell names a record; shorter ones are titles and categories."""
 SIZE = 16
 
 _NO_LETTER = re.compile(r"[\W_\u115f\u1160\u3164\uffa0]+")

@@ -29,7 +29,7 @@ class IngestConfig(BaseModel):
         default=("Final Narrative",),
         min_length=1,
         title="Text columns",
-        description="Columns that the classifier reads, such as the narrative, or job title, activity, incident and object.",
+        description="Columns that the classifier reads, such as the narrative, or job title and incident.",
     )
     template: str | None = Field(
         default=None,
@@ -224,7 +224,9 @@ class IngestConfig(BaseModel):
         if fault := template_fault(self.text_columns, self.template):
             raise ValueError(fault)
         if self.label_column in self.text_columns:
-            raise ValueError("label_column is among text_columns, so the classifier would read the answer. Remove it there")
+            raise ValueError(
+                "label_column is among text_columns, so the classifier would read the answer. Remove it there"
+            )
         if not self.label_column:
             raise ValueError("label_column is empty. Name the column of the codes")
         if self.max_per_unit is not None and self.unit_column is None:

@@ -1,4 +1,4 @@
-"""Identifies records, and draws the numbers that follow from an identity alone.
+"""Identifies records, and draws the numbers that follow only from an identity.
 
 A record's id identifies it. Without one its content does: every cell that ingest reads of it, byte for byte, and, of
 several with the same content, a number from 0 on. Such records are interchangeable: removing one removes the last

@@ -99,7 +99,7 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """Open a transaction that nobody else writes beside; commits at the end, rolls back on an error."""
+        """Open a transaction during which no one else writes; commits at the end, rolls back on an error."""
         with self._safe_errors(), self.engine.connect() as plain:
             connection = plain.execution_options(ledger_write=True)
             with connection.begin():

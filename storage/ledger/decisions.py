@@ -2,7 +2,7 @@
 
 ECDSA on P-256 with SHA-256 over the canonical JSON (RFC 8785) of everything but the signature. Whose key it is, the
 policy says; a name that someone typed is no decision. What is decided upon is named by its digest, and the terms that
-the signer saw stand beside it, so that the ledger's row can be held against them.
+the signer saw are next to it, so that the ledger's row can be compared with them.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def signer(decision: Decision, rule: ApprovalRule, matter: Matter, *, at: dateti
     """Return the signer's name, when the decision counts under this rule.
 
     Args:
-        matter: what is decided; a decision on another digest or other terms is stale, and nobody decides on their own
+        matter: what is decided; a decision on another digest or other terms is stale, and no one decides on their own
             request.
         at: the moment that the rule's age limit is held against; now when not given.
     """

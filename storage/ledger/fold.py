@@ -3,7 +3,7 @@
 A row counts as what it is worth, not because it is in the chain. A release's rows, handovers and revocations carry the
 signature of a releasing worker's key, over their place in the chain too; approvals, refusals and changes of a policy
 those of the persons whose keys the policy in force lists. What an account is charged follows from the events of the
-releases that it counts, and stands in no row. A row that does not follow from those before is named in `State.bad` and
+releases that it counts, and is in no row. A row that does not follow from those before is named in `State.bad` and
 has no effect, except that a well signed release is charged in any case and may not be drawn. Damage to the chain itself
 stops everything.
 """
@@ -376,7 +376,7 @@ class State:
 
 
 def fold(entries: Iterable[Entry], state: State | None = None) -> State:
-    """Returns the state after more rows; without one, after these alone."""
+    """Returns the state after more rows; without one, only after these."""
     state = state or State()
     for entry in entries:
         state.take(entry)

@@ -46,7 +46,7 @@ class Head(BaseModel):
 
 
 def new_keys(folder: Path) -> tuple[Path, Path]:
-    """Make a P-256 key pair in `folder`: the private key readable by its owner alone, the public one for partners."""
+    """Make a P-256 key pair in `folder`: the private key readable only by its owner, the public one for partners."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -129,7 +129,7 @@ def key_id(key: EllipticCurvePublicKey) -> str:
 def state_head(
     sequence: int, row_hash: str, *, key: EllipticCurvePrivateKey | None = None, stated_at: str | None = None
 ) -> Head:
-    """Return the statement that the ledger stands at this row, signed when there is a key; stated now, or as said."""
+    """Return the statement that the ledger is at this row, signed when there is a key; stated now, or as said."""
     head = Head(
         sequence=sequence,
         hash=row_hash,

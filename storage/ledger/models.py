@@ -132,7 +132,7 @@ class SearchFit(_Subject):
 
 
 class Sensitivity(_Subject):
-    """Holds which posterior of a retrain an epsilon and a Delta are of."""
+    """Holds which posterior of a training run an epsilon and a Delta are of."""
 
     LABEL: ClassVar[str] = "sensitivity of the {round} posterior, no release"
     kind: Literal["sensitivity"] = "sensitivity"
@@ -140,7 +140,7 @@ class Sensitivity(_Subject):
 
 
 class Scores(_Subject):
-    """Marks the scores of a retrain on held-out records."""
+    """Marks the scores of a training run on held-out records."""
 
     LABEL: ClassVar[str] = "internal evaluation on the test half"
     kind: Literal["scores"] = "scores"

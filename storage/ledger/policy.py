@@ -3,7 +3,7 @@
 docs/reference/ledger.md has an example with every field.
 
 A cap holds for each cohort by itself: of records, which are in one cohort each, disjoint cohorts compose in parallel;
-a release over several cohorts spends from each. Where the claim protects a unit, whose records may lie in several
+a release over several cohorts spends from each. Where the claim protects a unit, whose records may be in several
 cohorts, all of them have one account beside (`all cohorts`), under the least cap of any. Composition is `exact`, by
 what each release's event costs, or `basic`: epsilons add up, deltas add up. `formal` and `asymptotic-local` are two
 accounts that nothing adds to each other. A kind without a cap is refused.
@@ -96,7 +96,7 @@ class ApprovalRule(BaseModel):
     minimum: int = Field(default=0, ge=0, le=20)
     valid_days: int | None = Field(default=None, ge=1, le=3650)
     approvers: dict[str, str] = Field(default_factory=dict)
-    """Name and public P-256 key (PEM) of everybody who may decide."""
+    """Name and public P-256 key (PEM) of everyone who may decide."""
 
     @model_validator(mode="after")
     def _enough_keys(self) -> ApprovalRule:
@@ -252,4 +252,4 @@ DEFAULT_POLICY = Policy.parse(
         },
     }
 )
-"""Every population: formal (10, 0.001) and asymptotic-local 20 a cohort, nobody need approve. For trying out."""
+"""Every population: formal (10, 0.001) and asymptotic-local 20 a cohort, no one need approve. For trying out."""

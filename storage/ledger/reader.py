@@ -145,7 +145,7 @@ class LedgerReader:
         return budget_lines(self._in_force(state), state.accounts.values())
 
     def require_here(self, plan: ReleasePlan) -> None:
-        """Requires that a plan was made under this ledger, and under what stands in it."""
+        """Requires that a plan was made under this ledger, and under what is in it."""
         with self._reading() as (connection, state):
             self._require_here(connection, state, plan)
 
@@ -190,7 +190,7 @@ class LedgerReader:
             return ProjectedBalance(tuple(accounts[: len(own)]), tuple(accounts[len(own) :]), other)
 
     def refusal(self, plan: ReleasePlan) -> Row | None:
-        """Returns the row that refuses this plan, None where nobody did."""
+        """Returns the row that refuses this plan, None where no one did."""
         return self.state().refusals.get(plan.idempotency_key)
 
     def charges(self, release_id: str) -> tuple[Charge, ...]:

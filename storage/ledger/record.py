@@ -120,7 +120,9 @@ def registry_record(deployment: Deployment) -> dict[str, Any]:
                 "post_processing": "Rounding and packing of parameters; codes and thresholds follow from them.",
             },
             "implementation": {
-                "preprocessing_and_hyperparameter_tuning": _sentences(row.unprotected_inputs, "Nothing else reached the model."),
+                "preprocessing_and_hyperparameter_tuning": _sentences(
+                    row.unprotected_inputs, "Nothing else reached the model."
+                ),
                 "mechanisms": _paragraph(
                     f"mechanism {row.mechanism}",
                     f"Code {row.code_commit}",

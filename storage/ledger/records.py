@@ -1,11 +1,11 @@
 """Marks the records that a release is made from, so that the budget is theirs and not a name's.
 
-A record is known by keyed marks alone: 64 bits of a keyed BLAKE2b of each of its contents (an id, a text cell).
+A record is known only by keyed marks: 64 bits of a keyed BLAKE2b of each of its contents (an id, a text cell).
 The ledger keeps the marks of every release (`registry.py`); the key stays in the workspace
 (`private/registry.key`, or the file that AUTOCODER_REGISTRY_KEY names). Anyone who has one of the two can try no guess.
 
 Two releases share records where one content is in both. Releases whose claims protect units (a person, an
-establishment) share them where a unit's mark, of its name alone, is in both. Not detected: records whose text was
+establishment) share them where a unit's mark, made of its name, is in both. Not detected: records whose text was
 edited; units that are spelt otherwise. False alarm: two sets of n and m different contents share a mark with
 probability below n m / 2^64, 2e-9 for 200,000 each.
 """
@@ -101,7 +101,7 @@ def same_records(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None,
 
     Compared are the marks below the smaller of the samples' ends, up to which both are complete: contents added to a
     set leave fewer of the others in its sample, and still count as the whole that they contain. Samples of two keys,
-    which nobody can compare, are taken to be the same. Without one of them nothing is known.
+    which no one can compare, are taken to be the same. Without one of them nothing is known.
     """
     if not one or not other:
         return False

@@ -43,7 +43,7 @@ class Step(StrEnum):
     BUILD = "build"
     """The recorded draw is there, its bundle isn't committed: run the same release again, which builds it."""
     COMMIT = "commit"
-    """The bundle stands as announced and isn't recorded yet."""
+    """The bundle is as announced and isn't recorded yet."""
     BURN = "burn"
     """The recorded draw is lost or changed; it can't be made again."""
     LOST_BUNDLE = "lost-bundle"
@@ -76,7 +76,7 @@ def draw_path(workspace: Workspace, release_id: str) -> Path:
 
 
 def draws(workspace: Workspace) -> list[Path]:
-    """Return every draw that lies in a workspace, whichever ledger paid for it."""
+    """Return every draw that is in a workspace, whichever ledger paid for it."""
     return sorted((workspace.private / "releases").glob(f"*/{DRAW_NAME}"))
 
 

@@ -73,8 +73,8 @@ def restore(
 ) -> int:
     """Adds the rows that the ledger lacks, as far as they follow from those that it has; returns how many.
 
-    Anyone who writes in the workspace can write in its journal. So a policy that nobody signed is not put in force,
-    unless the operator names it, or a later row that this machine's key signed stands on it.
+    Anyone who writes in the workspace can write in its journal. So a policy that no one signed is not put in force,
+    unless the operator names it, or a later row that this machine's key signed depends on it.
 
     Args:
         key: this machine's.

@@ -163,7 +163,7 @@ def _header_at(rows: Sequence[Sequence[str]], required: Sequence[str]) -> tuple[
 
 
 class _Bytes:
-    """The records in UTF-8, without what stands above them, and a row behind them that shows that all were read."""
+    """The records in UTF-8, without what is above them, and a row behind them that shows that all were read."""
 
     closed = False
 

@@ -274,7 +274,7 @@ def read_small(
 def pieces(rows: Iterator[Row], *, columns: int) -> Iterator[list[Row]]:
     """Yields rows in lists of bounded size: by their number, their cells and their characters of text.
 
-    The cuts depend on the rows alone, so that a second reading gives the same pieces.
+    The cuts depend only on the rows, so that a second reading gives the same pieces.
     """
     most = max(1, min(_PIECE_ROWS, _PIECE_CELLS // max(1, columns)))
     piece: list[Row] = []

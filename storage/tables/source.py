@@ -40,7 +40,7 @@ MOST_COLUMNS = 100_000
 MOST_EXPANSION, SMALL = 200, 64 << 20
 """How many times a packed file may unfold, where it is not small."""
 HEAD = 1 << 18
-"""First bytes, by which a file is told."""
+"""First bytes, by which a file is recognised."""
 _BOOK_MEMORY = 4 << 30
 _PACKED: Final[dict[bytes, Container]] = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz"}
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
@@ -243,7 +243,7 @@ _USUAL = frozenset(
 
 
 def _usual(columns: Sequence[str]) -> bool:
-    """Checks whether a first row is column names by its words alone, such as title,code."""
+    """Checks whether a first row is column names only by its words, such as title,code."""
     return (
         len(columns) > 1
         and all(set(re.findall(r"[a-z]+", name.casefold())) & _USUAL for name in columns)

@@ -35,12 +35,12 @@ class Bound:
 
     @property
     def refutes(self) -> float:
-        """The largest claim that this bound refutes: none if the trials themselves claimed as much."""
+        """The largest claim that this bound contradicts: none if the trials themselves claimed as much."""
         return self._counts(self.epsilon)
 
     @property
     def could_refute(self) -> float:
-        """`refutes` for perfect guesses: 0 if these, too, could have refuted nothing."""
+        """`contradicts` for perfect guesses: 0 if these, too, could have contradicted nothing."""
         return self._counts(self.reach)
 
     def _counts(self, epsilon: float) -> float:

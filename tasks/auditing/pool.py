@@ -2,7 +2,7 @@
 
 The test half is the held-out share, never trained on: drawn at random at ingest, code by code, or what is dated on or
 after `train_before`. In reruns a coin decides for each record of both halves. Records of the test half are trained on
-in reruns alone, which are never released.
+only in reruns, which are never released.
 """
 
 from __future__ import annotations

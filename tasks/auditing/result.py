@@ -68,7 +68,7 @@ class AuditResult(BaseModel, frozen=True):
 
     @property
     def contradicted(self) -> tuple[str, ...]:
-        """Lists branches whose claim the measurement refutes."""
+        """Lists branches whose claim the measurement contradicts."""
         return tuple(dict.fromkeys(one.branch for one in self.branches if one.verdict == CONTRADICTED))
 
     @property

@@ -94,7 +94,7 @@ def rerun_seconds(estimate: Estimate, chosen: Sequence[Branch]) -> float:
 def _settled(
     context: Context, parameters: RetrainParameters, terms: Terms, *, do: Do, prefect_run_id: str | None
 ) -> tuple[RetrainParameters, Terms]:
-    """Settles the parameters as a retrain with a target epsilon does: c searched, or the noise set."""
+    """Settles the parameters as a training run with a target epsilon does: c searched, or the noise set."""
     if parameters.formal is not None:
         released = formal.formal_branch(parameters)[1]
         target = terms.target_epsilon or released.target_epsilon

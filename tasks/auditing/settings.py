@@ -57,7 +57,7 @@ class AuditParameters(BaseModel, frozen=True, extra="forbid", title="Audit"):
 
 
 def choose_branches(names: str, parameters: RetrainParameters, branches: Mapping[str, Branch]) -> tuple[Branch, ...]:
-    """Returns branches by name; `release` stands for the branch that a retrain with these parameters releases."""
+    """Returns branches by name; `release` stands for the branch that a training run with these parameters releases."""
     if parameters.formal is not None:
         from tasks.branches import formal  # brings Prefect, which reads its settings when it is imported
 

@@ -1,7 +1,7 @@
 """Stages: reruns one mechanism on records chosen by coins, and scores all records with its draws.
 
 A few trials are a part, a stage of its own: a killed audit continues after the parts that are finished, and workers can
-share them. A trial's coins and seeds depend on its number alone, and trials of a part run side by side everywhere.
+share them. A trial's coins and seeds depend only on its number, and trials of a part run side by side everywhere.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs experiments: one mechanism on one model and one data set, at a seed and a target.
 
-A retrain is one experiment, a comparison many, and an audit attacks one. Most mechanisms are one fit: plan its noise,
+A training run is one experiment, a comparison many, an audit attacks one. Most mechanisms are one fit: plan its noise,
 fit, score on the test half. SWAG-PPM is a chain of fits, and one repeatable draw is scored.
 """
 
@@ -114,7 +114,7 @@ class Experiment:
 
     @cached_property
     def parameters(self) -> RetrainParameters:
-        """Those of the retrain that this experiment is: its seed, and where it is SWAG-PPM the mechanism's settings."""
+        """The parameters of this experiment: its seed, and where it is SWAG-PPM the mechanism's settings."""
         run = self.study.parameters
         if self.swag_ppm is None:
             return run.model_copy(update={"fit": run.fit.model_copy(update={"seed": self.seed})})
@@ -164,7 +164,7 @@ class Experiment:
     def fit_rounds(self) -> tuple[Chain[ArtifactRef], Event]:
         """Runs SWAG-PPM's chain as far as the branch's round, and returns that round's event.
 
-        A comparison and a retrain reuse each other's finished stages.
+        A comparison and a training run reuse each other's finished stages.
         """
         assert self.swag_ppm is not None
         study, parameters, name = self.study, self.parameters, self.swag_ppm.round

@@ -22,7 +22,7 @@ from tasks.running.stage import Context, Step
 
 
 def formal_branch(parameters: RetrainParameters) -> tuple[Branch, Terms]:
-    """Returns the branch that a formal retrain releases, with its settings, and its terms.
+    """Returns the branch that a formal training run releases, with its settings, and its terms.
 
     Raises:
         InputError: the branch does not exist or cannot be released so, a setting is wrong, or no epsilon is given.

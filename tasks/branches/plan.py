@@ -1,6 +1,6 @@
 """Plans the release of a branch, and saves the settings that made it beside the plan.
 
-An audit of the plan uses these settings. Nobody signs their file: an audit compares its fit with the plan's.
+An audit of the plan uses these settings. No one signs their file: an audit compares its fit with the plan's.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ TOLERANCE = 2e-3
 def texts(codes: Sequence[Code]) -> tuple[str, ...]:
     """Returns titles, with pairs of them if they are few; the codes if there are no titles.
 
-    They are drawn from the list alone and depend on no record.
+    They are drawn only from the list and depend on no record.
     """
     titles = list(dict.fromkeys(entry.title.strip() for entry in codes if entry.title.strip()))
     phrases = titles or [f"code {entry.code}" for entry in codes]

@@ -86,7 +86,7 @@ proved = partial(Sentence, "proved")
 measured = partial(Sentence, "measured")
 """Makes a sentence with a figure of this release or of a similar one."""
 assumed = partial(Sentence, "assumed")
-"""Makes a sentence that nobody checked or can check."""
+"""Makes a sentence that no one checked or can check."""
 
 _ONE_DRAW = proved(
     "The released parameters were sampled once, without a seed, after the ledger had reserved the cost.",

@@ -85,7 +85,7 @@ def describe_encoder(encoder: str, sha256: str) -> str:
 
 
 def _texts_of_encoder(encoder: str) -> Iterator[str]:
-    """Yields added tokens and settings of an encoder that nobody reviewed, where they are more than usual ones."""
+    """Yields added tokens and settings of an encoder that no one reviewed, where they are more than usual ones."""
     tokens = (str(token) for token in encoder_files.load_tokenizer(encoder).added_tokens_decoder.values())
     yield from (f"token of the encoder: {token}" for token in tokens if not _SPECIAL.fullmatch(token))
     for one in sorted(set(encoder_files.settings(encoder)) - LIBRARY_SETTINGS):

@@ -50,7 +50,7 @@ class Groups:
         ]
 
     def shared(self, codes: Sequence[str]) -> str:
-        """Returns the most detailed level that all these codes lie in; "" without one."""
+        """Returns the most detailed level that all these codes are in; "" without one."""
         chains = [[*self.above[code], code] for code in codes]
         levels = [names[0] for names in zip(*chains, strict=False) if len(set(names)) == 1]
         return levels[-1] if levels else ""

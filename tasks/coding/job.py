@@ -1,6 +1,6 @@
 """Codes a whole table piece by piece, resumable after any crash, and puts it in place by one rename.
 
-The answers of each finished piece lie in a folder of the job, in a hidden one next to the output, without the
+The answers of each finished piece are in a folder of the job, in a hidden one next to the output, without the
 narratives. When all are complete, one pass over the input merges both. After a crash the same command codes only the
 missing pieces. Before the output is put in place, a mark next to it names its job. The mark is removed last, so that a
 job that died during cleanup counts as finished.
@@ -71,7 +71,7 @@ class CodingJob:
         return self.out.with_name(f".{self.out.name}.coded")
 
     def parts(self, bundles: Bundles) -> Path:
-        """Returns the folder of this job alone, with the answers of finished pieces."""
+        """Returns this job's own folder, with the answers of finished pieces."""
         return self.folder / self.key(bundles)[:32]
 
     def part(self, bundles: Bundles, number: int) -> Path:

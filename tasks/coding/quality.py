@@ -73,7 +73,7 @@ def draw(
 
     Args:
         columns: the columns for the human coder.
-        seed: repeats a sample. Without a seed nobody can predict it.
+        seed: repeats a sample. Without a seed no one can predict it.
         share: of all rows but those of sensitive codes, which are all drawn.
         size: rows in all, in place of the share: stratified, by Neyman's allocation (`tasks.coding.strata`).
         prefix: of the columns of one bundle, where the table has the codes of several.
@@ -149,7 +149,7 @@ def read_double_coded(
 
     Args:
         sample: of `autocoder sample`, with the human's codes, which went through a table program.
-        listed: every code that there is; empty: not known, and those of the table are known alone.
+        listed: every code that there is; empty: not known, and only those of the table are used.
         allow_unlisted: counts codes that are not listed as codes of their own.
         read: how the sample is read.
 

@@ -127,7 +127,7 @@ class _Opened:
         self._next = 0
 
     def piece(self, number: int) -> list[Row]:
-        """Reads on to a piece; begins again for one that lies behind."""
+        """Reads on to a piece; begins again for one that is behind."""
         if self._pieces is None or number < self._next:
             self.close()
             self._pieces = self.job.pieces()

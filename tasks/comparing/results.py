@@ -1,4 +1,4 @@
-"""Writes a comparison: `results.json`, and one table and one plot of it, in the private workspace. Aggregates alone."""
+"""Writes a comparison: `results.json`, and one table and one plot of it, only in the private workspace. Aggregates."""
 
 from __future__ import annotations
 

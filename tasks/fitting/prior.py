@@ -71,7 +71,7 @@ def narratives(model: ModelConfig) -> Step:
 
 @cache
 def invented_narratives() -> list[str]:
-    """Returns narratives that nobody wrote, the same everywhere."""
+    """Returns narratives that no one wrote, the same everywhere."""
     return demo_data.narratives(_NARRATIVES, seed=_SEED)
 
 

@@ -1,7 +1,7 @@
 """Saves the signed decisions on a planned release and evaluates them under the policy in force.
 
 A decision is a file `private/plans/<plan>.decisions/<key id>.json`; the ledger checks each again when it reserves, so
-nothing rests on who may write there.
+nothing depends on who may write there.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def require_read(plan: CheckedPlan, accepted: str | None) -> None:
 
 
 def may_release(plan: CheckedPlan, status: ApprovalStatus, *, file: str, deployed: bool) -> bool:
-    """Checks whether the plan may be released now. Nobody is asked to sign a plan that the gate would stop.
+    """Checks whether the plan may be released now. No one is asked to sign a plan that the gate would stop.
 
     Args:
         deployed: a deployment releases it, which can wait for approvals and needs a policy of the agency.

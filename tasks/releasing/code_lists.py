@@ -28,7 +28,7 @@ class CodeListVerdict:
     texts: int = 0
     """Entries that the plan's page lists."""
     advice: str = ""
-    """What to do so that nobody has to read them."""
+    """What to do so that no one has to read them."""
 
     @property
     def description(self) -> str:

@@ -47,7 +47,7 @@ class Evidence(BaseModel, frozen=True, extra="ignore"):
         return cls.model_validate(details)
 
     def verdict(self, claim: Claim, *, minimum: float = 1.0) -> str:
-        """Returns the verdict on a claim; inconclusive is an audit that could not have refuted it.
+        """Returns the verdict on a claim; inconclusive is an audit that could not have contradicted it.
 
         Like is held against like: bounds are for one unit more or less, and so is the number claimed for that.
 
@@ -63,7 +63,7 @@ class Evidence(BaseModel, frozen=True, extra="ignore"):
 
 
 def has_reruns(audit: Evidence | Measurement) -> bool:
-    """Checks that an audit reran the mechanism at a usual confidence; without reruns it refutes next to nothing."""
+    """Checks that an audit reran the mechanism at a usual confidence; without reruns it contradicts next to nothing."""
     # guard: test_an_audit_that_could_not_have_failed_opens_nothing
     return audit.confidence <= USUAL_CONFIDENCE and bool(audit.trials or audit.gradient_runs)
 

@@ -51,7 +51,7 @@ def save_record_set(context: Context, dataset: ArtifactRef) -> RecordSet:
 
 
 def find_record_set(context: Context, dataset: ArtifactRef) -> RecordSet | None:
-    """Returns the same marks for look-ups alone: saves nothing; None for a workspace without a key."""
+    """Returns the same marks only for look-ups: saves nothing; None for a workspace without a key."""
     private = context.workspace.private
     return _marked(context, dataset, registry_key(private)) if has_registry_key(private) else None
 
@@ -108,9 +108,9 @@ def record_evaluation(
 
     Args:
         label: for people; by default the subject's.
-        details: figures that may stand in the ledger; numbers are rounded to six decimals.
+        details: figures that may be in the ledger; numbers are rounded to six decimals.
         key: of idempotency; by default from label, population and artifacts.
-        settings: digest of what the row rests on; by default the parameters' without the release.
+        settings: digest of what the row depends on; by default the parameters' without the release.
     """
     facts, source = context.store.figures(dataset), provenance()
     artifacts = {name: ref.sha256 for name, ref in refs.items()}
@@ -189,7 +189,7 @@ def reference_f1(ledger: Ledger, planned: PlannedRelease) -> float | None:
 
 
 def _is_of(plan: ReleasePlan, row: Row, subject: type[Scores]) -> bool:
-    """Checks whether a row has this of the retrain that made a plan."""
+    """Checks whether a row has this of the training run that made a plan."""
     same = row.data_fingerprint == plan.data_fingerprint and row.parameters_digest == plan.parameters_digest
     return same and isinstance(row.subject, subject)
 

@@ -2,7 +2,7 @@
 artifacts.
 
 A plan is a function of its artifacts, of the settings of its method and of what was requested (`build_plan`). A release
-builds it again and compares the whole. It lies in the private workspace, since it holds the references of private
+builds it again and compares the whole. It is in the private workspace, since it holds the references of private
 artifacts.
 """
 

@@ -101,7 +101,7 @@ class Estimate:
         timed: Mapping[str, float],
         sampled: Mapping[str, int] | None = None,
     ) -> Estimate:
-        """Estimates a retrain of `rows` rows.
+        """Estimates a training run of `rows` rows.
 
         Args:
             sampled: records by split, once every row was read; a holdout is neither encoded nor trained on.

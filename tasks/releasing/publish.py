@@ -118,7 +118,7 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
 
     Raises:
         BudgetRefused: the budget does not allow it, or an audit contradicts the claim.
-        StorageError: the release was burned, or what lies on the disk is not what the ledger recorded.
+        StorageError: the release was burned, or what is on the disk is not what the ledger recorded.
     """
     with (
         private_errors("release"),

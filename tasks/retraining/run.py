@@ -31,7 +31,7 @@ _SCORES = ("weighted_f1", "macro_f1", "accuracy")
 
 @dataclass(frozen=True)
 class RetrainResult:
-    """Holds what a retrain is about to release, and its internal scores."""
+    """Holds what a training run is about to release, and its internal scores."""
 
     parameters: RetrainParameters
     planned: PlannedRelease
@@ -87,7 +87,7 @@ def run(
     """Runs every unfinished stage, plans the release, and writes the scores to the ledger.
 
     Raises:
-        InputError: the release, which follows, would contain titles that nobody has read.
+        InputError: the release, which follows, would contain titles that no one has read.
     """
     do = _with_code_list_check(context, parameters, do)
     if parameters.formal is not None:
@@ -174,7 +174,7 @@ def unfinished_stages(context: Context, parameters: RetrainParameters) -> list[s
 
 @dataclass(frozen=True)
 class Preview:
-    """Previews what a retrain would do and cost, before it does anything."""
+    """Previews what a training run would do and cost, before it does anything."""
 
     steps: Sequence[tuple[Step, bool]]
     """Each with a flag: its output exists already."""
@@ -224,7 +224,7 @@ def dry_run(parameters: RetrainParameters, context: Context) -> Preview:
 def _plan_if_measured(
     context: Context, parameters: RetrainParameters, outputs: Chain[ArtifactRef | None]
 ) -> PlannedRelease | None:
-    """Returns the plan, if every stage that its claim rests on is finished."""
+    """Returns the plan, if every stage that its claim depends on is finished."""
     last = parameters.rounds[-1]
     posterior, measured = outputs.posteriors.get(last), outputs.measured.get(last)
     if parameters.needs_search or not (outputs.dataset and outputs.prepared and posterior and measured):

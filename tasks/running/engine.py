@@ -61,7 +61,7 @@ def check(engine: str) -> None:
     """Refuses, before any work, an engine that could not compute.
 
     Raises:
-        InputError: it is no number and no address, nobody answers there, or it has no worker.
+        InputError: it is no number and no address, no one answers there, or it has no worker.
     """
     if not engine:
         return

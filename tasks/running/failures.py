@@ -83,7 +83,7 @@ def _disk_failure(error: Exception) -> str | None:
 
 
 def _kind(error: Exception) -> str:
-    """Returns the type; for a validation error also the fields, by our names alone."""
+    """Returns the type; for a validation error also the fields, only by our names."""
     if not isinstance(error, ValidationError):
         return type(error).__name__
     fields = {str(entry["loc"][0]) for entry in error.errors() if entry["loc"] and entry["type"] != "extra_forbidden"}

@@ -1,6 +1,6 @@
 """What surrounds a run: nothing here, a flow run of Prefect in `flows.server.prefect_run`.
 
-Prefect records runs and shows them. What a result rests on (locks, keys, resumption, ledger) is in the workspace, so
+Prefect records runs and shows them. What a result depends on (locks, keys, resumption, ledger) is in the workspace, so
 that a command alone on one machine needs no server.
 """
 

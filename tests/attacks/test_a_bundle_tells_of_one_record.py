@@ -34,7 +34,7 @@ DECLARES = (
 """Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
 
 PAID = {"2_Dense/model.safetensors", "golden.jsonl", "thresholds.json", "bom.cdx.json", "README.md"}
-"""Weights, and what is computed from them alone: answers, thresholds, which the card repeats, and digests."""
+"""Weights, and what is computed only from them: answers, thresholds, which the card repeats, and digests."""
 
 Built = tuple[Context, PlannedRelease, Tensor]
 

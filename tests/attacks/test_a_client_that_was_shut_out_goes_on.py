@@ -82,7 +82,7 @@ def test_a_key_that_was_taken_out(sealed: Sealed, keys: Path) -> None:
 def test_a_file_of_keys_that_is_broken_for_a_moment(
     sealed: Sealed, keys: Path, capsys: pytest.CaptureFixture[str], broken: str | None
 ) -> None:
-    """Lets nobody in who was not, shuts nobody out, and is told once, without a key."""
+    """Lets no one in, shuts no one out, and is reported once, without a key."""
     watch = watching(sealed, keys)
     if broken is None:
         keys.unlink()

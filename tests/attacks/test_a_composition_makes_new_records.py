@@ -51,7 +51,7 @@ def write(folder: Path, *, first: int = 0, rows: int = 60, change: Any = None, n
 
 
 def marks(context: Context, path: Path, **form: Any) -> RecordSet:
-    """Ingests a file as a retrain does; returns the marks that a reservation registers."""
+    """Ingests a file as a training run does; returns the marks that a reservation registers."""
     ingest = FORM | form
     step = ingest_records(DataParameters.model_validate({"source": str(path), "population": "p", "ingest": ingest}))
     return save_record_set(context, run_step(context, step))
@@ -77,7 +77,7 @@ COMPOSED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("form", COMPOSED.values(), ids=COMPOSED)
 def test_another_composition(context: Context, tmp_path: Path, form: dict[str, Any]) -> None:
-    """The marks are of each cell and of the record's id alone, before a template."""
+    """The marks are of each cell and of the record's id, before a template."""
     path = write(tmp_path)
     plain = marks(context, path, **({"id_column": "Case"} if "id_column" in form else {}))
     assert marks(context, path, **form).shared(plain).records
@@ -123,7 +123,7 @@ def test_another_spelling(kind: str) -> None:
 
 
 def test_other_records_stay_apart(context: Context, tmp_path: Path) -> None:
-    """A constant column, a short category and running numbers name nobody; the control of all tests above."""
+    """A constant column, a short category and running numbers name no one; the control of all tests above."""
     form: dict[str, Any] = {"id_column": "Case", "text_columns": ["Narrative", "Job"]}
     one = marks(context, write(tmp_path / "one", named="{}"), **form)
     other = marks(context, write(tmp_path / "other", first=500, named="{}"), **form)

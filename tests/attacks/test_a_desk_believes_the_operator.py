@@ -92,7 +92,7 @@ def test_a_ledger_of_the_operators_own(tmp_path: Path, monkeypatch: pytest.Monke
     "read", [PlannedRelease.load, Policy.load, heads.load_private_key, heads.load_public_key, read_roots]
 )
 def test_a_file_that_never_ends(tmp_path: Path, read: Callable[[Path], object]) -> None:
-    """A pipe that nobody writes into, and a device: refused at once."""
+    """A pipe that no one writes into, and a device: refused at once."""
     os.mkfifo(tmp_path / "pipe")
     for file in (tmp_path / "pipe", Path("/dev/zero")):
         with pytest.raises(InputError, match="not a regular file"):

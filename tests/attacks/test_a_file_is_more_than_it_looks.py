@@ -385,7 +385,7 @@ def test_aliases_and_years_are_read() -> None:
     "columns", [["qa_row"], ["qa_weight"], ["human_code"], ["Text", "Text"], ["Text", "qa_row"], ["human_code", "Text"]]
 )
 def test_a_sample_with_a_column_twice(tmp_path: Path, columns: list[str]) -> None:
-    """A table with such columns of its own: refused before a person fills in what nobody can read back."""
+    """A table with such columns of its own: refused before a person fills in what no one can read back."""
     coded = tmp_path / "coded.csv"
     coded.write_text("Text,qa_row,qa_weight,human_code,code,score\nfell,1,1,1,111,0.5\nhit,2,1,1,111,0.5\n")
     with pytest.raises(InputError, match="has such a column already"):
@@ -406,7 +406,7 @@ CONFIGS: list[tuple[str, Any]] = [
 def test_a_model_folder_that_hangs_or_fetches(
     tiny_roberta: Path, tmp_path: Path, key: str, value: Any, inside: str
 ) -> None:
-    """Layers of a hundred million, or attention by a program from elsewhere: refused by the configuration alone."""
+    """Layers of a hundred million, or attention by a program from elsewhere: refused by the configuration, before loading."""
     folder = tmp_path / "model"
     folder.mkdir()
     config = json.loads((tiny_roberta / "config.json").read_text())

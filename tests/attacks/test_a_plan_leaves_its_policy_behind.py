@@ -45,7 +45,7 @@ def made(
 
 
 def test_a_release_without_the_policy_is_held_against_it(made: tuple[Context, PlannedRelease]) -> None:
-    """The command that `retrain` prints names no policy; the default one asks nobody."""
+    """The command that `retrain` prints names no policy; the default one asks no one."""
     context, planned = made
     ledger = ledger_access.open_ledger(context, BundleParameters())
     assert ledger.policy().name == "officers"
@@ -56,7 +56,7 @@ def test_a_release_without_the_policy_is_held_against_it(made: tuple[Context, Pl
 
 
 def test_a_release_under_a_laxer_policy_is_refused(made: tuple[Context, PlannedRelease], tmp_path: Path) -> None:
-    """Another file is put in force by `ledger change-policy` alone, with the officer's signature."""
+    """Another file is put in force only by `ledger change-policy`, with the officer's signature."""
     context, planned = made
     (tmp_path / "lax.yaml").write_text(f"name: lax\ndefault: {{{CAPS}}}\n", encoding="utf-8")
     settings = BundleParameters(policy=str(tmp_path / "lax.yaml"))
@@ -66,7 +66,7 @@ def test_a_release_under_a_laxer_policy_is_refused(made: tuple[Context, PlannedR
 
 
 def test_two_first_policies_at_one_moment(tmp_path: Path) -> None:
-    """One is in force, and anyone who planned under another is told so: not each under its own."""
+    """One is in force, and planning under another is refused: not each under its own."""
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     Ledger.open(url)
     policies = [Policy.parse({"name": f"p{n}", "default": {"asymptotic-local": {"epsilon": n + 1}}}) for n in range(4)]

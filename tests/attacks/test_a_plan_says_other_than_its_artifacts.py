@@ -94,7 +94,7 @@ EDITS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", EDITS)
 def test_a_word_written_by_hand(made: tuple[Context, PlannedRelease], tmp_path: Path, name: str) -> None:
-    """Refused before anything is charged, whatever field it stands in."""
+    """Refused before anything is charged, whatever field it is in."""
     context, planned = made
     content = planned.model_dump(mode="json")
     EDITS[name](content)

@@ -1,4 +1,4 @@
-"""Would win: the release of what an audit has refuted, by a fit that the audit did not see, or by a weaker audit."""
+"""Would win: the release of what an audit has contradicted, by a fit that it did not see, or by a weaker audit."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def audit(ledger: Ledger, of: PlannedRelease, bound: float, **changes: Any) -> N
     ids=["seed", "label", "population", "sensitivity", "draws"],
 )
 def test_another_fit_of_the_method_is_blocked_too(ledger: Ledger, changes: dict[str, Any]) -> None:
-    """An audit refutes 2 for one record; a posterior fitted at another seed, never audited or audited with less luck,
+    """An audit contradicts 2 for one record; a posterior fitted at another seed, never audited or audited less,
     is blocked by it, under whatever name.
     """
     audit(ledger, plan(), 2.4)
@@ -143,7 +143,7 @@ def marks(first: int, last: int, *, key: bytes = b"k" * 32, columns: int = 1) ->
 
 
 def known(ledger: Ledger, fingerprint: str, sample: dict[str, Any]) -> None:
-    """The row of a retrain on these records."""
+    """The row of a training run on these records."""
     key = f"evaluation {fingerprint}"
     ledger.record(
         Evaluation(

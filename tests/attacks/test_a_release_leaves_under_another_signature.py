@@ -1,4 +1,4 @@
-"""Would win: a fit, licence or draw that nobody signed, under the reservation of a plan that someone did."""
+"""Would win: a fit, licence or draw that no one signed, under the reservation of a plan that someone did."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_fit_of_epsilon_900_under_the_signature_for_epsilon_1(
 
 
 def test_a_reservation_that_nobody_signed(site: tuple[Context, Callable[..., PlannedRelease]]) -> None:
-    """Written past the program, over the cap, with an approval by a key that is nobody's: the unchanged worker refuses
+    """Written past the program, over the cap, with an approval by a key that is no one's: the unchanged worker refuses
     the plan as before, and draws nothing.
     """
     context, planned = site
@@ -183,9 +183,9 @@ def test_a_reservation_that_nobody_signed(site: tuple[Context, Callable[..., Pla
 def test_an_audit_between_reservation_and_draw(
     site: tuple[Context, Callable[..., PlannedRelease]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What refutes the claim stops the draw, too, not the reservation alone.
+    """What contradicts the claim stops the draw, too, not the reservation alone.
 
-    At an ε of its own: an audit refutes every fit of its method on these records, and other tests release at ε 1.
+    At an ε of its own: an audit contradicts every fit of its method on these records, and other tests release at ε 1.
     """
     context, planned = site
     quiet = signed(context, planned(0.5, "audited-late"))

@@ -85,7 +85,7 @@ def test_one_signature_for_two(site: Site) -> None:
 
 
 def overridden(ledger: Ledger, of: PlannedRelease, key: Any) -> Decision:
-    """A signature over what stands in the plan's way."""
+    """A signature over what is in the plan's way."""
     found = check(of, ledger).measurement
     assert found is not None
     terms = gate.override_terms(check(of, ledger), found)

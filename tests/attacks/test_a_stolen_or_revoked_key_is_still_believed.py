@@ -125,7 +125,7 @@ def another(agency: Agency, key: str) -> Path:
 
 
 def test_keys_are_replaced_and_old_bundles_stay_sound(agency: Agency) -> None:
-    """Release key and a root key, over two roots: the bundle that the first key sealed is sound, by that key alone."""
+    """Release key and a root key, over two roots: the bundle that the first key sealed is sound, only by that key."""
     assert check(agency.bundle, agency.partner())
     assert agency.root("anna", "ben", release=("release",)) == 0
     assert agency.root("ben", "carla", keys=("ben", "carla"), threshold=2) == 0
@@ -154,7 +154,7 @@ def test_a_stolen_key_that_was_replaced(agency: Agency) -> None:
 
 
 def test_a_bundle_of_a_strangers_key(agency: Agency) -> None:
-    """Under the release's name, and under a name that nobody has."""
+    """Under the release's name, and under a name that no one has."""
     forged = another(agency, "thief")
     with pytest.raises(UnsoundBundle, match="another key"):
         check(forged, agency.partner())
@@ -184,7 +184,7 @@ def test_a_revoked_bundle(agency: Agency) -> None:
 
 
 def test_a_revocation_that_waits_for_signatures_is_not_lost(agency: Agency) -> None:
-    """A second change restates what is pending, under the version that nobody can have accepted."""
+    """A second change restates what is pending, under the version that no one can have accepted."""
     record_revocation(agency.ledger, agency.bundle.name, reason="an error", requester="r")
     assert agency.root("anna") == 1
     assert agency.root("anna", release=("release",)) == 1

@@ -99,7 +99,7 @@ def test_the_least_cap_of_a_cohort_holds_for_units(site: Site) -> None:
 
 @pytest.mark.parametrize(("first", "second"), [(EMPLOYER, "record"), ("record", EMPLOYER), (EMPLOYER, "unit (Site)")])
 def test_claims_about_another_unit(site: Site, first: str, second: str) -> None:
-    """What a release about records costs a unit is not bounded, however many years lie between."""
+    """What a release about records costs a unit is not bounded, however many years are between."""
     ledger = site.open(FIVE)
     reserve(ledger, "a", 1, "2015", unit=first)
     plan = asked("b", 1, ("2020",), second)

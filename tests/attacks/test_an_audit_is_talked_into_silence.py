@@ -1,4 +1,4 @@
-"""Would win: an audit that says "not contradicted" of a claim that it refutes, or that it could not have refuted."""
+"""Would win: "not contradicted" for a claim that the audit contradicts, or could not have."""
 
 from __future__ import annotations
 

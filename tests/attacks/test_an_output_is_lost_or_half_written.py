@@ -45,7 +45,7 @@ def full_disk(size: int) -> Iterator[None]:
 
 
 def test_an_export_on_a_full_disk(tmp_path: Path) -> None:
-    """The earlier one stays as it was, which `ledger verify --against` needs, and no piece of another lies near."""
+    """The earlier one stays as it was, which `ledger verify --against` needs, and no piece of another is near."""
     out = tmp_path / "kept"
     out.write_text(earlier := "an earlier export\n" * 100)
     with pytest.raises(InputError, match="kept: File too large"), full_disk(100):

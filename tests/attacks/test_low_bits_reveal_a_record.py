@@ -1,6 +1,6 @@
 """Anyone who sees the last bits of a released sum learns from them whether a record is in it.
 
-The attack (Mironov 2012): floating-point noise lies on a grid whose spacing depends on what it was added to. A sum of 0
+The attack (Mironov 2012): floating-point noise is on a grid whose spacing depends on what it was added to. A sum of 0
 plus noise near 0 has bits below 2^-53, a sum of 1 plus noise near -1 cannot. It is won against the float sampler that
 sampled DP-SGD and the draw of a posterior use, whose claims say so, and lost against rounded noise on integers.
 """

@@ -53,7 +53,7 @@ def one_step(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_masks_that_go_to_places(quiet: None, name: str) -> None:
-    """By the dropout of all who stood behind it: one record less gave each of them its neighbour's mask."""
+    """By the dropout of all who was behind it: one record less gave each of them its neighbour's mask."""
     x, y = torch.randn(300, 8, generator=torch.Generator().manual_seed(1)), torch.arange(300) % 3
     module = nn.Sequential(*LAYERS[name])
     assert (one_step(module, x, y) - one_step(module, x[1:], y[1:])).norm() <= 1 + 1e-4

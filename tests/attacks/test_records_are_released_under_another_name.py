@@ -144,7 +144,7 @@ def test_a_workspace_with_a_key_of_its_own(site: Site) -> None:
 
 
 def test_a_release_from_before_the_registry(site: Site) -> None:
-    """Its records are known by the fingerprint of the whole data set alone."""
+    """Its records are known only by the fingerprint of the data set."""
     ledger = site.open(CAP)
     old = ledger.reserve(make_plan("a"))
     row = reserve(ledger, "b", records(0, 100), population="others")
@@ -154,7 +154,7 @@ def test_a_release_from_before_the_registry(site: Site) -> None:
 
 
 def test_a_set_that_is_taken_out_of_the_registry(site: Site) -> None:
-    """Not by the pipeline; by the owner it is told, and until then it counts as sharing everything."""
+    """Not by the pipeline; by the owner it is reported, and until then it counts as sharing everything."""
     ledger = site.open(CAP)
     first = reserve(ledger, "a", records(0, 100))
     for change in ("DELETE FROM record_set", "UPDATE record_set SET marks = marks"):
@@ -178,7 +178,7 @@ def test_a_set_that_is_not_its_rows(postgres_site: Site) -> None:
 
 
 def test_nothing_can_be_tried_without_the_key() -> None:
-    """Marks of another key have nothing in common with these; no content stands in them."""
+    """Marks of another key have nothing in common with these; no content is in them."""
     one, other = records(0, 500), records(0, 500, key=b"x" * 32)
     assert len(np.intersect1d(one.contents, other.contents)) == 0
     assert b"narrative" not in one.encode()

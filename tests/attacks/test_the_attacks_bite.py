@@ -38,7 +38,7 @@ class Mutation(BaseModel, extra="forbid", frozen=True):
         """Returns the source as it would be without the guard.
 
         Raises:
-            ValueError: the guard does not stand in it once.
+            ValueError: the guard does not be in it once.
         """
         if self.before is not None:
             if source.count(self.before) != 1:
@@ -74,7 +74,7 @@ def _last_line_of_head(statement: ast.stmt, lines: Sequence[str]) -> int:
 
 
 def _bytes(before: Sequence[str], line: str, offset: int) -> int:
-    """Returns how many bytes stand before a place that `ast` names."""
+    """Returns how many bytes are before a place that `ast` names."""
     return len("".join(before).encode()) + len(line.encode()[:offset])
 
 

@@ -1,4 +1,4 @@
-"""Would win: a release that nobody signed and the unchanged worker draws; an account reset; a stopped ledger."""
+"""Would win: a release that no one signed and the unchanged worker draws; an account reset; a stopped ledger."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _content(ledger: Ledger, claim: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_reservation_by_another_key_where_the_policy_lists_none(site: Site) -> None:
-    """It is charged, since nobody can say whose it is; but a worker draws what its own key reserved."""
+    """It is charged, since no one can say whose it is; but a worker draws what its own key reserved."""
     own = site.open(policy(listed=False))
     other = Ledger.open(site.url, key=STRANGER)
     row = other.reserve(make_plan("x"))

@@ -1,4 +1,4 @@
-"""Would win: the service's memory, connections or model, by requests that never end or that nobody waits for."""
+"""Would win: the service's memory, connections or model, by requests that never end or that no one waits for."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_states_without_an_end(site: int) -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"\x16", b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/1.1\r\n"])
 def test_a_handshake_that_does_not_begin_or_end(site: int, sent: bytes) -> None:
-    """The same before TLS is there; forty of them hold nobody."""
+    """The same before TLS is there; forty of them hold no one."""
     held = [socket.create_connection(("127.0.0.1", site), 20) for _ in range(40)]
     for connection in held:
         connection.sendall(sent)
@@ -360,7 +360,7 @@ def test_a_file_whose_client_left(
 ) -> None:
     """Sent and left, again and again: a thread reads on, so that the next one waits for it. As many were read at a time
     as a client sent, each in memory, and the answer to a revocation waited behind them. The first one is refused when
-    nobody waits: the log does not get what the client would have read.
+    no one waits: the log does not get what the client would have read.
     """
     free, begun = threading.Event(), threading.Semaphore(0)
     at_once: list[int] = [0, 0]

@@ -1,4 +1,4 @@
-"""A partner's program: codes the test vectors of a bundle by published libraries alone, and prints how many agree.
+"""A partner's program: codes the test vectors of a bundle only by published libraries, and prints how many agree.
 
 python client.py onnxruntime BUNDLE
 """

@@ -1,4 +1,4 @@
-"""docker-compose.yml in a real engine: built, brought up, through a retrain and a release, through crashes, and back.
+"""docker-compose.yml in a real engine: built, brought up, through training, a release, crashes, and back.
 
 The tests go on from each other's state, in their order.
 """
@@ -25,7 +25,7 @@ from tasks.running import worker_metrics
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3000)]
 
 OF_THE_BASE = 150
-"""Megabytes of python:3.11-slim, which a stand-in exceeds; what is ours lies in the layers above."""
+"""Megabytes of python:3.11-slim, which a stand-in exceeds; what is ours is in the layers above."""
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 GUIDE = "\n".join(
     (DOCS / "how-to" / f"{page}.md").read_text() for page in ("operate", "back-up-and-recover", "scale-out")
@@ -43,7 +43,7 @@ def ours(house: House) -> list[str]:
 
 
 def kill(house: House, service: str) -> None:
-    """SIGKILL from outside: what the engine is told itself it would take for a wish, and not start again."""
+    """SIGKILL from outside: a stop through the engine would count as wanted, and not start it again."""
     before = house.inspected(service)["State"]
     os.kill(before["Pid"], signal.SIGKILL)
     house.wait(f"{service} again", lambda: house.inspected(service)["State"]["StartedAt"] != before["StartedAt"])
@@ -185,7 +185,7 @@ def test_the_policy_comes_into_force(house: House) -> None:
 
 @pytest.fixture(scope="module")
 def retrained(house: House) -> dict[str, Any]:
-    """A retrain whose worker was killed in training."""
+    """A training run whose worker was killed in training."""
     parameters = with_settings(small(house), {"fit": {"adamw": {"epochs": 50}}})  # more than the kill takes
     run = start(house, "retrain/demo", parameters).json()
     stages = house.private() / "stages"
@@ -207,7 +207,7 @@ def test_a_killed_worker_and_a_killed_database_come_back(house: House, retrained
 
 
 def test_the_retrain_is_taken_up_and_released_once_the_officer_signed(house: House, retrained: dict[str, Any]) -> None:
-    """Approved by the guide's own commands, through the proxy; one release, whose bundle lies in the volume."""
+    """Approved by the guide's own commands, through the proxy; one release, whose bundle is in the volume."""
     done = house.wait("the retrain's end", lambda: ended(house, retrained["id"]))
     assert done["state_type"] == "COMPLETED", done["state"]
     assert done["run_count"] == 2, "resumed once"
@@ -240,7 +240,7 @@ def coded(house: House, name: str, **more: Any) -> dict[str, Any]:
 
 
 def test_the_bundle_is_handed_over_verified_and_coded_with(house: House, release: str) -> None:
-    """With the worker's own key, by the guide's lines; the partner's commands need no container, and the house's own
+    """With the worker's own key, by the guide's lines; the partner's commands need no container, and the agency's own
     worker has neither records nor ledger.
     """
     outbox = house.folder / "outbox"
@@ -310,8 +310,8 @@ def stages_by_result(house: House) -> dict[str, float]:
 
 
 def test_stages_outlive_the_workspace_in_the_storage(house: House) -> None:
-    """The profile `storage`, by the guide's lines: a retrain's stages lie there. The server is killed and the workspace
-    loses every stage: the same retrain computes none.
+    """The profile `storage`, by the guide's lines: a retrain's stages are there. The server is killed and the workspace
+    loses every stage: the same training run computes none.
     """
     (lines,) = (
         block for block in re.findall(r"```\n(.*?)```", GUIDE, re.DOTALL) if "COMPOSE_PROFILES=storage" in block

@@ -21,7 +21,7 @@ ENDS = ("COMPLETED", "FAILED", "CANCELLED")
 
 
 def with_settings(parameters: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """The form with settings in its YAML text, beside those that stand there."""
+    """The form with settings in its YAML text, beside those that are there."""
     form = parameters["parameters"]
     advanced = merged(yaml.safe_load(form["advanced"]), settings)
     return parameters | {"parameters": form | {"advanced": yaml.safe_dump(advanced, default_flow_style=True)}}
@@ -77,13 +77,13 @@ def in_state(stack: Stack, run_id: str, state: str) -> dict[str, Any] | None:
 
 
 def release_run(stack: Stack, retrain_id: str) -> dict[str, Any] | None:
-    """The release run that a retrain asked for: its key ends with the retrain's id."""
+    """The release run that a training run asked for: its key ends with the retrain's id."""
     found = [r for r in stack.runs("release") if (r["idempotency_key"] or "").endswith(retrain_id)]
     assert len(found) <= 1, "one retrain asked for two releases"
     return found[0] if found else None
 
 
 def releases(stack: Stack, *, of_run: str | None = None) -> list[Row]:
-    """Releases in the ledger, those of one retrain where it is named."""
+    """Releases in the ledger, those of one training run where it is named."""
     rows = [row for row in Ledger.open(stack.ledger_url()).current() if row.kind == "release"]
     return [row for row in rows if of_run is None or row.prefect_run_id == of_run]

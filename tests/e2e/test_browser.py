@@ -58,7 +58,7 @@ def test_a_wrong_value_is_refused_in_the_form(stack: Stack, operator: Operator) 
 
 @pytest.fixture(scope="module")
 def retrained(stack: Stack, operator: Operator, officer: Path) -> str:
-    """Id of a retrain that was started by its form and has ended, under a policy that wants the officer's approval."""
+    """Id of a training run that was started by its form and has ended, under a policy with approvals."""
     operator.open_form("retrain/demo")
     settings = {"profile": "demo"} | SMALL | {"release": {"label": "from-the-page"}}
     operator.fill("Advanced (YAML)", yaml.safe_dump(settings, default_flow_style=True, width=10_000).strip())

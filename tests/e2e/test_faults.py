@@ -1,4 +1,4 @@
-"""Whatever dies, a retrain on the stack ends with the result of an unbroken run, and with one release.
+"""Whatever dies, a training run on the stack ends with the result of an unbroken run, and with one release.
 
 Nightly five of them, and a full disk where one may be mounted, hit one run one after the other, in a few minutes;
 `--faults-repeat 5` gives each fault a run of its own, five times, each in another stage, with the network cut for five
@@ -52,7 +52,7 @@ PACE = 5
 
 
 def longer(stack: Stack, pace: int) -> dict[str, Any]:
-    """A retrain whose stages take a few seconds each, times the pace, so that a fault finds one at work."""
+    """A training run whose stages take a few seconds each, times the pace, so that a fault finds one at work."""
     epochs = {"adamw": {"epochs": 20 * pace}, "sgd": {"epochs": 30 * pace}}
     draws = {"risk_draws": 400, "sensitivity_draws": 400}
     return with_settings(small(stack, seed=SEED), {"fit": epochs, "pseudo_posterior": draws})
@@ -109,7 +109,7 @@ def check_ended(scene: Scene, home: Path, unbroken: dict[str, bytes], key: Path)
 
 
 def begin(stack: Stack, worker: Worker, home: Path, label: str, *, cut_seconds: float, pace: int) -> Scene:
-    """Start a retrain in a workspace of its own, under a label of its own."""
+    """Start a training run in a workspace of its own, under a label of its own."""
     parameters = with_settings(longer(stack, pace), {"release": {"label": label}, "run": {"home": str(home)}})
     run = start(stack, "retrain/faults", parameters).json()
     return Scene(stack, worker, run, cut_seconds)

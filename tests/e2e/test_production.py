@@ -50,7 +50,7 @@ def test_each_role_reaches_its_own_database_and_nobody_changes_history(stack: St
 
 
 def test_the_quarterly_run_is_laid_up_ahead(stack: Stack) -> None:
-    """It stands in the database long before its hour, so that nobody has to be there to schedule it then."""
+    """It is in the database long before its hour, so that no one has to be there to schedule it then."""
     wanted = {"deployments": {"id": {"any_": [stack.deployment("retrain/osha-formal")["id"]]}}}
     (first, *_) = stack.wait("its schedule", lambda: stack.post("/flow_runs/filter", wanted).json())
     assert first["state_type"] == "SCHEDULED"
@@ -72,7 +72,7 @@ def test_a_wrong_value_is_refused_when_the_form_is_sent(stack: Stack) -> None:
 
 
 def test_a_wrong_setting_ends_the_run_with_its_name(stack: Stack) -> None:
-    """Out of range and misspelt: what stands in the YAML text is read when the run begins."""
+    """Out of range and misspelt: what is in the YAML text is read when the run begins."""
     runs = []
     for name, value, said in (("epochs", -1, "greater than"), ("epocs", 3, "Did you mean fit.adamw.epochs")):
         parameters = with_settings(small(stack), {"fit": {"adamw": {name: value}}})
@@ -84,7 +84,7 @@ def test_a_wrong_setting_ends_the_run_with_its_name(stack: Stack) -> None:
 
 
 def test_killed_in_training_it_is_taken_up_and_asks_for_approval(stack: Stack, officer: Path) -> None:
-    """A scheduled retrain whose process dies by SIGKILL continues, and ends with one release run that waits."""
+    """A scheduled training run whose process dies by SIGKILL continues, and ends with one release run that waits."""
     # more than the kill takes, on a fast machine too
     parameters = with_settings(small(stack), {"fit": {"adamw": {"epochs": 50}}})
     run = start(stack, "retrain/demo", parameters, after=3).json()

@@ -47,7 +47,7 @@ def says_what_is_true(out: str) -> None:
 
 
 def test_what_it_shows_is_of_the_code_that_it_holds() -> None:
-    """A cell that was changed, left out or run out of order is told: run scripts/run_notebook.py again."""
+    """A cell that was changed, left out or run out of order is reported: run scripts/run_notebook.py again."""
     notebook = read()
     assert notebook["metadata"]["code_sha256"] == run_notebook.digest_of(notebook)
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]

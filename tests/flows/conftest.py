@@ -15,7 +15,7 @@ from storage.demo_data import write_demo_data
 
 @pytest.fixture(scope="session")
 def server(common: Path, migrated: Callable[[Path], Path]) -> Iterator[str]:
-    """A Prefect server's address. Others use it too: look at the runs of one's own alone."""
+    """A Prefect server's address. Others use it too: look only at your own runs."""
     with shared.running(common / "server", lambda folder: start_server(migrated(folder))) as url:
         yield url
 

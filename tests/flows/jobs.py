@@ -154,7 +154,7 @@ class Job:
         return ["--profile", "demo", "--data", str(self.data), "--codelist", str(self.codelist), *settings]
 
     def arguments(self, *extra: str) -> list[str]:
-        """The retrain as a command line, for a process of its own."""
+        """The training run as a command line, for a process of its own."""
         command = (sys.executable, "-m", "flows.cli", "retrain", "--home", str(self.home))
         return [*command, *self.options(), *extra]
 

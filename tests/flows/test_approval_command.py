@@ -1,4 +1,4 @@
-"""Plan, approve, release by the commands: a release that nobody signed for does not happen.
+"""Plan, approve, release by the commands: a release that no one signed for does not happen.
 
 The plan and its artifacts are those of the finished job; each test has a workspace and a ledger of its own.
 """
@@ -50,7 +50,7 @@ def test_a_retrain_that_could_not_release_is_refused_before_it_trains(site: tupl
 def test_a_refusal_that_died_half_way_is_made_good_by_the_same_command(
     site: tuple[Job, str], monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """Wherever it died: no refusal stands beside the plan that the ledger does not have, and there is one row."""
+    """Wherever it died: no refusal is beside the plan that the ledger does not have, and there is one row."""
     job, plan = site
     approve(job, plan, "officer")
     decisions = Path(plan).with_name(f"{Path(plan).stem}.decisions")
@@ -162,7 +162,7 @@ def test_a_refusal_ends_it(site: tuple[Job, str]) -> None:
 
 
 def test_without_a_policy_a_deployment_releases_nothing(finished: Job, tmp_path: Path) -> None:
-    """Synthetic records neither; nobody is asked at the command."""
+    """Synthetic records neither; no one is asked at the command."""
     from flows.server import approvals
     from tasks.releasing import approval
     from tasks.releasing.checked_plan import check

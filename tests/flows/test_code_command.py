@@ -26,7 +26,7 @@ def code(job: Job, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_file_is_coded_with_its_columns_kept(new: Job, tiny_bundle: Path, tmp_path: Path) -> None:
-    """Line breaks inside quotes, blank narratives and other columns go through; nothing of a narrative is told."""
+    """Line breaks inside quotes, blank narratives and other columns go through; nothing of a narrative is reported."""
     texts = {"=1+1": "Employee fell\nfrom a ladder.", "2": "", "3": "Burned by hot oil."}
     source = write_csv(tmp_path / "new.csv", [{"id": name, "Text": text} for name, text in texts.items()])
     out = tmp_path / "coded.csv"

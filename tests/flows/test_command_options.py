@@ -106,7 +106,7 @@ def test_the_first_page_has_twelve_commands_and_the_other_all() -> None:
 
 
 def test_stages_side_by_side_have_a_line_each_and_no_bar(capsys: pytest.CaptureFixture[str]) -> None:
-    """Ends are told from several threads at once."""
+    """Ends are reported from several threads at once."""
     labels = [f"stage {number}" for number in range(20)]
 
     def stage(label: str) -> None:

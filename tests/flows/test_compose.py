@@ -93,7 +93,7 @@ def test_only_the_proxies_have_ports_and_they_are_on_loopback(composed: dict[str
 
 
 def test_the_coding_service_is_behind_a_proxy_with_deadlines(composed: dict[str, Any], tmp_path: Path) -> None:
-    """Asked for by its profile; nobody but the proxy is on its network, which has no way out; it reads bundles, the
+    """Asked for by its profile; no one but the proxy is on its network, which has no way out; it reads bundles, the
     public key and the clients' keys.
     """
     coder, proxy = composed["services"]["coder"], composed["services"]["coder-proxy"]
@@ -262,7 +262,7 @@ def test_the_operators_browser_asks_this_server_alone(composed: dict[str, Any]) 
 
 
 def test_encoders_lie_where_models_are_trained_and_released(composed: dict[str, Any]) -> None:
-    """At one path, to read only: the release builds the model by the name that the retrain had for it."""
+    """At one path, to read only: the release builds the model by the name that the training run had for it."""
     holding = {n: v for n, s in composed["services"].items() for v in _mounts(s) if ":/encoders" in v}
     assert set(holding) == {"engine-worker", "worker-cpu", "worker-gpu", "worker-release"}
     assert all(v.endswith(f"{os.sep}encoders:/encoders:ro") for v in holding.values())
@@ -271,7 +271,7 @@ def test_encoders_lie_where_models_are_trained_and_released(composed: dict[str, 
 
 
 def test_the_health_check_asks_a_server_that_takes_connections(composed: dict[str, Any]) -> None:
-    """By TCP: the one that makes the roles, when the volume is new, listens on its socket alone."""
+    """By TCP: the one that makes the roles, when the volume is new, listens only on its socket."""
     assert " -h 127.0.0.1 " in composed["services"]["postgres"]["healthcheck"]["test"][-1]
 
 
@@ -389,7 +389,7 @@ def test_only_the_releasing_worker_writes_bundles_and_the_gpu_is_reserved(compos
 
 
 def test_the_coding_worker_has_neither_records_nor_ledger(composed: dict[str, Any]) -> None:
-    """It serves the queue of `code-batch` alone; the others leave that queue to it."""
+    """It serves only the queue of `code-batch`; the others leave that queue to it."""
     coding = composed["services"]["worker-coding"]
     assert secrets_of(coding) == {"prefect_login"}
     assert not [v for v in _mounts(coding) if "/workspace/private" in v or ":/data" in v]
@@ -451,7 +451,7 @@ def test_a_container_without_its_secrets_falls_back_to_nothing(tmp_path: Path) -
 
 
 def test_a_secret_that_is_there_and_cannot_be_read_ends_the_container(tmp_path: Path) -> None:
-    """A folder in its place, which nobody can read as a file, anyone who runs this test."""
+    """A folder in its place, which no one can read as a file, anyone who runs this test."""
     (tmp_path / "secrets" / "ledger_password").mkdir(parents=True)
     ended = enter(tmp_path, "worker", "cpu", "default", secrets={"prefect_login": "operator:x"})
     assert ended.returncode != 0

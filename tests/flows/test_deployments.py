@@ -59,7 +59,7 @@ def given(name: str) -> dict[str, Any]:
 
 
 def filled(name: str) -> dict[str, Any]:
-    """Returns the form as Prefect's page sends it when nobody changes it, except for what must be given.
+    """Returns the form as Prefect's page sends it when no one changes it, except for what must be given.
 
     The page puts the schema's default into every field that the deployment leaves out, in sections too.
     """
@@ -212,7 +212,7 @@ def test_a_day_in_the_text_needs_no_quotes() -> None:
 
 
 def test_deployments_are_applied_without_the_paths_that_nobody_named() -> None:
-    """The form asks for them then; what stands beside them stays, whatever the form of the file."""
+    """The form asks for them then; what is beside them stays, whatever the form of the file."""
     own = {"deployments": [{"parameters": {"source": "{{ $AUTOCODER_DATA }}", "population": "p"}}]}
     assert _without_unset(own, {}) == {"deployments": [{"parameters": {"population": "p"}}]}
     assert _without_unset(own, {"AUTOCODER_DATA": "/d.csv"}) == own
@@ -246,7 +246,7 @@ def run_of(url: str, theirs: dict[str, Any], values: dict[str, Any], *, flow: Fl
 
 @flow(name="parameters-of-the-run")
 def parameters_of_the_run(parameters: FormalForm) -> RetrainParameters:
-    """Returns what a retrain would work with."""
+    """Returns what a training run would work with."""
     return parameters_of_run(parameters, PrefectRun())
 
 
@@ -380,7 +380,7 @@ def test_a_server_refuses_a_form_without_records(server: str) -> None:
 
 
 def test_what_runs_by_the_calendar_makes_formal_claims() -> None:
-    """The quarterly retrain has the values of its form and an epsilon, since nobody is there to give one."""
+    """The quarterly training run has the values of its form and an epsilon, since no one is there to give one."""
     planned = {
         name: schedule["parameters"]["parameters"]
         for name, entry in DEPLOYMENTS.items()

@@ -19,7 +19,7 @@ from tasks.coding.coder import open_bundle, require_not_revoked
 
 
 def test_verify_tries_the_golden_answers(sealed: Sealed, tmp_path: Path) -> None:
-    """One line for what holds; other weights of the right shape, signed by the house, give other answers."""
+    """One line for what holds; other weights of the right shape, signed by the agency, give other answers."""
     import torch
     from safetensors.torch import load_file, save_file
 

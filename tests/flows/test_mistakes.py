@@ -1,4 +1,4 @@
-"""Plausible mistakes end in one line that names the option, before any work; so does what nobody foresaw."""
+"""Plausible mistakes end in one line that names the option, before any work; so does what no one foresaw."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_the_options_name_is_looked_at_first(told: CommandRunner, tmp_path:
 
 
 def test_a_port_that_is_taken_is_told_before_a_model_is_loaded(told: CommandRunner, tmp_path: Path) -> None:
-    """With both options, and what to do; the folder has no bundle, which would be told later."""
+    """With both options, and what to do; the folder has no bundle, which would be reported later."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         status, error = told("serve", "--no-key", "--allow-unsigned", "--port", port, "--home", tmp_path)
@@ -57,14 +57,14 @@ def test_a_port_that_is_taken_is_told_before_a_model_is_loaded(told: CommandRunn
 
 
 def test_a_column_that_is_missing_names_its_option(told: CommandRunner, tiny_bundle: Path, tmp_path: Path) -> None:
-    """`code` reads `Final Narrative` where nobody says another, and the columns that the bundle names."""
+    """`code` reads `Final Narrative` where no one says another, and the columns that the bundle names."""
     (tmp_path / "n.csv").write_text("Narrative,Nature\nfell,1\n")
     status, error = told("code", "--data", tmp_path / "n.csv", "--out", tmp_path / "o.csv", "--bundle", tiny_bundle)
     assert (status, "has no column 'Final Narrative' (--text)" in error) == (2, True), error
 
 
 def test_a_public_key_signs_nothing(told: CommandRunner, tmp_path: Path) -> None:
-    """Anyone who gives the wrong one of the two files is told so, whatever its mode."""
+    """Anyone who gives the wrong one of the two files gets that message, whatever its mode."""
     command("keys", "new", "--out", tmp_path / "officer")
     (public,) = (file for file in (tmp_path / "officer").iterdir() if b"PUBLIC" in file.read_bytes())
     policy = tmp_path / "policy.yaml"

@@ -14,7 +14,7 @@ from tasks.retraining.run import warn_of_few
 
 
 def printed(text: str) -> list[list[str]]:
-    """The words of each command that an output offers, by what stands before it."""
+    """The words of each command that an output offers, by what is before it."""
     return [shlex.split(line)[1:] for line in re.findall(r"^(?:read|next|then)[: ]\s*(autocoder .*)$", text, re.M)]
 
 

@@ -38,7 +38,7 @@ def registered(server: str, served: Job, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_run_that_the_calendar_starts_is_the_one_that_was_typed(registered: Job, server: str) -> None:
-    """Parameters, schedule and pool stand on the server; its scheduled run reads as the command's own parameters."""
+    """Parameters, schedule and pool are on the server; its scheduled run reads as the command's own parameters."""
     job = registered
     options = ("--profile", "demo-formal", "--epsilon", "5", "--data", str(job.data))
     done = job.command("retrain", *options, "--codelist", str(job.codelist), "--deploy", "own", "--cron", CRON)

@@ -34,7 +34,7 @@ def coded(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory, narrative
 
 
 def test_double_coding_from_the_sample_to_kappa(coded: Path, tmp_path: Path) -> None:
-    """A person who agrees on all but each fifth row: the share is told with its interval; nothing is overwritten."""
+    """A person who agrees on four rows of five: share and interval; nothing is overwritten."""
     sample = tmp_path / "sample.csv"
     code, out, _ = invoke("sample", coded, "--out", sample, "--share", "0.5", "--json")
     assert (code, json.loads(out)["sampled"], json.loads(out)["columns"]) == (0, 150, ["Text"])
@@ -162,7 +162,7 @@ def served(sealed: Sealed, tmp_path: Path) -> Iterator[tuple[str, dict[str, str]
 def test_sigterm_lets_the_requests_at_work_end(
     served: tuple[str, dict[str, str], subprocess.Popen[str]], sealed: Sealed
 ) -> None:
-    """SIGTERM in the middle of a request: nobody new comes in, it gets its whole answer, the process ends by itself and
+    """SIGTERM in the middle of a request: no one new comes in, it gets its whole answer, the process ends by itself and
     has told no narrative.
     """
     address, header, process = served

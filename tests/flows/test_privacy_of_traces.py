@@ -16,7 +16,7 @@ def files_with(folder: Path, needle: bytes) -> list[str]:
 
 
 def check_traces(home: Path, *told: str) -> None:
-    """What was told, the ledger, the bundle and whatever else lies outside `private` hold no planted word."""
+    """What was reported, the ledger, the bundle and whatever else is outside `private` hold no planted word."""
     assert not any(WORD in text for text in told)
     found = files_with(home, WORD.encode())
     assert [name for name in found if not name.startswith("private/")] == []

@@ -105,7 +105,7 @@ def test_the_tables_of_parameters_have_every_option() -> None:
 
 
 def test_a_text_stays_the_text_that_was_typed() -> None:
-    """A version is no number, one column is a list of one; in a profile a number in place of a text is told."""
+    """A version is no number, one column is a list of one; in a profile a number in place of a text is reported."""
     p = parameters("demo", ["data.classification_version=2.010", "data.ingest.text_columns=Job title"], data=DATA,
                    named={"population": "p", "classification": "SOC"})  # fmt: skip
     assert (p.data.classification_version, p.data.ingest.text_columns) == ("2.010", ("Job title",))
@@ -170,7 +170,7 @@ def test_no_profile_lends_its_day_or_sentence_to_other_records() -> None:
 
 
 def test_a_split_that_leaves_little_to_train_on_is_named() -> None:
-    """Less than a fifth, by the day alone: a cap per code is meant to leave few."""
+    """Less than a fifth, only by the day: a cap per code is meant to leave few."""
     ingest = parameters("osha-formal", [], data=DATA).data.ingest
     warning = warn_of_split(ingest, train=22, test=1510)
     assert warning is not None

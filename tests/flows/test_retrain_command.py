@@ -182,7 +182,7 @@ def test_titles_that_nobody_read_are_refused_before_training(new: Job, tmp_path:
 
 @pytest.mark.servers
 def test_a_budget_that_is_spent_refuses_before_anything_is_drawn(finished: Job, served: Job, tmp_path: Path) -> None:
-    """The cap is below the epsilon: the arithmetic is told, and there is neither draw nor bundle."""
+    """The cap is below the epsilon: the arithmetic is reported, and there is neither draw nor bundle."""
     policy = tmp_path / "policy.yaml"
     policy.write_text("name: tight\npopulations:\n  demo:\n    asymptotic-local: {epsilon: 0.01}\n")
     job = finished.copy(tmp_path / "home")

@@ -61,7 +61,7 @@ def walk(page: Path, words: dict[str, str], small: str) -> list[str]:
 
 @pytest.fixture
 def small(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Options of a retrain on the tiny encoder; the test runs in a folder of its own."""
+    """Options of a training run on the tiny encoder; the test runs in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     return f" --set model.encoder={shlex.quote(str(tiny_bert))} --set model.max_length=32"

@@ -48,7 +48,7 @@ WEEK = timedelta(days=7)
 
 @pytest.fixture(scope="module")
 def ephemeral_server(tmp_path_factory: pytest.TempPathFactory, migrated: Callable[[Path], Path]) -> Iterator[str]:
-    """A server that nobody else uses: these tests look at all that it has. It has events as soon as it got them."""
+    """A server that no one else uses: these tests look at all that it has. It has events as soon as it got them."""
     at_once = {"PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL": "0.1"}
     folder = tmp_path_factory.mktemp("upkeep")
     migrated(folder / "server")
@@ -83,7 +83,7 @@ def test_a_row_cut_off_since_the_night_before_is_found(tmp_path: Path) -> None:
 
 
 def happened(client: SyncPrefectClient, name: str, run: UUID | None = None) -> datetime:
-    """Send an event, of a run or of nobody; when the server received it, once it tells."""
+    """Send an event, of a run or of no one; when the server received it, once it tells."""
     event = {"id": str(uuid4()), "event": name, "occurred": datetime.now(UTC).isoformat()}
     resource = {"prefect.resource.id": f"prefect.flow-run.{run}" if run else "autocoder.test"}
     client.request("POST", "/events", json=[event | {"resource": resource}])
@@ -209,7 +209,7 @@ def test_a_run_that_dies_with_its_worker_before_its_first_heartbeat_is_taken_up(
 
 
 def test_no_worker_sends_heartbeats_too_rarely_to_be_alive() -> None:
-    """One that nobody told sends them as Prefect does: two fit into the rule's time, and into each fifth of the silence
+    """One that no one told sends them as Prefect does: two fit into the rule's time, and into each fifth of the silence
     after which housekeeping declares a run dead. Both look at the same flows except releases, which wait, and say the
     same of a dead run.
     """

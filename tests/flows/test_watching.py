@@ -62,7 +62,7 @@ def test_status_of_an_empty_workspace_makes_nothing(tmp_path: Path, new: Job) ->
 
 
 def test_a_plan_without_its_approval_wants_a_person(finished: Job, tmp_path: Path) -> None:
-    """A policy that asks for two signatures: the plan is told with what is missing, and the exit code is 1."""
+    """A policy that asks for two signatures: the plan is reported with what is missing, and the exit code is 1."""
     job = finished.copy(tmp_path / "home")
     file = write_policy(tmp_path, "B. Officer", minimum=1)
     changed = job.command("ledger", "change-policy", "--policy", str(file), "--requester", "a", "--reason", "b")

@@ -92,7 +92,7 @@ def wait_for_a_command(address: str) -> None:
 
 
 def end_after(main: Callable[[], None]) -> NoReturn:
-    """End as Python would, except for an interrupt that nobody took: that is exit code 1.
+    """End as Python would, except for an interrupt that no one took: that is exit code 1.
 
     What was loaded is left to the operating system: to take it apart, page by page of what the forks share, takes half
     a second.

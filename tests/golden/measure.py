@@ -3,7 +3,7 @@
     python tests/golden/measure.py            print what is measured now, as JSON
     python tests/golden/measure.py --write    put it into golden.json; the commit says which number changed and why
 
-The key of every secret noise is fixed in this process alone, so that a fit is the same again.
+The key of every secret noise is fixed only in this process, so that a fit is the same again.
 """
 
 from __future__ import annotations

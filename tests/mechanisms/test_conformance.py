@@ -162,7 +162,7 @@ class TestEvery:
 
     @pytest.mark.parametrize("stop", [1, 2])
     def test_a_resumed_fit_equals_an_unbroken_one(self, kind: str, tmp_path: Path, stop: int) -> None:
-        """Killed as its progress is told for the `stop`-th time, and fitted again from the same folder: bit for bit."""
+        """Killed at its `stop`-th progress report, and continued from the same folder: bit for bit."""
 
         class Killed(BaseException):
             pass
@@ -208,7 +208,7 @@ class TestEvery:
 
     def test_a_folder_is_gone_on_with_by_its_own_fit_alone(self, kind: str, tmp_path: Path) -> None:
         """A finished fit is neither another plan's nor other records', and the refusal says which; without its
-        identity it is nobody's. Its own fit finds it all the same."""
+        identity it is no one's. Its own fit finds it all the same."""
         plan, here = planned(kind), run(folder=tmp_path)
         first = said(plan.fit(records(), here))
         if plan.mechanism.has_target:

@@ -247,7 +247,7 @@ class TestRefused:
 
 
 def test_an_empty_sample_still_adds_noise(linear: MakeLinear) -> None:
-    """A Poisson sample may be empty; the step then moves by noise alone, as the analysis assumes."""
+    """A Poisson sample may be empty; the step then moves only by noise, as the analysis assumes."""
     made = linear(2)
     before = made[0].flat.clone()
     config = DpSgd(batch_size=1, **PLAIN_SGD)

@@ -108,7 +108,7 @@ def test_good_at_its_defaults(kind: str) -> None:
 
 @pytest.mark.parametrize(("batch", "momentum", "width"), [(50, 0.0, 4), (100, 0.9, 16)])
 def test_the_rate_gives_a_weight_the_stated_noise(batch: int, momentum: float, width: int) -> None:
-    """Steps of noise alone, at the rate of the plan, end with standard deviation 1 / sqrt(width); other records give
+    """Steps of noise, at the rate of the plan, end with standard deviation 1 / sqrt(width); other records give
     the same rate, as the plan sees none."""
     planned = DpSgd(optimiser="sgd", momentum=momentum, batch_size=batch, epochs=10, target_epsilon=2).plan(
         Task(records=200, classes=3, features=width)

@@ -75,7 +75,7 @@ def swag_branch(module: nn.Module, x: Tensor, y: Tensor, *, draws: int, **how: A
 @pytest.mark.parametrize("round_name", ["weighted", "reweighted"])
 @pytest.mark.parametrize("name", ["linear", "layered"])
 def test_a_draw_claims_what_the_branch_does(name: str, round_name: Any) -> None:
-    """The same Delta over the same draws; the released draw, which nobody can repeat, may raise it and does not lower
+    """The same Delta over the same draws; the released draw, which no one can repeat, may raise it and does not lower
     it. The kind is asymptotic-local, without a delta."""
     module, x, y = own_modules.made(name, 45)
     fitted = swag_branch(module, x, y, draws=7, round=round_name)

@@ -56,7 +56,7 @@ def with_words(coder: Coder, tiny_bert: Path, kind: Literal["titles", "hashed"])
 
 @pytest.mark.parametrize("kind", ["titles", "hashed"])
 def test_words_of_the_head_add_up_exactly(coder: Coder, tiny_bert: Path, kind: Literal["titles", "hashed"]) -> None:
-    """Their sum is the part of the logit that the block of words makes, and each lies on its own word."""
+    """Their sum is the part of the logit that the block of words makes, and each is on its own word."""
     own = with_words(coder, tiny_bert, kind)
     head: Any = own.released.model
     lexicon = head.lexicon
@@ -131,7 +131,7 @@ def client(coder: Coder) -> Iterator[TestClient]:
 
 
 def test_the_code_list_is_the_bundles(client: TestClient, coder: Coder) -> None:
-    """With titles and the operator's sensitive codes; for clients with a key alone."""
+    """With titles and the operator's sensitive codes; only for clients with a key."""
     assert client.get("/codes").status_code == 401
     answer = client.get("/codes", headers=HEADER).json()
     assert [one["code"] for one in answer["codes"]] == list(coder.model.codes)

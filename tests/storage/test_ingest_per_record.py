@@ -23,7 +23,7 @@ from storage.ingest.sampling import select
 HEADER = ("ID", "EventDate", "Final Narrative", "Nature", "Establishment")
 Row = tuple[str, str, str, str, str]
 Places = Counter[tuple[Any, ...]]
-"""How often each record (text, code, cohort, unit) lies in each split."""
+"""How often each record (text, code, cohort, unit) is in each split."""
 
 
 def rows_of(count: int, *, codes: int = 5) -> list[Row]:
@@ -75,7 +75,7 @@ WAYS: dict[str, dict[str, Any]] = {
 def test_a_record_less_moves_no_other(
     tmp_path_factory: pytest.TempPathFactory, listed: Path, way: str, count: int, gone: int, seed: int
 ) -> None:
-    """Whichever record is taken away, the others lie where they lay; read backwards, it is one added."""
+    """Whichever record is taken away, the others are where they lay; read backwards, it is one added."""
     folder, rows = tmp_path_factory.mktemp("less"), rows_of(count)
     how = PER_RECORD | WAYS[way] | {"seed": seed, "codelist": listed}
     try:
@@ -102,7 +102,7 @@ def test_another_order_moves_nothing(
 
 
 def test_a_unit_less_moves_no_other(tmp_path: Path, listed: Path) -> None:
-    """With capped units the neighbour lacks a unit: of the others the same records are kept and lie where they lay."""
+    """With capped units the neighbour lacks a unit: of the others the same records are kept and are where they lay."""
     rows = rows_of(200)
     how = PER_RECORD | {"id_column": "ID", "unit_column": "Establishment", "max_per_unit": 3, "codelist": listed}
     result, whole = taken(tmp_path / "whole", rows, **how)

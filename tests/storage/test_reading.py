@@ -56,7 +56,7 @@ def read(path: Path, content: bytes | str, columns: Sequence[str] = HEADER, **op
     ids=["plain", "titles", "title of one cell", "blank field more", "blank name more", "sep=", "CR", "BOM"],
 )
 def test_a_layout_is_found_by_what_fits(tmp_path: Path, separator: str, change: Callable[[str, str], str]) -> None:
-    """Whatever separates, and whatever stands above or behind."""
+    """Whatever separates, and whatever is above or behind."""
     assert read(tmp_path / "in.csv", change(written(separator), separator)) == ROWS
 
 
@@ -142,7 +142,7 @@ def workbook(*sheets: Sequence[Sequence[str | float]]) -> bytes:
 
 
 def test_a_workbook(tmp_path: Path) -> None:
-    """Whole numbers have no point, titles stand above, and of several sheets one is named."""
+    """Whole numbers have no point, titles are above, and of several sheets one is named."""
     rows = [("Injuries 2024", "", ""), ("", "", ""), HEADER, *((float(a), b, float(c)) for a, b, c in ROWS)]
     told = [(a, b, str(int(c))) for a, b, c in ROWS]
     assert read(tmp_path / "in.xlsx", workbook(rows)) == told
@@ -191,7 +191,7 @@ def test_what_is_no_table_is_named(tmp_path: Path, content: bytes, said: str) ->
 
 
 def test_lines_in_two_encodings_are_named(tmp_path: Path) -> None:
-    """Not read as one of them in silence; an option reads what cannot be told, such as a Mac's or DOS's letters."""
+    """Not read as one of them in silence; an option reads what cannot be reported, such as a Mac's or DOS's letters."""
     text = written().splitlines()
     mixed = b"\r\n".join([text[0].encode(), "1,café,1".encode("cp1252"), *["2,café,1".encode()] * 6])
     with pytest.raises(InputError, match="UTF-8 with 1 damaged bytes in line 2"):

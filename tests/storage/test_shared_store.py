@@ -48,7 +48,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def objects(url: str) -> list[str]:
-    """Everything that lies in the place."""
+    """Everything that is in the place."""
     fs, root = fsspec.url_to_fs(url, **({"use_listings_cache": False} if url.startswith("s3") else {}))
     fs.invalidate_cache()
     return sorted(fs.find(root)) if fs.exists(root) else []
@@ -175,7 +175,7 @@ def _publish_much(folder: str, url: str) -> None:
 
 
 def test_killed_in_the_middle_of_an_upload(url: str, tmp_path: Path) -> None:
-    """SIGKILL from outside while bytes are on their way: what lies there is no stage, and the next run completes it."""
+    """SIGKILL from outside while bytes are on their way: what is there is no stage, and the next run completes it."""
     process = multiprocessing.get_context("spawn").Process(target=_publish_much, args=(str(tmp_path / "a"), url))
     process.start()
     deadline = time.monotonic() + 60

@@ -1,4 +1,4 @@
-"""Codes in other spellings: matched with one listed code alone, counted, and never shown."""
+"""Codes in other spellings: matched only with one listed code, counted, and never shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What oversampling costs: the printed formulas are refuted by counterexamples, the corrected ones hold on them."""
+"""What oversampling costs: counterexamples to the printed formulas, on which the corrected ones hold."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_record_is_in_no_more_lists_than_the_bound_says() -> None:
 
 
 def aligned(lists: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """The same neighbours, in the order of the lists before: what entered stands where what left stood."""
+    """The same neighbours, in the order of the lists before: what entered is where what left stood."""
     out = before.copy()
     for row, (new, old) in enumerate(zip(lists, before, strict=True)):
         entered = [i for i in new if i not in old]

@@ -80,7 +80,7 @@ class TestSmote:
 
 
 def between(point: Tensor, own: Tensor, nearest: Tensor) -> bool:
-    """Whether a point lies on a segment between a record and one of its neighbours."""
+    """Whether a point is on a segment between a record and one of its neighbours."""
     start, end = own[:, None].expand(-1, nearest.shape[1], -1), own[nearest]
     along, from_start = end - start, point - start
     t = (along * from_start).sum(-1) / along.square().sum(-1).clamp(min=1e-12)

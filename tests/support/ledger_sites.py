@@ -71,7 +71,7 @@ class Site:
 
 
 def append_past(ledger: Ledger, content: dict[str, Any], *, key: EllipticCurvePrivateKey | None = None) -> int:
-    """Adds a row with these fields past the ledger's own checks, signed with a key or by nobody; returns its number."""
+    """Adds a row with these fields past the ledger's own checks, signed with a key or by no one; returns its number."""
     left_out = {"hash", "sequence", "previous_hash", "recorded_at", "signature", "signer"}
     fields = {name: value for name, value in content.items() if name not in left_out}
     with ledger.database.write() as connection:

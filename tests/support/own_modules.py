@@ -95,7 +95,7 @@ def made(name: str, n: int = 12) -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def one_by_one(module: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, clip: float) -> tuple[Tensor, Tensor]:
-    """The clipped sum float [P] and the norms float [n], by autograd on each record alone."""
+    """The clipped sum float [P] and the norms float [n], only by autograd on each record."""
     module = copy.deepcopy(module)
     trained = [p for p in module.parameters() if p.requires_grad]
     total, norms = torch.zeros(sum(p.numel() for p in trained)), []

@@ -18,7 +18,7 @@ SMALL = {"epochs": 2, "batch_size": 64}
 
 @pytest.fixture(scope="module")
 def chosen(tiny_roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Context, RetrainParameters]:
-    """A workspace, and the settings of a small retrain in it."""
+    """A workspace, and the settings of a small training run in it."""
     from storage.demo_data import write_demo_data
 
     home = tmp_path_factory.mktemp("made")
@@ -60,5 +60,5 @@ def planned_chain(context: Context, parameters: RetrainParameters) -> PlannedRel
 
 
 def nothing_charged(context: Context) -> bool:
-    """No release stands in the ledger, in whatever state."""
+    """No release is in the ledger, in whatever state."""
     return not [row for row in ledger_access.open_ledger(context, BundleParameters()).rows() if row.kind == "release"]

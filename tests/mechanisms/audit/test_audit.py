@@ -47,7 +47,7 @@ def test_randomised_response_is_met_in_the_limit() -> None:
 
 def test_gaussian_mechanism_is_bounded_and_its_missing_noise_is_caught() -> None:
     """A sum with noise of std 1 is (eps, delta)-DP with delta = Phi(1/2 - eps) - e^eps Phi(-1/2 - eps); bounds stay
-    below that epsilon. Without noise the same audit refutes it by far.
+    below that epsilon. Without noise the same audit contradicts it by far.
 
     False alarm: each of 100 bounds exceeds with probability at most 5 %; more than 13 of 100 do with 0.2 %.
     """

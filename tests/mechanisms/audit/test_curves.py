@@ -34,7 +34,7 @@ def test_true_noise_is_refuted_as_rarely_as_stated_and_half_of_it_often() -> Non
 
 
 def test_a_bound_on_the_noise_is_one_on_epsilon() -> None:
-    """Below the stated noise epsilon is above the claim; where nothing is refuted it is 0."""
+    """Below the stated noise epsilon is above the claim; where nothing is contradicted it is 0."""
     stated = event(1.0)
     claimed = curves.epsilon_at(stated, factor=1.0, delta=1e-5)
     assert curves.epsilon_at(stated, factor=0.5, delta=1e-5) > claimed > 0

@@ -182,7 +182,7 @@ def test_a_torn_file_is_refused(folder: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_empty_one_counts_the_weights_of_transformers(family: str, request: pytest.FixtureRequest) -> None:
-    """`shape` says how much memory an encoder takes, from its configuration alone."""
+    """`shape` says how much memory an encoder takes, only from its configuration."""
     name = str(request.getfixturevalue(family))
     theirs = sum(weight.numel() for weight in encoders.load_encoder(name).parameters())
     assert encoder_files.shape(name) == (theirs, 16)

@@ -51,7 +51,7 @@ print(json.dumps({"scores": scores, "errors": errors}))
 def test_hub_names_without_a_network(tiny_roberta: Path, tmp_path: Path) -> None:
     """The default encoder as an earlier download left it loads and scores; of an unknown one there is one clear error.
 
-    A small RoBERTa stands in its place in the cache; the code that loads it is the one that loads the real one. In a
+    A small RoBERTa is in its place in the cache; the code that loads it is the one that loads the real one. In a
     process of its own, because the hub's library reads its settings once.
     """
     cached = tmp_path / "hub" / "models--distilroberta-base"
@@ -120,7 +120,7 @@ def test_pickled_weights_are_refused(tiny_roberta: Path, tmp_path: Path) -> None
 
 
 def test_a_family_whose_head_is_unknown(tiny_bert: Path, tmp_path: Path) -> None:
-    """First-token heads are known by family; others are told to pool by the mean, which then works."""
+    """First-token heads are known by family; others must pool by the mean, which then works."""
     from transformers import DistilBertConfig, DistilBertModel
 
     folder = tmp_path / "distilbert"
@@ -183,7 +183,7 @@ def test_mpnet_is_put_together_from_its_parts_as_it_was_published(
 
 
 def test_a_folder_of_sentence_transformers(tiny_roberta: Path, tmp_path: Path) -> None:
-    """Its transformer lies in it or in the folder of its first module."""
+    """Its transformer is in it or in the folder of its first module."""
     shutil.copytree(tiny_roberta, tmp_path / "model" / "0_Transformer")
     (tmp_path / "model" / "1_Pooling").mkdir()
     (tmp_path / "model" / "1_Pooling" / "config.json").write_text("{}")

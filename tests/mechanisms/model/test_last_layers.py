@@ -31,7 +31,7 @@ def _words(model: ModelConfig) -> Lexicon:
 
 
 def _build(encoder: Path, **settings: object) -> tuple[Classifier, TokenInputs, TokenInputs]:
-    """Returns a classifier whose adapters are not zero, its records with states, and the same with ids alone."""
+    """Returns a classifier whose adapters are not zero, its records with states, and the same with only ids."""
     model = ModelConfig.model_validate(
         {"encoder": str(encoder), "trainable": "lora", "pooling": "mean", "max_length": 16, "lora_rank": 2}
         | {"lora_layers": 1, "lexical": "titles"}

@@ -1,4 +1,4 @@
-"""Words of a public vocabulary: stems, hashes, and scales that come from public text alone."""
+"""Words of a public vocabulary: stems, hashes, and scales that come only from public text."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_titles_without_words_are_refused() -> None:
 
 
 def test_likeness_counts_from_a_cosine_that_few_pairs_exceed() -> None:
-    """0.65 % of the pairs are alike, also for an encoder whose words all lie in one direction."""
+    """0.65 % of the pairs are alike, also for an encoder whose words all are in one direction."""
     g = torch.Generator().manual_seed(0)
     words, stems = torch.randn(2000, 30, generator=g), torch.randn(50, 30, generator=g)
     for shift in (0.0, 5.0):

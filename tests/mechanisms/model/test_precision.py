@@ -26,7 +26,7 @@ from mechanisms.model.training import train
     ],
 )
 def test_the_processors_flags_choose(flags: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By instructions for bfloat16 alone: tiles and AVX-512 without them do not help."""
+    """By instructions only for bfloat16: tiles and AVX-512 without them do not help."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: flags)
     assert fastest("cpu") == expected
     assert resolved("auto", "cpu") == expected

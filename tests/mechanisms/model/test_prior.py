@@ -1,4 +1,4 @@
-"""The public prior: what the untrained head says, from titles alone."""
+"""The public prior: what the untrained head says, only from titles."""
 
 from __future__ import annotations
 

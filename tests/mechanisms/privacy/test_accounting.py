@@ -46,7 +46,7 @@ class TestFormal:
     @pytest.mark.parametrize(("noise", "epochs", "published"), [(1.3, 15, 1.19), (1.1, 60, 3.01), (0.7, 45, 7.10)])
     def test_published_mnist_figures(self, noise: float, epochs: int, published: float) -> None:
         """The table in TensorFlow Privacy's MNIST tutorial (batch 256 of 60,000, delta 1e-5; RDP with the conversion of
-        Mironov's proposition 3 at its time): epsilon 1.19, 3.01, 7.10. The claim lies below all of them."""
+        Mironov's proposition 3 at its time): epsilon 1.19, 3.01, 7.10. The claim is below all of them."""
         event = sgd(noise, prob=256 / 60_000, steps=epochs * 60_000 // 256)
         figures = gaussian_cost.cost(event, delta=1e-5)
         assert figures.epsilon_rdp_mironov == pytest.approx(published, abs=0.02)
@@ -136,7 +136,7 @@ class TestFormal:
         assert two > 2 * gaussian_cost.coarse_epsilon(event, delta, records_per_unit=2)
 
     def test_units_of_several_records(self) -> None:
-        """Two records a unit: a full-batch release costs as with half the noise; a sampled one lies between one
+        """Two records a unit: a full-batch release costs as with half the noise; a sampled one is between one
         record's cost and that of a unit that is always sampled whole."""
         assert epsilon(release(3.0), m=2) == pytest.approx(epsilon(release(1.5)), rel=1e-3)
         event = sgd(3.0, prob=0.1, steps=20)
@@ -200,7 +200,7 @@ class TestFormal:
 def test_full_batches_compose_to_one_gaussian() -> None:
     """Exactly, so that the claim is no smaller than the closed form of all their noise (Dong et al. 2022), and close.
 
-    A sampled step among them stays apart: the claim is above that of the full batches alone, and not below it.
+    A sampled step among them stays apart: the claim is not below that of the full batches.
     """
     parts = (release(4.0), sgd(6.0, prob=1.0, steps=10), sgd(9.0, prob=1.0, steps=60))
     mu = math.sqrt(1 / 4**2 + 10 / 6**2 + 60 / 9**2)

@@ -29,7 +29,7 @@ def test_weights_by_hand() -> None:
 
 
 def test_weights_never_exceed_one() -> None:
-    """Negative and zero noisy counts are raised first: whatever the noise, weights lie in (0, 1]."""
+    """Negative and zero noisy counts are raised first: whatever the noise, weights are in (0, 1]."""
     noisy = torch.tensor([-30.0, 0.0, 3.0, 500.0])
     for normalise in ("sum", "max"):
         weights = class_counts.class_weights(noisy, ClassWeightsConfig(normalise=normalise))

@@ -78,6 +78,6 @@ def test_solved_noise_meets_the_target(schedule: schedules.Schedule) -> None:
 
 
 def test_clips_cost_nothing() -> None:
-    """Noise is scaled by the clip, so a schedule of clips alone leaves epsilon where it is."""
+    """Noise is scaled by the clip, so a schedule of clips leaves epsilon where it is."""
     clips = SadSchedule(noise_decay=1.0, clip_growth=3.0)
     assert math.isclose(epsilon(clips, 1.5), epsilon(ConstantSchedule(), 1.5), rel_tol=1e-3)

@@ -65,7 +65,7 @@ def test_one_bit_in_any_file(sealed: Sealed, tmp_path: Path, damage: Callable[[P
 
 
 def test_one_bit_in_any_file_of_an_unsigned_bundle(sealed: Sealed, tmp_path: Path) -> None:
-    """Without a signature the proof's digests tell; the proof itself nobody vouches for."""
+    """Without a signature the proof's digests tell; the proof itself no one vouches for."""
     folder = sealed.copy(tmp_path)
     (folder / SIGNATURE).unlink()
     with pytest.raises(UnsoundBundle, match="cannot be checked without a key"):
@@ -134,7 +134,7 @@ def test_layers_that_begin_elsewhere(sealed: Sealed, tmp_path: Path) -> None:
 
 
 def test_two_models_in_one_bundle(sealed: Sealed, tmp_path: Path) -> None:
-    """A model at the top beside the one below: a library would read the one that nobody looked at."""
+    """A model at the top beside the one below: a library would read the one that no one looked at."""
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         folder = sealed.copy(tmp_path / name, seal=False)
         shutil.copy(folder / "0_Transformer" / name, folder / name)
@@ -158,7 +158,7 @@ def test_another_key(sealed: Sealed, tmp_path: Path) -> None:
 
 
 def resealed(sealed: Sealed, folder: Path, proof: dict[str, Any], scratch: Path) -> Path:
-    """Put another proof in and sign with the house's own key, as anyone who has that key could."""
+    """Put another proof in and sign with the agency's own key, as anyone who has that key could."""
     (folder / PROOF).write_text(json.dumps(proof, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
     sealed.signer.sign(folder, scratch / SIGNATURE)
     shutil.copy(scratch / SIGNATURE, folder / SIGNATURE)
@@ -166,7 +166,7 @@ def resealed(sealed: Sealed, folder: Path, proof: dict[str, Any], scratch: Path)
 
 
 def test_a_proof_rolled_back(sealed: Sealed, tmp_path: Path) -> None:
-    """The proof of an earlier release, of another row, or of a statement that claims less: each is told."""
+    """The proof of an earlier release, of another row, or of a statement that claims less: each is reported."""
     key = heads.load_private_key(sealed.signer.key)
     other = sealed.ledger.reserve(plan("rolled back"))
     assert other.release_id

@@ -1,4 +1,4 @@
-"""Signatures by a key alone, and where the house's own key comes from."""
+"""Signatures only by a key, and where the agency's own key comes from."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_a_probability_is_below_one():
 
 
 def test_a_chosen_delta_is_what_was_written():
-    """1e-4 fits under a cap of 0.0001, though its float lies above; one of more decimals is refused, not cut."""
+    """1e-4 fits under a cap of 0.0001, though its float is above; one of more decimals is refused, not cut."""
     assert amounts.delta(1e-4) == amounts.probability("0.0001", name="cap delta")
     assert amounts.probability(1e-4, name="delta") > Decimal("0.0001")
     for refused in (math.nan, 1.0, 1e-19):

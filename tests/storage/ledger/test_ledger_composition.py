@@ -280,7 +280,7 @@ def test_basic_composition_on_request_gives_ten(site):
 
 
 def test_kinds_that_come_one_after_another(site):
-    """Gaussian, sampled, by its claim alone, then a policy that asks for basic composition: the stricter counts."""
+    """Gaussian, sampled, only by its claim, then a policy that asks for basic composition: the stricter counts."""
     ledger = site.open(policy(30))
     charges = [
         charged(ledger, planned("a")),

@@ -40,7 +40,7 @@ def test_a_private_key_open_to_others_is_not_used(tmp_path):
 
 
 def test_a_signed_head_is_checked_from_its_file(tmp_path, keys):
-    """Written, read and verified with the public key alone."""
+    """Written, read and verified only with the public key."""
     private, public = keys
     head = heads.state_head(3, "a" * 64, key=private)
     path = tmp_path / "head.json"

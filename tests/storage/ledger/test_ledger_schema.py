@@ -36,7 +36,7 @@ def test_a_look_for_a_ledger_creates_none(driver, tmp_path):
 
 @pytest.mark.postgres
 def test_a_database_without_a_ledger_is_migrated_by_its_owner(postgres_site, plan):
-    """The application's role is told what to run; after it ran, schema and grants are there."""
+    """The application's role gets the command to run; after it ran, schema and grants are there."""
     tables = ("record_set", "ledger_row", VERSION_TABLE)
     functions = postgres_site.rows("SELECT oid::regprocedure FROM pg_proc WHERE pronamespace = 'public'::regnamespace")
     postgres_site.sql(
@@ -71,7 +71,7 @@ def test_prefects_own_database_is_refused(tmp_path):
 
 @pytest.mark.postgres
 def test_grants_go_to_an_ordinary_role_only(postgres_site, postgres_server):
-    """Not to the owner, a superuser or nobody: no grant would bind the first two."""
+    """Not to the owner, a superuser or no one: no grant would bind the first two."""
     database = Database(postgres_site.owner_url, lock_timeout=10)
     owner = make_url(postgres_site.owner_url).username
     for role, reason in (

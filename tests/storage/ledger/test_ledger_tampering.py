@@ -110,7 +110,7 @@ def test_a_truncated_tail_is_found_by_an_exported_head(site, ledger):
 
 
 def test_a_rewritten_chain_is_found_by_a_head_and_named_by_an_export(site, ledger, tmp_path):
-    """Row 7, which nobody signs, forged: a head of row 4 still holds, that of row 7 doesn't; an export names row 7."""
+    """Row 7, which no one signs, forged: a head of row 4 still holds, that of row 7 doesn't; an export names row 7."""
     early, late = state_head(4, ledger.rows()[3].hash), state_head(*ledger.head())
     (tmp_path / "export.json").write_text(export(ledger))
     site.disarm()
@@ -122,7 +122,7 @@ def test_a_rewritten_chain_is_found_by_a_head_and_named_by_an_export(site, ledge
 
 
 def test_every_row_of_a_release_that_was_rewritten_is_named(site, ledger):
-    """A chain forged whole from row 3 on, hashes included, without the releasing worker's key; row 7 is nobody's."""
+    """A chain forged whole from row 3 on, hashes included, without the releasing worker's key; row 7 is no one's."""
     site.disarm()
     rewrite_from(site, 3, lambda row: row.update(requester="someone else"))
     report = ledger.verify()
@@ -222,7 +222,7 @@ def test_truncate_is_refused(postgres_site, plan, table):
 @pytest.mark.postgres
 @pytest.mark.parametrize("changes", [{}, {"sequence": "8"}, {"sequence": "9"}, {"hash": "'n'", "previous_hash": "'n'"}])
 def test_no_insert_of_postgresql_forks_the_chain(postgres_site, plan, changes):
-    """Nobody, the owner included, adds a second row 3, a gap or a fork; the application adds nothing by itself."""
+    """No one, the owner included, adds a second row 3, a gap or a fork; the application adds nothing by itself."""
     ledger = postgres_site.open()
     for key in "abcdef":
         ledger.reserve(plan(key, population=key))
@@ -236,6 +236,6 @@ def test_no_insert_of_postgresql_forks_the_chain(postgres_site, plan, changes):
 
 @pytest.mark.postgres
 def test_an_owner_connection_is_noted(postgres_site, plan):
-    """Used by the pipeline, the owner's role would rest on triggers alone; verify says so."""
+    """Used by the pipeline, the owner's role would depend only on triggers; verify says so."""
     report = Ledger.open(postgres_site.owner_url).verify()
     assert any("--app-role" in note for note in report.notes)

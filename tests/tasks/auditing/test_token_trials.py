@@ -109,7 +109,7 @@ def test_dp_sgd_of_tokens_is_rerun(tiny_roberta: Path, tmp_path: Path) -> None:
 def test_a_rerun_that_was_killed_goes_on_and_leaves_nothing_private(
     tiny_roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Trials that ended are not made again, and what is kept of one under way lies in the stage's scratch folder."""
+    """Trials that ended are not made again, and what is kept of one under way is in the stage's scratch folder."""
     chosen = parameters(tmp_path / "data", tiny_roberta, MODELS["full"])
     whole, broken = (tiny_jobs.workspace(tmp_path / name) for name in ("whole", "broken"))
     asked = AuditParameters(trial_draws=3).model_copy(update={"trials": TRIALS})

@@ -37,7 +37,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
 
 
 def parameters(data: Mapping[str, Any], encoder: Path, **wanted: Any) -> RetrainParameters:
-    """A formal retrain on the tiny encoder."""
+    """A formal training run on the tiny encoder."""
     model = {"encoder": str(encoder), "trainable": "head", "pooling": "mean", "max_length": 32, "prior": "titles"}
     return RetrainParameters.model_validate({"data": data, "model": model, "formal": {"target_epsilon": 3.0} | wanted})
 

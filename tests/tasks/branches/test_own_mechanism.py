@@ -1,4 +1,4 @@
-"""A mechanism defined in this file alone: it appears in compare, audit, plan and results, and is refused a release.
+"""A mechanism defined only in this file: it appears in compare, audit, plan and results, and is refused a release.
 
 And what it costs its siblings: nothing. Their stages keep their keys, whatever is registered beside them.
 """

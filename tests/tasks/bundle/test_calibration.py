@@ -157,7 +157,7 @@ def test_what_can_be_coded_alone_are_the_thresholds_shares() -> None:
 
 
 def test_another_task_gets_no_thresholds_of_injuries() -> None:
-    """The generated narratives tell of injuries: on codes of jobs they are not even tried, and the operator is told."""
+    """The generated narratives tell of injuries: on codes of jobs they are not tried, and the operator is informed."""
     assert are_generated_for("OIICS 2.01")
     assert are_generated_for("")
     untouched: Any = None

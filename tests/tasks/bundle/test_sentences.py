@@ -44,7 +44,7 @@ def test_the_page_is_what_the_source_says() -> None:
 
 
 def test_what_a_sentence_names_is_there() -> None:
-    """Every file that proves something lies where the sentence says."""
+    """Every file that proves something is where the sentence says."""
     named = set(re.findall(r"`(?:pytest )?((?:mechanisms|storage|tasks|tests|docs)/[\w./-]+)", claims_page()))
     assert len(named) > 15
     assert not [name for name in named if not (HOUSE / name).exists()]
@@ -74,7 +74,7 @@ def test_what_a_sentence_names_is_there() -> None:
     ],
 )
 def test_what_is_said_is_true_of_the_release(changed: dict[str, Any], said: str, unsaid: str) -> None:
-    """Kind, mechanism, sampling, audit and unit each decide which sentences stand there."""
+    """Kind, mechanism, sampling, audit and unit each decide which sentences are there."""
     assert said in texts(**changed)
     assert unsaid not in texts(**changed)
 

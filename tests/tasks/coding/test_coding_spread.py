@@ -70,7 +70,7 @@ def by_workers(coder: Coder, one: CodingJob, bundle: Path, chosen: str = "", **f
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What workers are told."""
+    """What workers are sent."""
     requests: list[str] = []
     real = engine.map_parts
 
@@ -122,7 +122,7 @@ def test_what_was_coded_before_a_death_is_kept(
     monkeypatch: pytest.MonkeyPatch,
     after: int,
 ) -> None:
-    """A worker dies after so many pieces, and the asking run with it: the next run asks for the others alone."""
+    """A worker dies after so many pieces, and the asking run with it: the next run asks only for the others."""
     run(Bundles.of(coder), job(coder, table, tmp_path / "whole.csv"))
     with killed_at(monkeypatch, coding_job, "_write_part", after=after):
         by_workers(coder, job(coder, table, tmp_path / "out.csv"), tiny_bundle)

@@ -24,10 +24,10 @@ def period(
 
 
 def test_without_drift_a_verdict_is_rare() -> None:
-    """60 pairs of periods that differ by chance alone, of 60 rows each: none drifts, at most three are to be looked at.
+    """60 pairs of periods that differ only by chance, of 60 rows each: none drifts, at most three are to be looked at.
 
     Each of the two tests has a false alarm in a hundred, so four of 60 pairs or more happen with probability 0.03 %
-    (binomial, 60 and 0.02), were every one of them also large enough to matter. PSI alone, without its chance level, is
+    (binomial, 60 and 0.02), were every one of them also large enough only to matter. PSI, without its chance level, is
     over 0.1 in a fifth of such pairs and more: its usual rule would fail.
     """
     found = [compare(period(60, seed=2 * n), period(60, seed=2 * n + 1)) for n in range(60)]

@@ -106,7 +106,7 @@ def test_another_method_or_label_is_another_plan(trained: Trained) -> None:
 def test_what_lies_in_the_way_is_not_committed(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between draw and commit a bundle is edited, or the draw removed: refused. A bundle edited later is told too."""
+    """Between draw and commit a bundle is edited, or the draw removed: refused. One edited later is reported too."""
     context, chosen, made = copied(trained, tmp_path)
     with killed_at(monkeypatch, publish.Ledger, "commit"):
         release(context, chosen, made)
@@ -170,7 +170,7 @@ def test_a_disk_that_fills_up_is_told_and_the_stage_resumes(
 def test_too_little_disk_is_refused_before_work(
     data: dict[str, Any], tiny_roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The free space and what the run would write are told."""
+    """The free space and what the run would write are reported."""
     monkeypatch.setattr(preflight, "_MARGIN", 1 << 60)
     with pytest.raises(StorageError, match=r"disk: .* GB free"):
         preflight.check(Context(home=str(tmp_path)), retrain(data, tiny_roberta))

@@ -1,4 +1,4 @@
-"""Words next to the encoder as part of the features: from public texts alone, for all fields, resumed after a kill."""
+"""Words next to the encoder as part of the features: only from public texts, for all fields, resumed after a kill."""
 
 from __future__ import annotations
 

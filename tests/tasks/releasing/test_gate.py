@@ -72,7 +72,7 @@ def _signed(ledger: Ledger, planned: PlannedRelease, folder: Path, reason: str =
 
 
 def test_a_bound_below_the_claim_passes_and_is_told(ledger: Ledger, planned: PlannedRelease) -> None:
-    """Nothing measured is nothing told; a smaller bound passes and stands in the release's own row."""
+    """Nothing measured is nothing told; a smaller bound passes and is in the release's own row."""
     assert gate.check(check(planned, ledger)) is None
     _audit(ledger, planned, 3.9)
     told = gate.check(check(planned, ledger))
@@ -131,7 +131,7 @@ def test_what_could_not_have_failed_says_nothing(reach: float, minimum: float, e
 
 
 def test_a_contradiction_of_its_own_is_named_before_anothers(ledger: Ledger, planned: PlannedRelease) -> None:
-    """The officer reads what was measured of this candidate, where that refutes too."""
+    """The officer reads what was measured of this candidate, where that contradicts too."""
     _audit(ledger, planned, 6.0, fitted="9" * 64)
     own = _audit(ledger, planned, 4.3)
     _audit(ledger, planned, 1.0)

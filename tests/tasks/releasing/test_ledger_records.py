@@ -1,4 +1,4 @@
-"""What a retrain measures of its own thresholds reaches the page that an officer reads."""
+"""What a training run measures of its own thresholds reaches the page that an officer reads."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def audit(ledger: Ledger, plan: PlannedRelease, bound: float) -> None:
 
 
 def evaluated(ledger: Ledger, subject: Subject, details: dict[str, Any], *, method: str = "p") -> None:
-    """A row of a retrain by this method, on the records of the plan."""
+    """A row of a training run by this method, on the records of the plan."""
     ledger.record(
         Evaluation(
             subject=subject,
@@ -100,7 +100,7 @@ def compared(ledger: Ledger, branch: str, f1: float, *, claim: Claim | None = No
 
 
 def page(ledger: Ledger, plan: PlannedRelease, **options: Any) -> plan_page.PlanPage:
-    """The page of a plan that nobody signed, whose records lie elsewhere or are as the options say."""
+    """The page of a plan that no one signed, whose records lie elsewhere or are as the options say."""
     checked = check(plan, ledger)
     return plan_page.page_of(checked, approval.weigh(checked, []), file="plans/k.json", context=PlanContext(**options))
 
@@ -281,7 +281,7 @@ def test_the_page_stands_alone_and_escapes_what_it_is_given(ledger: Ledger) -> N
 
 
 def test_the_gate_offers_the_formal_branch_before_an_override(ledger: Ledger) -> None:
-    """Of a formal claim that is refuted it says what that is."""
+    """Of a formal claim that is contradicted it says what that is."""
     plan = planned()
     audit(ledger, plan, 3.5)
     with pytest.raises(BudgetRefused, match="contradicts") as refused:
@@ -322,7 +322,7 @@ def test_a_loss_is_told_against_the_retrains_own_fit_without_privacy(ledger: Led
 
 
 def test_a_score_beside_nothing_is_not_fine(ledger: Ledger) -> None:
-    """It may be next to none, and nobody knows what was lost."""
+    """It may be next to none, and no one knows what was lost."""
     plan = planned(FORMAL)
     compared(ledger, "prior-descent", 0.013, claim=FORMAL, fit="c")
     told = answer(page(ledger, plan), "accuracy")
@@ -350,7 +350,7 @@ def test_a_command_stays_on_one_line_of_a_terminal() -> None:
     ],
 )
 def test_delta_is_what_the_policy_allows(caps: dict[str, Any], expected: float) -> None:
-    """The usual one, or the smallest cap of any cohort; of this population alone."""
+    """The usual one, or the smallest cap of any cohort; of this population."""
     policy = Policy.parse(
         {"name": "test", "populations": {"injuries": caps, "other": {"formal": {"epsilon": 1, "delta": "1e-9"}}}}
     )

@@ -46,7 +46,7 @@ def test_a_rerun_of_one_fit_is_no_rerun_of_a_chain(tiny_roberta: Path, tmp_path:
 
 
 def test_a_fit_of_the_encoder_is_not_one_of_a_head(tiny_roberta: Path, tmp_path: Path) -> None:
-    """A rival that trains on tokens takes what an epoch of the chain's takes; it was told as a head's."""
+    """A rival that trains on tokens takes what an epoch of the chain's takes; it was reported as a head's."""
     chosen = tiny_jobs.retrain(tiny_jobs.demo(tmp_path / "data", population="demo"), tiny_roberta)
     chosen = chosen.model_copy(update={"model": chosen.model.model_copy(update={"trainable": "lora"})})
     told = Estimate.of(chosen, rows=10_000, device="cpu", timed={}).with_fits({"dp-sgd": 3})
@@ -54,7 +54,7 @@ def test_a_fit_of_the_encoder_is_not_one_of_a_head(tiny_roberta: Path, tmp_path:
 
 
 def test_a_comparison_of_single_fits_encodes_too(tiny_roberta: Path, tmp_path: Path) -> None:
-    """Without a chain among the branches records are encoded once; `about 0 s` was told for a quarter of an hour."""
+    """Without a chain among the branches records are encoded once, and the time is predicted."""
     names = ["non-private", "dp-sgd"]
     told = estimate(tiny_roberta, tmp_path, rows=10_000).with_fits(dict.fromkeys(names, 3))
     chosen = [standard_branches()[name] for name in names]

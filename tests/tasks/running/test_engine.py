@@ -30,7 +30,7 @@ def _close() -> Iterator[None]:
 
 @pytest.mark.parametrize("chosen", ["", "2"])
 def test_answers_come_in_the_parts_order(chosen: str) -> None:
-    """Each part is told of once as it ends."""
+    """Each part is reported of once as it ends."""
     ended: list[int] = []
     parts = [str(number) for number in range(20)]
     answers = engine.map_parts(engine_bodies.square, parts, engine=chosen, done=ended.append)

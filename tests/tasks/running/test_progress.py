@@ -13,7 +13,7 @@ from tasks.running.stage import Context, Step, Work, run_step
 
 
 class Heard(Listener):
-    """Keeps what it was told."""
+    """Keeps what was reported to it."""
 
     def __init__(self) -> None:
         self.reports: list[tuple[str, int]] = []
@@ -33,7 +33,7 @@ def _step(number: int) -> Step:
 
 
 def test_threads_of_a_stage_report_to_its_run(tmp_path: Path) -> None:
-    """As an audit's trials do; nobody listens any more when the block has ended."""
+    """As an audit's trials do; no one listens any more when the block has ended."""
     heard = Heard()
     with listening(heard):
         run_step(Context(home=str(tmp_path)), _step(0))
@@ -62,7 +62,7 @@ def test_runs_side_by_side_do_not_hear_each_other() -> None:
 
 
 def test_a_long_line_leaves_out_single_bins_and_says_how_many() -> None:
-    """Of twelve figures and fewer, all are told."""
+    """Of twelve figures and fewer, all are reported."""
     few = {"weighted_f1": 0.5, "support_0_19_codes": 7}
     assert progress.line_of(few) == "weighted f1 0.5, support 0 19 codes 7"
     many = {"weighted_f1": 0.5, "support_0_19_macro_f1": 0.25, "top_3": 0.7} | {f"alone_at_{n}": 0.1 for n in range(12)}

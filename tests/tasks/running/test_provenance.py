@@ -14,7 +14,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The code lies in a folder that is no git checkout, as in an image."""
+    """The code is in a folder that is no git checkout, as in an image."""
     monkeypatch.setattr(provenance, "_ROOT", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     provenance.provenance.cache_clear()

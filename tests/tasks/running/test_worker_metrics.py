@@ -109,7 +109,7 @@ class Read(Collector):
 
 
 def test_two_hosts_are_one_family_for_prometheus(tmp_path: Path) -> None:
-    """A name is told once, or Prometheus refuses the whole page."""
+    """A name is reported once, or Prometheus refuses the whole page."""
     _run(tmp_path, "h")
     _run(tmp_path, "other")
     registry = CollectorRegistry()
@@ -152,7 +152,7 @@ def test_seeds_make_no_new_series(tmp_path: Path) -> None:
 
 
 def test_gpu_memory_is_told_where_there_is_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The peak of each stage alone: the count begins anew with it. Torch's own counter, made up here."""
+    """The peak of each stage: the count begins anew with it. Torch's own counter, made up here."""
     peak = [7 << 30]
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: peak.__setitem__(0, 1 << 30))

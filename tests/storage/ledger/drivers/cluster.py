@@ -19,7 +19,7 @@ def find_binaries() -> Path | None:
 
 
 class Cluster:
-    """A server whose data lie in `folder`; it never runs as root, which PostgreSQL refuses."""
+    """A server whose data are in `folder`; it never runs as root, which PostgreSQL refuses."""
 
     def __init__(self, folder: Path) -> None:
         binaries = find_binaries()
