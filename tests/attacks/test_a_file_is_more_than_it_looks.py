@@ -406,7 +406,7 @@ CONFIGS: list[tuple[str, Any]] = [
 def test_a_model_folder_that_hangs_or_fetches(
     tiny_roberta: Path, tmp_path: Path, key: str, value: Any, inside: str
 ) -> None:
-    """Layers of a hundred million, or attention by a program from elsewhere: refused by the configuration, before loading."""
+    """Layers of a hundred million, or attention by a program from elsewhere: refused before loading."""
     folder = tmp_path / "model"
     folder.mkdir()
     config = json.loads((tiny_roberta / "config.json").read_text())

@@ -149,7 +149,7 @@ def test_a_kill_while_the_folder_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_identity_says_nothing_of_the_records(tmp_path: Path) -> None:
-    """Two folders of the same fit have no digest in common, so that none can be recognised from a list of candidates made
+    """Two folders of the same fit have no digest in common, so that none is recognised from a list of candidates made
     beforehand; the owner alone may read the file."""
     plan = planned("prior-descent", 4.0)
     for name in ("one", "two"):

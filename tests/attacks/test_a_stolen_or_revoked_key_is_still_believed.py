@@ -143,7 +143,7 @@ def test_a_stolen_key_that_was_replaced(agency: Agency) -> None:
     forged = another(agency, "first")
     assert check(forged, agency.partner()), "while it is in force it seals: that is what the next root is for"
     assert agency.root("anna", "ben", release=("release",)) == 0
-    with pytest.raises(UnsoundBundle, match="sealed by a replaced key"):
+    with pytest.raises(UnsoundBundle, match="signed by a replaced key"):
         check(forged, agency.partner())
     assert check(agency.bundle, agency.partner())
     agency.roots = sign_newest(

@@ -32,7 +32,7 @@ def test_what_the_options_name_is_looked_at_first(told: CommandRunner, tmp_path:
         ),
         (
             ("ledger", "show", "--home", tmp_path),
-            f"no ledger at {tmp_path / 'ledger.db'}. The first retrain creates it",
+            f"no ledger at {tmp_path / 'ledger.db'}. The first training run creates it",
         ),
         (("code", "x", "--home", tmp_path), f"no committed bundle in {tmp_path / 'bundles'}. Make a plan"),
         (("demo-data", "--out", file), f"--out: {file} is a file"),

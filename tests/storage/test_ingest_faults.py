@@ -271,7 +271,7 @@ def test_parquet_columns_that_are_no_text(tmp_path: Path) -> None:
         ({"test_share": float("nan")}, "finite"),
         ({"holdout_share": -0.1}, "greater than or equal to 0"),
         ({"holdout_share": float("inf")}, "finite"),
-        ({"date_format": "%d.%m."}, "lacks a year"),
+        ({"date_format": "%d.%m."}, "has no year"),
         ({"seed": -1}, "greater than or equal to 0"),
         ({"seed": 2**53}, "less than"),
         ({"cohort": "week"}, "'year', 'quarter', 'month' or 'none'"),

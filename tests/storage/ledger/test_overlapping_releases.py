@@ -45,7 +45,7 @@ def test_the_same_records_under_another_name_and_kind(tmp_path: Path) -> None:
 
 
 def test_formal_and_local_releases_of_the_same_cohorts(tmp_path: Path) -> None:
-    """They are reported by population and period, without any shared mark; a plan is not counted beside its own release; what
+    """Reported by population and period, without a shared mark; a plan is not counted beside its own release; what
     was reserved later is left out of a statement.
     """
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", key=release_key())

@@ -234,7 +234,7 @@ def test_a_policy_may_want_an_audit(tmp_path: Path, planned: PlannedRelease) -> 
     assert "not audited" in str(obstacle), "who approves is told what would still be refused"
     weak: tuple[tuple[dict[str, Any], str], ...] = (
         ({"confidence": 0.999}, "0.95 or less"),
-        ({"trials": 0}, "without reruns"),
+        ({"trials": 0}, "without repeating"),
         ({"reach": 3.1}, r"at most ε 3\.1, too little for a claim of 4"),
     )
     for useless, why in weak:
