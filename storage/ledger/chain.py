@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import rfc8785
 import sqlalchemy as sa
-from pydantic import ValidationError
 from sqlalchemy.engine import Connection
 
-from storage.errors import InputError, StorageError
+from storage.errors import InputError
 from storage.ledger.models import GENESIS, NOTES, Row
 from storage.ledger.schema import COLUMNS, ledger_row
 
@@ -34,9 +34,25 @@ class Entry(NamedTuple):
 def canonical(content: dict[str, Any]) -> str:
     """Return the canonical JSON text of plain data; refuse NaN, infinities and integers beyond 2^53."""
     try:
+        text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError):
+        text = ""
+    if text and _is_plain(text):
+        return text
+    try:
         return rfc8785.dumps(content).decode()
     except rfc8785.CanonicalizationError as error:
         raise InputError(f"a row cannot hold this value: {error}") from error
+
+
+_NUMBERS = tuple(map(re.compile, (r"e[-+][0-9]", r"\.0[],}]", r":-?[0-9]{16}", r",-?[0-9]{16}", r"\[-?[0-9]{16}")))
+
+
+def _is_plain(text: str) -> bool:
+    """Checks that the json module wrote what RFC 8785 says: it does, twenty times faster, but for numbers with an
+    exponent, whole floats, long integers, and the order of keys beyond the surrogates.
+    """
+    return (text.isascii() or max(text) < "\ud800") and not any(number.search(text) for number in _NUMBERS)
 
 
 def digest(body: str) -> str:
@@ -74,18 +90,16 @@ def append(connection: Connection, content: dict[str, Any], *, key: EllipticCurv
     fresh = {"sequence": sequence + 1, "previous_hash": previous, "recorded_at": now(), "signature": None}
     if key is not None:
         fresh["signer"] = heads.encoded_key(key.public_key())
-    row = Row.model_validate({**content, **fresh})
-    if key is not None:
-        row = row.model_copy(update={"signature": heads.sign_bytes(signed_bytes(row), key)})
-    plain = row.as_json()
+    plain = Row.model_validate({**content, **fresh}).as_json()
     del plain["hash"]
+    if key is not None:
+        plain["signature"] = heads.sign_bytes(signed_bytes(plain), key)
     return put(connection, canonical(plain))
 
 
-def signed_bytes(row: Row) -> bytes:
-    """Returns what a row's signature is over."""
-    plain = row.as_json()
-    return canonical({name: value for name, value in plain.items() if name not in ("hash", "signature")}).encode()
+def signed_bytes(plain: dict[str, Any]) -> bytes:
+    """Returns what a row's signature is over, by the row as plain data without its hash."""
+    return canonical({name: value for name, value in plain.items() if name != "signature"}).encode()
 
 
 def put(connection: Connection, body: str) -> Entry:
@@ -106,10 +120,3 @@ def entries(connection: Connection, after: int = 0) -> Iterator[Entry]:
     with connection.execute(select, execution_options={"yield_per": 1000}) as rows:
         for sequence, row_hash, body in rows:
             yield Entry(sequence, row_hash, body)
-
-
-def parse(body: str, row_hash: str) -> Row:
-    try:
-        return Row.model_validate({**json.loads(body), "hash": row_hash})
-    except (ValidationError, ValueError, TypeError) as error:
-        raise StorageError("The ledger contains a row that cannot be parsed. Run `autocoder ledger verify`.") from error

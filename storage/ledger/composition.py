@@ -80,7 +80,7 @@ class Loss:
 
     def plus(self, other: Loss, times: int = 1) -> Loss:
         def add(left: Decimal, right: Decimal) -> Decimal:
-            return _C.fma(right, Decimal(times), left)
+            return _C.add(left, right) if times == 1 else _C.fma(right, Decimal(times), left)
 
         rates, steps = (self.mu_squared, other.mu_squared), (self.sampled, other.sampled)
         return Loss(

@@ -19,6 +19,8 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pydantic import ValidationError
+
 from mechanisms.privacy.events import GuaranteeKind
 from storage.errors import InputError, StorageError
 from storage.ledger import amounts, chain
@@ -44,6 +46,10 @@ AccountKey = tuple[str, str, GuaranteeKind]
 
 class Inconsistent(Exception):
     """A row does not follow from the rows before it."""
+
+
+class Damaged(Inconsistent):
+    """What is stored is not what was written."""
 
 
 class BadRow(NamedTuple):
@@ -101,44 +107,47 @@ class State:
     """The first row of each kind and idempotency key."""
     bad: list[BadRow] = field(default_factory=list)
     broken: str = ""
-    """Damage to the chain: what rows mean from there on is not known."""
+    """The first damage to the chain: what rows mean from there on is not known."""
 
     # -- taking rows ---------------------------------------------------------------------------------------
 
     def take(self, entry: Entry) -> Row | None:
-        """Takes the next row as it is stored; returns it, with all that is known, where it has an effect."""
-        if self.broken:
-            return None
-        expected, row, problem = self.sequence + 1, None, ""
+        """Takes the next row as it is stored; returns it, with all that is known, where it has an effect.
+
+        Behind damage to the chain it continues with what can be read, so that `verify` names every bad row.
+        """
+        sequence, expected, previous, problem = entry.sequence, self.sequence + 1, self.hash, ""
+        self.sequence, self.hash, self.ledger, row = sequence, entry.hash, self.ledger or entry.hash, None
+        if sequence != expected:
+            missing = expected if sequence == expected + 1 else f"{expected} to {sequence - 1}"
+            self._damage(expected, f"row {missing} missing: row {sequence} follows row {expected - 1}")
         try:
-            if entry.sequence != expected:
-                missing = expected if entry.sequence == expected + 1 else f"{expected} to {entry.sequence - 1}"
-                raise Inconsistent(f"row {missing} missing: row {entry.sequence} follows row {self.sequence}")
-            row, problem = _read(entry, self.hash)
-        except Inconsistent as error:
-            self.broken = str(error)
-            self.bad.append(BadRow(min(entry.sequence, expected), self.broken))
-            return None
-        self.sequence, self.hash = entry.sequence, entry.hash
-        self.ledger = self.ledger or entry.hash
-        if row is not None:
-            try:
-                row, problem = self._step(row)
-                self.rows.append(row)
-            except (Inconsistent, InputError) as error:
-                row, problem = None, str(error)
-            except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError):
-                row, problem = None, "a field is missing or of another type"
+            content = _read(entry)
+            if sequence == expected and content["previous_hash"] != previous:
+                culprit = f"row {max(sequence - 1, 1)} was rewritten"
+                self._damage(sequence, f"{culprit}: row {sequence} was linked to another row {sequence - 1}")
+            row, problem = self._step(_parsed(content, entry), content)
+            self.rows.append(row)
+        except Damaged as error:
+            self._damage(sequence, f"row {sequence} {error}")
+        except (Inconsistent, InputError) as error:
+            problem = str(error)
+        except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError):
+            problem = "a field is missing or of another type"
         if problem:
-            self.bad.append(BadRow(entry.sequence, f"row {entry.sequence}: {problem}", void=row is None))
+            self.bad.append(BadRow(sequence, f"row {sequence}: {problem}", void=row is None))
         return row
 
-    def _step(self, row: Row) -> tuple[Row, str]:
+    def _damage(self, sequence: int, problem: str) -> None:
+        self.broken = self.broken or problem
+        self.bad.append(BadRow(sequence, problem))
+
+    def _step(self, row: Row, content: dict[str, Any]) -> tuple[Row, str]:
         """Takes a row whose place in the chain is sound; returns it, and why its release may not be drawn."""
         if row.schema_version != SCHEMA_VERSION:
             raise Inconsistent(f"schema version {row.schema_version} is not known to this code")
         if row.kind in SIGNED:
-            self._require_signed(row)
+            self._require_signed(row, content)
         if row.kind == "release":
             return self._reserved(row) if row.state == "reserved" else self._later(row)
         if row.state not in ("internal", "recorded"):
@@ -152,9 +161,9 @@ class State:
             self.keys[row.kind, row.idempotency_key] = row
         return row, ""
 
-    def _require_signed(self, row: Row) -> None:
+    def _require_signed(self, row: Row, content: dict[str, Any]) -> None:
         # guard: test_a_reservation_without_the_workers_key
-        if row.signer is None or not verify_bytes(chain.signed_bytes(row), row.signature or "", _key(row.signer)):
+        if row.signer is None or not verify_bytes(chain.signed_bytes(content), row.signature or "", _key(row.signer)):
             raise Inconsistent(f"a row of kind {row.kind} without the signature of a releasing worker")
         listed = self.in_force.release_key_ids()
         reserved = self.releases.get(row.release_id or "")
@@ -411,33 +420,37 @@ def _key(encoded: str) -> EllipticCurvePublicKey:
     return key
 
 
-def _read(entry: Entry, previous: str) -> tuple[Row | None, str]:
-    """Reads a stored row; returns it, or why it has no meaning.
+def _read(entry: Entry) -> dict[str, Any]:
+    """Returns a stored row as plain data.
 
     Raises:
-        Inconsistent: the chain is damaged here.
+        Damaged: it is not the row that was written here.
+        Inconsistent: it was written so, and has no meaning.
     """
-    sequence = entry.sequence
     if chain.digest(entry.body) != entry.hash:
-        raise Inconsistent(f"row {sequence} was edited: its content doesn't have its hash")
+        raise Damaged("was edited: its content doesn't have its hash")
     try:
         content: dict[str, Any] = json.loads(entry.body, parse_constant=_no_constant)
-        linked = content["sequence"], content["previous_hash"]
+        written, _ = content["sequence"], content["previous_hash"]
+        same = written != entry.sequence or chain.canonical(content) == entry.body
+    except InputError:
+        raise Inconsistent("its body is not a row of this version") from None
     except (ValueError, RecursionError):  # numbers too long or nested too deep for us; the next row names its hash
-        return None, "its body cannot be read"
+        raise Inconsistent("its body cannot be read") from None
     except (KeyError, TypeError):
-        raise Inconsistent(f"row {sequence}: its body is not a row") from None
-    if linked[0] != sequence:
-        raise Inconsistent(f"row {sequence} was moved: it was written as row {linked[0]}")
-    if linked[1] != previous:
-        culprit = max(sequence - 1, 1)
-        raise Inconsistent(f"row {culprit} was rewritten: row {sequence} was linked to another row {sequence - 1}")
+        raise Damaged("has a body that is no row") from None
+    if written != entry.sequence:
+        raise Damaged(f"was moved: it was written as row {written}")
+    if not same:
+        raise Inconsistent("its body is not canonical JSON")
+    return content
+
+
+def _parsed(content: dict[str, Any], entry: Entry) -> Row:
     try:
-        if chain.canonical(content) != entry.body:
-            return None, "its body is not canonical JSON"
-        return chain.parse(entry.body, entry.hash), ""
-    except StorageError:
-        return None, "its body is not a row of this version"
+        return Row.model_validate({**content, "hash": entry.hash})
+    except ValidationError:
+        raise Inconsistent("its body is not a row of this version") from None
 
 
 def _no_constant(text: str) -> None:

@@ -6,7 +6,7 @@ heads and copies that someone else kept, without which a chain that was cut or r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING
@@ -34,7 +34,6 @@ class Report:
     """Holds the result of `verify`."""
 
     rows: int
-    """Rows read; fewer than there are where the chain is damaged."""
     sequence: int
     hash: str
     """Of the last row up to which the chain is whole."""
@@ -67,7 +66,7 @@ def verify(
         earlier: rows exported before; each must still be there, which names the first rewritten row exactly.
         progress: gets the number of rows checked, now and then.
     """
-    state, findings, hashes = State(), [], [GENESIS]
+    state, findings, hashes, whole = State(), [], {0: GENESIS}, 0
     with database.read() as connection:
         notes, registry = _protections(connection), _Registry(connection)
         columns = sa.select(ledger_row).order_by(ledger_row.c.sequence)
@@ -75,24 +74,22 @@ def verify(
             for stored in rows:
                 known = len(state.releases)
                 row = state.take(chain.Entry(stored.sequence, stored.hash, stored.body))
-                if state.broken:
-                    break
-                hashes.append(stored.hash)
+                hashes[stored.sequence] = stored.hash
+                whole = whole if state.broken else stored.sequence
                 if row is not None:
                     wrong = [name for name in COLUMNS if getattr(stored, name) != getattr(row, name)]
                     if wrong:
                         findings.append((row.sequence, f"was edited: column {', '.join(wrong)} contradicts its body"))
                     if len(state.releases) > known:
                         findings += [(row.sequence, problem) for problem in registry.check(state, row)]
-                if progress is not None and state.sequence % _BATCH == 0:
-                    progress(state.sequence)
+                if progress is not None and len(hashes) % _BATCH == 0:
+                    progress(len(hashes))
         findings += [
             (sequence, "a set of records is stored with it that it does not name") for sequence in registry.left
         ]
     bad = [BadRow(sequence, f"row {sequence}: {problem}", void=False) for sequence, problem in findings]
-    outside = _compare(hashes, heads, earlier, whole=not state.broken)
-    every = sorted([*state.bad, *bad, *outside], key=lambda one: one.sequence)
-    return Report(state.sequence, state.sequence, state.hash, tuple(every), notes)
+    every = sorted([*state.bad, *bad, *_compare(hashes, heads, earlier)], key=lambda found: found.sequence)
+    return Report(len(hashes) - 1, whole, hashes[whole], tuple(every), notes)
 
 
 class _Registry:
@@ -126,20 +123,18 @@ class _Registry:
         return []
 
 
-def _compare(hashes: Sequence[str], heads: Iterable[Head], earlier: Iterable[Mark], *, whole: bool) -> list[BadRow]:
+def _compare(hashes: Mapping[int, str], heads: Iterable[Head], earlier: Iterable[Mark]) -> list[BadRow]:
     """Compares the chain, its hashes by sequence, with heads and rows that someone kept outside."""
-    bad, agreed = [], 0
-    for sequence, row_hash in sorted({(one.sequence, one.hash) for one in (*heads, *earlier)}):
+    bad, agreed, end = [], 0, max(hashes)
+    for sequence, row_hash in sorted({(kept.sequence, kept.hash) for kept in (*heads, *earlier)}):
         if sequence == 0 and row_hash != GENESIS:
             raise InputError("head: of an empty ledger, yet with a hash")
-        if sequence >= len(hashes):
-            if whole:
-                gap = f"the ledger ends at row {len(hashes) - 1}, row {sequence} was kept outside"
-                bad.append(BadRow(len(hashes), f"row {len(hashes)} missing: {gap}"))
-            break
-        if hashes[sequence] == row_hash:
+        if sequence > end:
+            gap = f"the ledger ends at row {end}, row {sequence} was kept outside"
+            return [*bad, BadRow(end + 1, f"row {end + 1} missing: {gap}")]
+        if hashes.get(sequence) == row_hash:
             agreed = sequence
-        else:
+        elif sequence in hashes:
             since = f"row {sequence}" if sequence == agreed + 1 else f"a row between {agreed + 1} and {sequence}"
             problem = f"row {sequence} isn't the one kept outside: the chain was rewritten from {since} on"
             bad.append(BadRow(sequence, problem, void=False))

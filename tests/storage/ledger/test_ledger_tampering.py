@@ -239,3 +239,17 @@ def test_an_owner_connection_is_noted(postgres_site, plan):
     """Used by the pipeline, the owner's role would depend only on triggers; verify says so."""
     report = Ledger.open(postgres_site.owner_url).verify()
     assert any("--app-role" in note for note in report.notes)
+
+
+def test_every_bad_row_is_named_behind_damage_too(site, ledger):
+    """A row gone, a later one edited, one moved: each stretch between is judged."""
+    site.disarm()
+    edited = BODY.replace("= 3", "= 4").replace("drawn", "committed")
+    site.sql("DELETE FROM ledger_row WHERE sequence = 2", edited, owner=True)
+    site.sql("UPDATE ledger_row SET kind = 'x' WHERE sequence = 7", owner=True)
+    report = ledger.verify()
+    assert [bad.sequence for bad in report.bad] == [2, 3, 4, 7]
+    assert [bad.problem.split(": ")[1].split(" ")[0] for bad in report.bad][1] == "release"
+    assert (report.rows, report.sequence) == (6, 1)
+    with pytest.raises(StorageError, match="row 2 missing"):
+        Ledger.open(site.url).state()
