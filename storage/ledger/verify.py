@@ -87,8 +87,8 @@ def verify(
         findings += [
             (sequence, "a set of records is stored with it that it does not name") for sequence in registry.left
         ]
-    bad = [BadRow(sequence, f"row {sequence}: {problem}", void=False) for sequence, problem in findings]
-    every = sorted([*state.bad, *bad, *_compare(hashes, heads, earlier)], key=lambda found: found.sequence)
+    beside = [BadRow(sequence, f"row {sequence}: {problem}", void=False) for sequence, problem in findings]
+    every = sorted([*state.bad, *beside, *_compare(hashes, heads, earlier)], key=lambda bad: bad.sequence)
     return Report(len(hashes) - 1, whole, hashes[whole], tuple(every), notes)
 
 
@@ -126,7 +126,7 @@ class _Registry:
 def _compare(hashes: Mapping[int, str], heads: Iterable[Head], earlier: Iterable[Mark]) -> list[BadRow]:
     """Compares the chain, its hashes by sequence, with heads and rows that someone kept outside."""
     bad, agreed, end = [], 0, max(hashes)
-    for sequence, row_hash in sorted({(kept.sequence, kept.hash) for kept in (*heads, *earlier)}):
+    for sequence, row_hash in sorted({(mark.sequence, mark.hash) for mark in (*heads, *earlier)}):
         if sequence == 0 and row_hash != GENESIS:
             raise InputError("head: of an empty ledger, yet with a hash")
         if sequence > end:
