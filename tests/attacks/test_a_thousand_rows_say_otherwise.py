@@ -1,7 +1,7 @@
 """Would win: a history changed field by field, row by row, whose fold shows less spent, or another release, and names
 nothing.
 
-The attempts are made by rule from one history with every kind of row, the same ones each time. Whoever makes them can
+The attempts are made by rule from one history with every kind of row, always the same. Anyone who makes them can
 write the whole database, and link and hash every row anew; some also sign, with a key of their own or, of numbers
 alone, with the releasing worker's. `python tests/attacks/test_a_thousand_rows_say_otherwise.py` prints what held.
 """
