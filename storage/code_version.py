@@ -11,11 +11,12 @@ import hashlib
 import sys
 from collections.abc import Iterable
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGES = ("mechanisms", "storage", "tasks")
+_ROOT = Path(__file__).parents[1]
 EXCLUDED = ("tasks.running",)
 """Rooms that say how a stage runs, and nothing of what comes out."""
 LIBRARIES = ("torch", "transformers", "peft")
@@ -35,9 +36,16 @@ def code_version(*modules: str) -> str:
         digests[name] = hashlib.sha256(content).hexdigest()
         queue.extend((imported, _source(imported)) for imported in _imports(content))
     # Without the build's tag (`+cpu`): workers with and without a GPU share stages.
-    libraries = [f"{name}=={version(name).partition('+')[0]}" for name in LIBRARIES]
+    libraries = [f"{name}=={_version(name)}" for name in LIBRARIES]
     text = "\n".join([*(f"{name} {sha}" for name, sha in sorted(digests.items())), *libraries])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library).partition("+")[0]
+    except PackageNotFoundError:  # in an installation that only codes
+        return "none"
 
 
 @cache
@@ -64,10 +72,14 @@ def _run(tree: ast.AST) -> Iterable[ast.AST]:
 
 @cache
 def _source(module: str) -> Path | None:
-    """Returns the file of a project module; None for libraries, excluded packages and names that are not modules."""
+    """Returns the file of a project module; None for libraries, excluded packages and names that are not modules.
+
+    By its path: to find a name that is no module, `find_spec` would import the module before it, and torch with it.
+    """
     if module.partition(".")[0] not in PACKAGES or any(f"{module}.".startswith(f"{room}.") for room in EXCLUDED):
         return None
-    return _file(module)
+    place = _ROOT.joinpath(*module.split("."))
+    return next((file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()), None)
 
 
 def _file(module: str) -> Path | None:

@@ -23,3 +23,16 @@ def delta_text(value: Decimal | float, *, rounding: str = ROUND_CEILING) -> str:
     """Writes a delta with three digits, rounded up where it is spent: 1e-5, 0.001."""
     given = Decimal(repr(value) if isinstance(value, float) else value)
     return re.sub(r"e-0*", "e-", f"{float(Context(prec=3, rounding=rounding).plus(given)):g}")
+
+
+def one_line(text: str) -> str:
+    """Returns text with a space for every line break and tab: a carriage return alone ends a line of Markdown too."""
+    return re.sub(r"[^\S ]", " ", text)
+
+
+def escape(cell: str) -> str:
+    """Return text that stays text inside a Markdown table or paragraph: no markup, no new cell, no new line."""
+    text = one_line(cell).replace("\\", "\\\\").replace("<", "&lt;")
+    for mark in "|*_`[]~":
+        text = text.replace(mark, "\\" + mark)
+    return text

@@ -13,7 +13,6 @@ from rich.text import Text
 
 from flows.commands.terminal import Console, escape_text, say
 from flows.server.settings import configure_prefect
-from mechanisms.model import encoder_files
 from storage.errors import StorageError
 from storage.paths import Workspace
 from tasks.running import installation
@@ -69,6 +68,7 @@ def _torch(_: Path) -> Finding:
 
 def _encoder(_: Path) -> Finding:
     from mechanisms.errors import MechanismError
+    from mechanisms.model import encoder_files
 
     try:
         return Finding("encoder packaged-minilm", bool(encoder_files.resolve(encoder_files.PACKAGED)), "installed")
@@ -126,5 +126,5 @@ def _disk(home: Path) -> Finding:
     return Finding("disk", free > 1 << 30, f"{free / 1e9:.1f} GB free at {existing}", remedy)
 
 
-_LIGHT: tuple[Callable[[Path], Finding], ...] = (_installation, _torch, _disk)
-_CHECKS = (*_LIGHT, _encoder, _ledger, _prefect, _storage)
+_LIGHT: tuple[Callable[[Path], Finding], ...] = (_installation, _disk)
+_CHECKS = (*_LIGHT, _torch, _encoder, _ledger, _prefect, _storage)

@@ -78,10 +78,13 @@ Label = Annotated[str | None, data("--label", help="Column of the code.")]
 
 def read_options(given: Sequence[str] | None) -> ReadOptions:
     """Returns the settings of `--read`; refuses one that the reader does not know."""
-    from flows.commands.profiles import apply_settings, validate
-    from storage.tables.options import ReadOptions
+    from storage.tables.options import AS_IT_LOOKS, ReadOptions
 
-    return validate(ReadOptions, apply_settings({}, given or (), option="--read", model=ReadOptions), where="--read: ")
+    if not given:
+        return AS_IT_LOOKS
+    from flows.commands.profiles import apply_settings, validate
+
+    return validate(ReadOptions, apply_settings({}, given, option="--read", model=ReadOptions), where="--read: ")
 
 
 @dataclass(frozen=True)

@@ -91,8 +91,7 @@ def serve(
         from service.app import Settings, create_app
         from service.clients import State
         from storage.bundle.check import check
-        from tasks.coding.coder import open_bundle
-        from tasks.coding.explain import read_sensitive
+        from tasks.coding.coder import open_bundle, read_sensitive
 
         with released.opened() as folder:
             sound = check(folder, trust, unsigned=allow_unsigned)

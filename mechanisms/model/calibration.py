@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from numpy.typing import ArrayLike, NDArray
 
 from mechanisms.errors import MechanismError
 from mechanisms.model.config import SCHEMA, TARGETS
+from mechanisms.model.scorer import softmax
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CONFIDENCE = 0.95
 """That the accuracy above a threshold reaches its target, on records like those it was fitted on."""
@@ -26,8 +28,8 @@ _LOG_TEMPERATURE = (math.log(0.05), math.log(20.0))
 
 
 def thresholds_for(
-    logits: Tensor,
-    labels: Tensor,
+    logits: ArrayLike,
+    labels: ArrayLike,
     *,
     fitted_on: str,
     targets: Sequence[float] = TARGETS,
@@ -55,19 +57,19 @@ def thresholds_for(
         seen above any score that fifty records or more have, without any confidence: its `accuracy`, `threshold` and
         `coverage`, and `accuracy_of_all`.
     """
-    logits, labels = logits.detach().double().cpu(), labels.cpu()
+    logits, labels = np.asarray(logits, np.float64), np.asarray(labels)
     if logits.ndim != 2 or labels.shape != logits.shape[:1]:
         raise MechanismError(f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)} do not belong together")
-    if not bool(logits.isfinite().all()):
+    if not np.isfinite(logits).all():
         raise MechanismError("calibration: a score is not a number. Check that the model is whole")
     if len(labels) < FEWEST_RECORDS:
         raise MechanismError(f"calibration needs {FEWEST_RECORDS} records or more; there are {len(labels)}")
     if not all(0 < target < 1 for target in targets):
         raise MechanismError("a target accuracy must be between 0 and 1")
-    shapes = torch.from_numpy(fits_temperature(len(labels)))
+    shapes = fits_temperature(len(labels))
     temperature = fit_temperature(logits[shapes], labels[shapes])
-    best = (logits[~shapes] / temperature).softmax(-1).max(-1)
-    ranked = _Ranked.of(best.values.numpy(), (best.indices == labels[~shapes]).numpy())
+    scores = softmax(logits[~shapes] / temperature)
+    ranked = _Ranked.of(scores.max(1), scores.argmax(1) == labels[~shapes])
     return {
         "schema": SCHEMA,
         "temperature": round(temperature, 4),
@@ -84,18 +86,18 @@ def fits_temperature(records: int) -> NDArray[np.bool_]:
     return np.arange(records) % _SHARE == 0
 
 
-def fit_temperature(logits: Tensor, labels: Tensor) -> float:
+def fit_temperature(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
     """Finds the T in [0.05, 20] under which the right codes are most likely, of records with labels other than -1."""
     coded = labels >= 0
-    if not bool(coded.any()):
+    if not coded.any():
         raise MechanismError("calibration: none of the records has a code that the model knows")
     logits, labels = logits[coded], labels[coded]
-    right = logits.gather(1, labels[:, None]).mean()
+    right = np.take_along_axis(logits, labels[:, None], 1).mean()
     low, high = _LOG_TEMPERATURE
     while high - low > 1e-6:
         middle = (low + high) / 2
         # the loss is convex in 1/T; its slope there is the mean of the scores that are expected, less the right ones'
-        expected = ((logits / math.exp(middle)).softmax(-1) * logits).sum(-1).mean()
+        expected = (softmax(logits / math.exp(middle)) * logits).sum(1).mean()
         low, high = (middle, high) if expected > right else (low, middle)
     return math.exp((low + high) / 2)
 
@@ -160,11 +162,13 @@ def coded_alone(logits: Tensor, labels: Tensor) -> dict[str, float]:
     Returns:
         Nothing where there are too few records to say, or scores that are no numbers.
     """
+    import torch
+
     if len(labels) < FEWEST_RECORDS or bool(logits.isnan().any()):
         return {}
     # an order that owes nothing to the answers: records of a test half may stand by code
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    thresholds = thresholds_for(logits[order].clamp(-1e4, 1e4), labels.cpu()[order], fitted_on="the test half")
+    thresholds = thresholds_for(logits[order].clamp(-1e4, 1e4).cpu(), labels.cpu()[order], fitted_on="the test half")
     alone = {
         f"alone_at_{round(100 * one['target_accuracy'])}": one["coverage"] or 0.0 for one in thresholds["thresholds"]
     }

@@ -1,25 +1,30 @@
 """Signs and verifies a whole bundle: OpenSSF model signing with an EC key, offline.
 
-`model.sig` is a Sigstore bundle: an in-toto statement with the SHA-256 of every other file, in a DSSE envelope.
+`model.sig` is a Sigstore bundle: an in-toto statement with the SHA-256 of every other file, in a DSSE envelope. The
+tests have it verified by the published library `model_signing`, whose seventy packages a partner need not install.
 """
 
 from __future__ import annotations
 
-import re
-import tempfile
+import base64
+import hashlib
+import json
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from storage.artifacts import file_digest
 from storage.bundle.folder import SIGNATURE, UnsoundBundle
 from storage.durable import sync
 from storage.egress.documents import strict_json
-from storage.errors import InputError
 from storage.ledger import heads
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
+_BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+_PAYLOAD = "application/vnd.in-toto+json"
 
 
 @dataclass(frozen=True)
@@ -39,15 +44,19 @@ class Signer:
 
     def sign(self, folder: Path, out: Path) -> None:
         """Signs every file of a bundle except the signature into `out`, synced."""
-        self.check()
-        from model_signing import signing
-
-        config = signing.Config().set_hashing_config(_hashing())
-        try:
-            config.use_elliptic_key_signer(private_key=self.key)
-        except (OSError, ValueError) as error:
-            raise InputError(f"signing key {self.key}: {error}") from None
-        config.sign(folder, out)
+        key = heads.load_private_key(self.key)
+        payload = json.dumps(_statement(folder.name, _digests(folder)), indent=1, sort_keys=True).encode()
+        signature = {"sig": heads.sign_bytes(_envelope(payload), key), "keyid": ""}
+        content = {
+            "mediaType": _BUNDLE,
+            "verificationMaterial": {"publicKey": {"hint": _hint(key.public_key())}, "tlogEntries": []},
+            "dsseEnvelope": {
+                "payload": base64.b64encode(payload).decode(),
+                "payloadType": _PAYLOAD,
+                "signatures": [signature],
+            },
+        }
+        out.write_text(json.dumps(content), encoding="utf-8")
         sync(out)
 
     def verifies(self, folder: Path) -> bool:
@@ -59,53 +68,73 @@ class Signer:
 
 
 def verify_signature(folder: Path, key: EllipticCurvePublicKey) -> None:
-    """Checks a bundle's signature by a key, and with it the digest of every file."""
-    from model_signing import verifying
+    """Checks a bundle's signature by a key, and with it the digest of every file.
 
+    Stricter than the library: the signature has a bare key's hint, one signature and the fields that `sign` writes.
+    """
     if not (folder / SIGNATURE).is_file():
         raise UnsoundBundle(SIGNATURE, "is missing: the bundle is not signed")
-    _require_bare_key(folder)
-    config = verifying.Config().set_hashing_config(_hashing())
-    with tempfile.TemporaryDirectory(prefix="autocoder-key-") as scratch:
-        file = Path(scratch) / heads.PUBLIC_NAME
-        file.write_bytes(heads.public_pem(key))
-        try:
-            config.use_elliptic_key_verifier(public_key=file).verify(folder, folder / SIGNATURE)
-        except Exception as error:  # a damaged signature may raise anything in the libraries
-            raise _unsound(error) from None
-
-
-def _require_bare_key(folder: Path) -> None:
-    """Refuses a signature with more than a public key's hint: the library reads several spellings of a field."""
     try:
-        material = strict_json(SIGNATURE, (folder / SIGNATURE).read_bytes())["verificationMaterial"]
-        known = set(material) <= {"publicKey", "tlogEntries", "timestampVerificationData"}
-    except (OSError, KeyError, TypeError):
+        whole = strict_json(SIGNATURE, (folder / SIGNATURE).read_bytes())
+        material, envelope = whole["verificationMaterial"], whole["dsseEnvelope"]
+        if set(material) != {"publicKey", "tlogEntries"} or set(material["publicKey"]) != {"hint"}:
+            raise UnsoundBundle(SIGNATURE, "was not made with a bare key alone. Ask the agency for a bundle that was")
+        (signature,) = envelope["signatures"]
+        payload = base64.b64decode(envelope["payload"], validate=True)
+        if material["publicKey"]["hint"] != _hint(key):
+            raise UnsoundBundle(SIGNATURE, "was made by another key")
+        if (whole["mediaType"], envelope["payloadType"]) != (_BUNDLE, _PAYLOAD) or not heads.verify_bytes(
+            _envelope(payload), signature["sig"], key
+        ):
+            raise UnsoundBundle(SIGNATURE, "invalid signature, or its key is not trusted")
+        stated = strict_json(SIGNATURE, payload)
+        name, resources = stated["subject"][0]["name"], stated["predicate"]["resources"]
+        signed = {str(entry["name"]): str(entry["digest"]) for entry in resources}
+        if stated != _statement(name, signed):
+            raise UnsoundBundle(SIGNATURE, "states another thing than the digests of a bundle's files")
+    except (OSError, KeyError, TypeError, AttributeError, IndexError, ValueError, RecursionError):
         raise UnsoundBundle(SIGNATURE, "is damaged") from None
-    if not known:
-        raise UnsoundBundle(SIGNATURE, "was not made with a bare key alone. Ask the agency for a bundle that was")
+    actual = _digests(folder)
+    for file in sorted(signed.keys() | actual.keys()):
+        if file not in signed:
+            raise UnsoundBundle(file, "was added since the bundle was signed")
+        if file not in actual:
+            raise UnsoundBundle(file, "was signed but is missing")
+        if signed[file] != actual[file]:
+            raise UnsoundBundle(file, "was changed since it was signed")
 
 
-def _hashing() -> Any:
-    from model_signing import hashing
-
-    return (
-        hashing.Config()
-        .use_file_serialization(hashing_algorithm="sha256", allow_symlinks=False)
-        .set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
-    )
+def _digests(folder: Path) -> dict[str, str]:
+    """Returns the SHA-256 of every file but the signature, by name, in the order of the names."""
+    names = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not path.is_dir()}
+    if links := [name for name, path in names.items() if path.is_symlink()]:
+        raise UnsoundBundle(links[0], "is a link. Only regular files may leave")
+    return {name: file_digest(names[name]) for name in sorted(names) if name != SIGNATURE}
 
 
-def _unsound(error: Exception) -> UnsoundBundle:
-    text = str(error).replace("\\'", "'")  # the library shows a list, whose quotes are escaped now and then
-    for pattern, problem in (
-        (r"Hash mismatch for '([^']+)'", "was changed since it was signed"),
-        (r"Extra files found in model '[^']*': ([^,'\"\]]+)", "was added since the bundle was signed"),
-        (r"Missing files in model '[^']*': ([^,'\"\]]+)", "was signed but is missing"),
-    ):
-        match = re.search(pattern, text)
-        if match is not None and text.startswith("Signature mismatch"):
-            return UnsoundBundle(match[1], problem)
-    if "Key mismatch" in text:
-        return UnsoundBundle(SIGNATURE, "was made by another key")
-    return UnsoundBundle(SIGNATURE, "invalid signature, or its key is not trusted")
+def _statement(name: str, digests: dict[str, str]) -> dict[str, Any]:
+    """Returns what is signed, as model signing 1.0 has it."""
+    every = hashlib.sha256(bytes.fromhex("".join(digests.values()))).hexdigest()
+    return {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [{"name": name, "digest": {"sha256": every}}],
+        "predicateType": "https://model_signing/signature/v1.0",
+        "predicate": {
+            "serialization": {
+                "method": "files",
+                "hash_type": "sha256",
+                "allow_symlinks": False,
+                "ignore_paths": [SIGNATURE],
+            },
+            "resources": [{"name": file, "algorithm": "sha256", "digest": digest} for file, digest in digests.items()],
+        },
+    }
+
+
+def _envelope(payload: bytes) -> bytes:
+    """Returns the bytes that a DSSE envelope's signature is over (its protocol, version 1)."""
+    return b"DSSEv1 %d %s %d %s" % (len(_PAYLOAD), _PAYLOAD.encode(), len(payload), payload)
+
+
+def _hint(key: EllipticCurvePublicKey) -> str:
+    return hashlib.sha256(heads.public_pem(key)).hexdigest()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from storage.errors import InputError
-from storage.figures import delta_text, epsilon_text
+from storage.figures import delta_text, epsilon_text, escape
 from storage.ledger import chain
 from storage.ledger.amounts import short
 from storage.ledger.budget import BudgetLine, Charge
@@ -191,16 +190,3 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     lines += ["| " + " | ".join(escape(cell) for cell in row) + " |" for row in rows]
     return "\n".join(lines)
-
-
-def one_line(text: str) -> str:
-    """Returns text with a space for every line break and tab: a carriage return alone ends a line of Markdown too."""
-    return re.sub(r"[^\S ]", " ", text)
-
-
-def escape(cell: str) -> str:
-    """Return text that stays text inside a Markdown table or paragraph: no markup, no new cell, no new line."""
-    text = one_line(cell).replace("\\", "\\\\").replace("<", "&lt;")
-    for mark in "|*_`[]~":
-        text = text.replace(mark, "\\" + mark)
-    return text

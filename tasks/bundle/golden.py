@@ -12,8 +12,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from mechanisms.model.scorer import GRAPH, LABELS, Graph, Scorer, softmax
 from storage.bundle.folder import GOLDEN, UnsoundBundle
 from storage.errors import InputError
+from tasks.running import installation
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,25 +81,25 @@ def answers_text(
     return "".join(lines)
 
 
-def check(released: Released, answers: Sequence[dict[str, Any]]) -> None:
+def check(scorer: Scorer, answers: Sequence[dict[str, Any]]) -> None:
     """Codes the texts again and compares.
 
     Raises:
         UnsoundBundle: a probability differs by more than `TOLERANCE`, or another code is better by more than that.
     """
-    at = {code: place for place, code in enumerate(released.codes)}
-    scores = released.logits([answer["text"] for answer in answers]).softmax(-1)
+    place = {code: number for number, code in enumerate(scorer.codes)}
+    scores = softmax(np.asarray(scorer.logits([answer["text"] for answer in answers])))
     for row, answer in zip(scores.tolist(), answers, strict=True):
-        probabilities = [row[at[code]] for code in answer["codes"]]
+        probabilities = [row[place[code]] for code in answer["codes"]]
         far = max(abs(value - score) for value, score in zip(probabilities, answer["scores"], strict=True))
         if not (far <= TOLERANCE and max(row) - probabilities[0] <= TOLERANCE):  # also if a score is NaN
             raise UnsoundBundle(GOLDEN, f"narrative {answer['id']}: the model gives another answer")
 
 
 def check_answers(bundle: Path, contents: Mapping[str, Any], *, required: bool = False) -> int | None:
-    """Loads a bundle's model and checks the test vectors; returns their number.
+    """Loads a bundle's graph, or without one its model, and checks the test vectors; returns their number.
 
-    None where torch or transformers is not installed.
+    None where there is no graph and the extra `train`, which loads the model, is not installed.
 
     Args:
         contents: the bundle's files, parsed.
@@ -104,20 +108,24 @@ def check_answers(bundle: Path, contents: Mapping[str, Any], *, required: bool =
         UnsoundBundle: the model cannot be loaded, or gives another answer.
         InputError: the answers are required and cannot be computed here.
     """
-    if find_spec("torch") is None or find_spec("transformers") is None:
+    with_graph = (bundle / GRAPH).is_file()
+    if not with_graph and (absent := [name for name in ("torch", "transformers") if find_spec(name) is None]):
         if required:
-            raise InputError("--golden: torch and transformers are not installed")
+            raise InputError(f"--golden: this bundle has no {GRAPH}. {installation.refusal(absent)}")
         return None
-    from mechanisms.model import export
-
+    name = GRAPH if with_graph else LABELS if (bundle / LABELS).is_file() else "config.json"
     # libraries raise any error on a malformed model
     try:
-        released = export.load(bundle)
+        if with_graph:
+            scorer: Scorer = Graph.load(bundle)
+        else:
+            from mechanisms.model import export
+
+            scorer = export.load(bundle)
     except Exception as error:
-        name = export.LABELS if (bundle / export.LABELS).is_file() else "config.json"
         raise UnsoundBundle(name, f"the model cannot be loaded with it ({type(error).__name__})") from None
     try:
-        check(released, contents[GOLDEN])
+        check(scorer, contents[GOLDEN])
     except UnsoundBundle:
         raise
     except Exception as error:

@@ -22,7 +22,6 @@ from mechanisms.errors import MechanismError
 from mechanisms.model.config import SCHEMA, TARGETS
 from mechanisms.model.conformal import Sets, sets_for
 from mechanisms.model.scorer import Scorer
-from storage.demo_data import write_demo_data
 from storage.spelling import human_codes
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.reader import pieces, survey
@@ -58,15 +57,12 @@ def thresholds_on_generated(
     """
     if not are_generated_for(classification):
         return None
-    import torch
-
     from mechanisms.model.calibration import thresholds_for
 
-    at = {code: place for place, code in enumerate(released.codes)}
-
-    rows = [(row["Final Narrative"], at.get(row["Nature"], -1)) for row in _generated()]
-    labels = torch.tensor([label for _, label in rows])
-    if float((labels >= 0).float().mean()) < 0.5:
+    place = {code: number for number, code in enumerate(released.codes)}
+    rows = [(row["Final Narrative"], place.get(row["Nature"], -1)) for row in _generated()]
+    labels = np.array([label for _, label in rows])
+    if (labels >= 0).mean() < 0.5:
         return None
     texts = [text for text, _ in rows]
     logits = released.logits(texts) if score is None else score(released, texts)
@@ -77,6 +73,8 @@ def thresholds_on_generated(
 
 @cache
 def _generated() -> list[dict[str, str]]:
+    from storage.demo_data import write_demo_data  # reads words in YAML, which coding alone need not
+
     with tempfile.TemporaryDirectory(prefix="autocoder-") as folder:
         demo = write_demo_data(Path(folder), records=_GENERATED, seed=_GENERATED_SEED)
         with demo.csv.open(newline="", encoding="utf-8") as file:
@@ -117,8 +115,6 @@ def thresholds_on_table(
     Raises:
         InputError, MechanismError: the table cannot be read, or has too few records.
     """
-    import torch
-
     from mechanisms.model.calibration import fits_temperature, thresholds_for
 
     at = {code: place for place, code in enumerate(released.codes)}
@@ -137,8 +133,8 @@ def thresholds_on_table(
         labels += [at.get(codes[place], -1) for place in usable]
         done += len(piece)
         progress.report("calibrate", done, table.rows)
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    shuffled, right = torch.from_numpy(np.concatenate(logits))[order], torch.tensor(labels)[order]
+    order = np.random.default_rng(0).permutation(len(labels))
+    shuffled, right = np.concatenate(logits)[order], np.array(labels)[order]
     fitted = thresholds_for(shuffled, right, fitted_on=name, targets=targets)
     if sets:
         temperature, chosen = fitted["temperature"], fits_temperature(len(right))

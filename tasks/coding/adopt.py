@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mechanisms.model.config import TARGETS
+from mechanisms.model.scorer import GRAPH
 from storage.bundle.adoption import KEY, REPORT, AdoptedBundle, Adoption
 from storage.bundle.archive import open_folder
 from storage.bundle.check import VerifiedBundle, check
@@ -48,7 +49,7 @@ class AdoptionReport:
     adopted: AdoptedBundle
     sound: VerifiedBundle
     answers: int | None
-    """Test vectors that were checked. None without torch."""
+    """Test vectors that were checked. None for a bundle without a graph, without torch."""
     thresholds: Mapping[str, Any] | None
     """Content of the partner's thresholds."""
 
@@ -64,7 +65,11 @@ class AdoptionReport:
         own = "how good the codes are on your narratives: --data names records that you coded manually"
         return [
             *([roots] if self.adopted.roots is None else []),
-            *(["test vectors: torch and transformers are not installed"] if self.answers is None else []),
+            *(
+                [f"test vectors: this bundle has no {GRAPH}, and torch is not installed"]
+                if self.answers is None
+                else []
+            ),
             *([] if self.thresholds else [own]),
         ]
 

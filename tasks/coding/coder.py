@@ -22,6 +22,7 @@ from storage.bundle.folder import CODELIST, PROOF, STATEMENT, THRESHOLDS, bundle
 from storage.errors import InputError, StorageError
 from storage.paths import Workspace
 from storage.tables.formulas import unquote
+from storage.tables.reader import read_small
 from tasks.bundle.thresholds import NONE_FOR_OTHERS, are_generated_for, best_accuracy, read_thresholds
 from tasks.coding.coded_table import TEMPERATURE
 from tasks.coding.groups import Groups, groups_of
@@ -363,6 +364,21 @@ def newest_bundle(home: Path) -> Path:
             "`autocoder release PLAN`, or name a bundle with --bundle."
         )
     return folders[max(committed, key=lambda name: (name not in revoked, sequences[name]))]
+
+
+def read_sensitive(path: Path, coder: Coder) -> tuple[str, ...]:
+    """Reads an operator's public list of codes that a review shows first.
+
+    Raises:
+        InputError: the file cannot be read, or names a code that the bundle lacks.
+    """
+    option = "--sensitive"
+    columns, rows = read_small(path.expanduser(), ("code",), option=option)
+    codes = [row[columns.index("code")].strip() for row in rows]
+    for number, code in enumerate(codes, start=1):
+        if code not in coder.model.codes:
+            raise InputError(f"{option}: {path}: row {number}: the bundle has no such code. Correct the row.")
+    return tuple(codes)
 
 
 def describe_release(folder: Path) -> str:

@@ -13,7 +13,6 @@ import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ from torch import Tensor, nn
 from mechanisms.model.classifier import MeanPooled
 from mechanisms.model.lexicon import MOST_CHARACTERS, Lexicon
 from storage.errors import InputError
-from storage.tables.reader import read_small
 from tasks.coding.coder import Coder
 
 _WORD = re.compile(r"\w+|[^\w\s]")
@@ -98,21 +96,6 @@ def _by_word(lexicon: Lexicon, words: Sequence[str], added: Tensor) -> list[floa
     total = sum((lexicon.words(batch).sum(0) for batch in batches), torch.zeros(lexicon.columns))
     each = torch.where(total == 0, 0.0, added[0].detach() / torch.where(total == 0, 1.0, total))
     return [share for batch in batches for share in (lexicon.words(batch) @ each).tolist()]
-
-
-def read_sensitive(path: Path, coder: Coder) -> tuple[str, ...]:
-    """Reads an operator's public list of codes that a review shows first.
-
-    Raises:
-        InputError: the file cannot be read, or names a code that the bundle lacks.
-    """
-    option = "--sensitive"
-    columns, rows = read_small(path.expanduser(), ("code",), option=option)
-    codes = [row[columns.index("code")].strip() for row in rows]
-    for number, code in enumerate(codes, start=1):
-        if code not in coder.model.codes:
-            raise InputError(f"{option}: {path}: row {number}: the bundle has no such code. Correct the row.")
-    return tuple(codes)
 
 
 def _forward(model: nn.Module, tokens: Any, words: Tensor | None) -> tuple[Tensor, Tensor]:

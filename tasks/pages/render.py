@@ -15,9 +15,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from storage.figures import delta_text, epsilon_text
+from storage.figures import delta_text, epsilon_text, escape, one_line
 from storage.ledger.amounts import brief, short
-from storage.ledger.report import escape, one_line
 
 TEMPLATES = Path(__file__).with_name("templates")
 

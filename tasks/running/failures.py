@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import ValidationError
-from safetensors import SafetensorError
 
 from mechanisms.errors import MechanismError
 from storage import core_dumps
@@ -72,7 +71,7 @@ def _disk_failure(error: Exception) -> str | None:
     if isinstance(error, OSError):
         number = error.errno
         file = f" ({error.filename})" if isinstance(error.filename, str) else ""
-    elif not isinstance(error, SafetensorError):
+    elif type(error).__name__ != "SafetensorError":  # its library is not everywhere
         return None
     if number is None:
         code = re.search(r"\(os error (\d+)\)", str(error))

@@ -5,23 +5,14 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 EXTRA = "pip install '.[train]'"
+PARTNER = frozenset({"fastapi", "scipy", "starlette", "uvicorn"})
+"""Modules that the extra `partner` brings, and `train` with it."""
 TRAINING = frozenset(
-    {
-        "absl",
-        "datasets",
-        "distributed",
-        "docket",
-        "dp_accounting",
-        "matplotlib",
-        "onnx",
-        "opacus",
-        "pandas",
-        "peft",
-        "prefect",
-    }
-    | {"prometheus_client", "sentence_transformers"}
+    {"absl", "datasets", "distributed", "docket", "dp_accounting", "matplotlib", "mpmath", "onnx", "opacus", "pandas"}
+    | {"peft", "prefect", "prometheus_client", "safetensors", "sentence_transformers", "sklearn", "snowballstemmer"}
+    | {"sqlalchemy", "torch", "transformers"}
 )
-"""Modules that the extra brings: one for each of its packages; absl and docket come with them."""
+"""Modules that `train` brings: one for each of its packages; absl and docket come with them."""
 
 
 def is_light() -> bool:
@@ -30,16 +21,17 @@ def is_light() -> bool:
 
 
 def missing() -> list[str]:
-    """Returns the modules of the extra that are not installed."""
+    """Returns the modules of `train` that are not installed."""
     return sorted(name for name in TRAINING if find_spec(name) is None)
 
 
 def refusal(modules: list[str]) -> str:
     """Returns the message for anyone who needs modules that are missing."""
-    return f"not installed: {', '.join(modules)}. This needs the extra `train`: {EXTRA}"
+    extra = "partner" if PARTNER.issuperset(modules) else "train"
+    return f"not installed: {', '.join(modules)}. This needs the extra `{extra}`: pip install '.[{extra}]'"
 
 
 def refusal_of(error: Exception) -> str | None:
-    """Returns the message if an import failed that the extra makes succeed."""
+    """Returns the message if an import failed that an extra makes succeed."""
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    return refusal([name]) if name in TRAINING else None
+    return refusal([name]) if name in TRAINING | PARTNER else None

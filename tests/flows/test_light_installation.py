@@ -1,4 +1,4 @@
-"""A partner's installation: the base dependencies of pyproject.toml, without the extra `train`."""
+"""Partners' installations: the base dependencies of pyproject.toml, alone and with the extra `partner`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from sealed_bundle import Sealed
 from stack import free_port
 
-from tasks.running.installation import TRAINING
+from tasks.running.installation import PARTNER, TRAINING
 
 ROOT = Path(__file__).parents[2]
 LAST = "This needs the extra `train`: pip install '.[train]'\n"
@@ -55,12 +55,14 @@ def _names(requirements: list[str], extra: str = "") -> dict[str, set[str]]:
     return {re.sub(r"[-_.]+", "-", one.name).lower(): one.extras for one in held}
 
 
-@pytest.fixture(scope="session")
-def hidden() -> set[str]:
-    """Top-level modules that the base dependencies do not bring, of all that are installed here."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+
+
+def _hidden(requirements: list[str]) -> set[str]:
+    """Top-level modules that these do not bring, of all that are installed here."""
     light: set[tuple[str, str]] = set()
-    waiting = [(name, "") for name in _names(project["dependencies"])]
+    waiting = [(name, "") for name in _names(requirements)]
     while waiting:
         name, extra = one = waiting.pop()
         if one in light:
@@ -77,6 +79,18 @@ def hidden() -> set[str]:
     return {module for module, owners in found if not names & set(_names(list(owners)))}
 
 
+@pytest.fixture(scope="session")
+def bare() -> set[str]:
+    """What is hidden from an installation without an extra."""
+    return _hidden(PROJECT["dependencies"])
+
+
+@pytest.fixture(scope="session")
+def hidden() -> set[str]:
+    """What is hidden from one with the extra `partner`."""
+    return _hidden(PROJECT["dependencies"] + EXTRAS["partner"])
+
+
 def _command(hidden: set[str], *commands: Sequence[Any]) -> list[str]:
     """The command line of a process that runs these, one after another, until one fails."""
     listed = [list(map(str, words)) for words in commands]
@@ -88,22 +102,51 @@ def _run(hidden: set[str], folder: Path, *commands: Sequence[Any]) -> subprocess
     return subprocess.run(_command(hidden, *commands), capture_output=True, text=True, timeout=240, cwd=folder, env=env)
 
 
-def test_the_extra_is_what_is_hidden(hidden: set[str]) -> None:
-    """Each package of the extra by its module, so that none is forgotten in the message; the base has none of them."""
-    extra = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    assert {name.replace("-", "_") for name in _names(extra["train"])} == TRAINING - {"absl", "docket"}
-    assert hidden >= TRAINING
-    assert not {"torch", "transformers", "model_signing", "cryptography", "fastapi"} & hidden
+def test_the_extras_are_what_is_hidden(bare: set[str], hidden: set[str]) -> None:
+    """Each package of an extra by its module, so that none is forgotten in a message; the base has none of them."""
+    modules = {"scikit_learn": "sklearn"}
+    train = {name.replace("-", "_") for name in _names(EXTRAS["train"])} - {"autocoder"}
+    assert {modules.get(name, name) for name in train} == TRAINING - {"absl", "docket"}
+    assert set(_names(EXTRAS["partner"])) | {"starlette"} == PARTNER
+    assert hidden >= TRAINING | {"model_signing", "sigstore", "boto3"}
+    assert bare >= hidden | PARTNER
 
 
 @pytest.mark.servers
-def test_a_partner_needs_no_extra(
-    hidden: set[str], sealed: Sealed, tmp_path: Path, narratives: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_bundle_is_checked_adopted_and_coded_with_without_an_extra(
+    bare: set[str], graphed: Sealed, tmp_path: Path, narratives: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Verify, adopt, code, sample, drift, status: each ends well on a bundle, where nothing else can be imported."""
+    """No torch, by `model.onnx`; what needs an extra says which, in one line."""
+    monkeypatch.delenv("AUTOCODER_HOME", raising=False)
+    data = write_csv(tmp_path / "new.csv", [{"Text": text} for text in narratives(20)])
+    given = ("--bundle", "coder", "--data", data, "--text", "Text")
+    done = _run(
+        bare,
+        tmp_path,
+        ("verify", graphed.folder, "--key", graphed.trust.pinned),
+        ("adopt", graphed.folder, "--key", graphed.trust.pinned, "--out", "coder"),
+        ("code", *given, "--out", "coded.csv", "--read", "separator=,"),
+        ("code", "--bundle", "coder", "Employee fell.", "--json"),
+        ("serve", "--bundle", "coder", "--no-key", "--port", free_port()),
+    )
+    assert "uvicorn" in done.stderr, done.stderr
+    verified, adopted, coded, answer, nothing = done.stdout.split(f"{END}\n")
+    assert "48 test vectors" in verified
+    assert "48 test vectors" in adopted
+    assert "20 rows coded" in coded
+    assert json.loads(answer)["codes"]
+    last = "error: not installed: uvicorn. This needs the extra `partner`: pip install '.[partner]'\n"
+    assert (done.returncode, nothing, done.stderr.splitlines(keepends=True)[-1]) == (2, "", last)
+
+
+@pytest.mark.servers
+def test_a_partner_needs_no_training(
+    hidden: set[str], graphed: Sealed, tmp_path: Path, narratives: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Own thresholds, sample, drift, status: each ends well on a bundle, where nothing else can be imported."""
     monkeypatch.delenv("AUTOCODER_HOME", raising=False)
     texts = narratives(200)
-    listed = sealed.folder / "codelist.csv"
+    listed = graphed.folder / "codelist.csv"
     codes = [line.split(",")[0] for line in listed.read_text().splitlines()[1:]]
     rows = [{"Text": text, "Code": codes[number % 3]} for number, text in enumerate(texts)]
     hand = write_csv(tmp_path / "hand.csv", rows)
@@ -113,8 +156,7 @@ def test_a_partner_needs_no_extra(
     done = _run(
         hidden,
         tmp_path,
-        ("verify", sealed.folder, "--key", sealed.trust.pinned),
-        ("adopt", sealed.folder, "--key", sealed.trust.pinned, "--out", "coder", *given, *labelled, "--sets"),
+        ("adopt", graphed.folder, "--key", graphed.trust.pinned, "--out", "coder", *given, *labelled, "--sets"),
         ("code", "--bundle", "coder", *given, "--out", "coded.csv", "--coverage", "0.9"),
         ("sample", "coded.csv", "--out", "s.csv", "--text", "Text", "--json"),
         ("drift", "coded.csv", "--reference", "coded.csv"),
@@ -123,8 +165,7 @@ def test_a_partner_needs_no_extra(
         ("estimate", "coded.csv", "--sample", "filled.csv", "--codelist", listed, "--plot", "x.png"),
     )
     assert done.stderr.splitlines(keepends=True)[-1] == f"error: not installed: matplotlib. {LAST}", done.stderr
-    verified, adopted, _, drawn, _, helped, found, nothing = done.stdout.split(f"{END}\n")
-    assert "test vectors" in verified
+    adopted, _, drawn, _, helped, found, nothing = done.stdout.split(f"{END}\n")
     assert "read: coder/report.html\nnext: autocoder code --bundle coder" in adopted
     assert json.loads(drawn)["rows"] == 200
     assert "Release a plan" in helped
@@ -133,10 +174,10 @@ def test_a_partner_needs_no_extra(
 
 
 @pytest.mark.servers
-def test_a_partner_serves_without_the_extra(hidden: set[str], sealed: Sealed, tmp_path: Path) -> None:
+def test_a_partner_serves(hidden: set[str], graphed: Sealed, tmp_path: Path) -> None:
     """The service codes a narrative and has its review page."""
     port = free_port()
-    given = ("--bundle", sealed.folder, "--key", sealed.trust.pinned, "--port", port, "--no-key")
+    given = ("--bundle", graphed.folder, "--key", graphed.trust.pinned, "--port", port, "--no-key")
     process = subprocess.Popen(_command(hidden, ("serve", *given)), cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT)))
     try:
         url = f"http://127.0.0.1:{port}"
@@ -145,6 +186,9 @@ def test_a_partner_serves_without_the_extra(hidden: set[str], sealed: Sealed, tm
             time.sleep(0.2)
         assert httpx.get(f"{url}/review").status_code == 200
         assert httpx.post(f"{url}/code", json={"narratives": ["Employee fell."]}).status_code == 200
+        explained = httpx.post(f"{url}/explain", json={"narrative": "Employee fell.", "codes": ["111"]})
+        assert explained.status_code == 501
+        assert LAST.strip() in explained.json()["detail"]
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)

@@ -19,8 +19,8 @@ from service.app import Settings, create_app
 from service.clients import Clients, State
 from storage.errors import InputError
 from tasks.coding import explain as explanations
-from tasks.coding.coder import Coder
-from tasks.coding.explain import explain, read_sensitive
+from tasks.coding.coder import Coder, read_sensitive
+from tasks.coding.explain import explain
 
 TEXT = "İda's ladder slid; the ladders' rung cut, burns and fractures followed, 2nd_burn too: cut cuts."
 HEADER = {"X-API-Key": "k"}

@@ -82,6 +82,12 @@ def worded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return _made(tmp_path_factory.mktemp("worded"), tiny_bert, lexical=request.param)
 
 
+@pytest.fixture(scope="session")
+def graphed(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Sealed:
+    """One whose model onnxruntime runs, without words of its own."""
+    return _made(tmp_path_factory.mktemp("graphed"), tiny_bert)
+
+
 def answers_by_the_card(folder: Path, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """Runs the card's program for onnxruntime, which knows nothing of this project: the best codes and their scores."""
     programs = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.DOTALL)

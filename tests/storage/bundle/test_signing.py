@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sealed_bundle import Sealed
@@ -33,6 +35,40 @@ def test_a_signature_with_a_certificate(sealed: Sealed, tmp_path: Path) -> None:
         (folder / SIGNATURE).write_text(json.dumps(whole | {"verificationMaterial": changed}))
         with pytest.raises(UnsoundBundle, match="bare key"):
             check(folder, sealed.trust)
+
+
+def test_the_published_library_verifies_a_signature(sealed: Sealed, tmp_path: Path) -> None:
+    """And refuses the same folder as we do, with a byte changed: a partner needs nothing of ours to check it."""
+    from model_signing import verifying
+
+    folder = sealed.copy(tmp_path)
+    library = verifying.Config().use_elliptic_key_verifier(public_key=sealed.trust.pinned)
+    library.verify(folder, folder / SIGNATURE)
+    (folder / "codelist.csv").write_bytes(b"code,title\n")
+    with pytest.raises(ValueError, match="Hash mismatch for 'codelist.csv'"):
+        library.verify(folder, folder / SIGNATURE)
+    with pytest.raises(UnsoundBundle, match=r"codelist.csv: was changed since"):
+        check(folder, sealed.trust)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda whole: whole | {"mediaType": "application/json"},
+        lambda whole: whole | {"dsseEnvelope": whole["dsseEnvelope"] | {"payloadType": "text/plain"}},
+        lambda whole: whole | {"dsseEnvelope": whole["dsseEnvelope"] | {"signatures": []}},
+        lambda whole: whole | {"dsseEnvelope": whole["dsseEnvelope"] | {"signatures": ["x", "y"]}},
+        lambda whole: whole | {"dsseEnvelope": whole["dsseEnvelope"] | {"payload": "?"}},
+        lambda whole: whole | {"dsseEnvelope": whole["dsseEnvelope"] | {"payload": "e30="}},
+        lambda whole: [whole],
+        lambda whole: {},
+    ],
+)
+def test_a_signature_of_another_form(sealed: Sealed, tmp_path: Path, change: Callable[[Any], Any]) -> None:
+    folder = sealed.copy(tmp_path)
+    (folder / SIGNATURE).write_text(json.dumps(change(json.loads((folder / SIGNATURE).read_text()))))
+    with pytest.raises(UnsoundBundle, match=SIGNATURE):
+        check(folder, sealed.trust)
 
 
 def test_the_workspace_has_one_key(tmp_path: Path) -> None:

@@ -25,11 +25,10 @@ from storage.codelist import Code, read_codelist
 from storage.egress import gate
 from storage.egress.allow_list import CONTENT
 from storage.errors import InputError
-from storage.figures import epsilon_text
+from storage.figures import epsilon_text, escape
 from storage.ledger.content import anticipated
 from storage.ledger.policy import RegistryStatement
 from storage.ledger.record import Deployment
-from storage.ledger.report import escape
 from tasks.bundle import fill, golden
 from tasks.bundle.clients import SUPPORTED
 from tasks.pages.render import amount, render

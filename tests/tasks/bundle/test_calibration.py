@@ -34,7 +34,9 @@ def binary(right: np.ndarray, score: np.ndarray) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
 def test_the_temperature_is_found(temperature: float) -> None:
     """Scores spoilt by a known temperature; a tenth of it is five standard errors at 20,000 records."""
-    assert fit_temperature(*coded(20_000, temperature=temperature)) == pytest.approx(temperature, rel=0.1)
+    assert fit_temperature(*map(np.asarray, coded(20_000, temperature=temperature))) == pytest.approx(
+        temperature, rel=0.1
+    )
 
 
 def test_a_code_that_the_model_lacks_is_no_evidence_for_a_temperature_but_counts_as_wrong() -> None:

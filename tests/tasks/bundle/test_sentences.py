@@ -15,7 +15,7 @@ from mechanisms.privacy import gaussian_cost
 from mechanisms.privacy.events import GaussianReleaseEvent
 from storage.bundle import folder as bundle
 from storage.egress.documents import check_schema
-from storage.ledger.report import escape
+from storage.figures import escape
 from tasks.bundle.sentences import AUDITED, COUPLED, EVERY, SECTIONS, sentences_of
 from tasks.bundle.statement import claims_page, statement, statement_page
 
