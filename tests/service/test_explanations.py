@@ -165,7 +165,7 @@ def test_no_more_than_eight_wait(coder: Coder, monkeypatch: pytest.MonkeyPatch) 
         assert gate.wait(60)
         return explain(coder, "fell", ["111"])
 
-    monkeypatch.setattr("service.app.explain", slow)
+    monkeypatch.setattr("tasks.coding.explain.explain", slow)
     body = {"narrative": "fell", "codes": ["111"]}
     statuses: list[int] = []
     with TestClient(create_app(coder, Settings())) as client:

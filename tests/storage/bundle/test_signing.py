@@ -42,10 +42,10 @@ def test_the_published_library_verifies_a_signature(sealed: Sealed, tmp_path: Pa
     from model_signing import verifying
 
     folder = sealed.copy(tmp_path)
-    library = verifying.Config().use_elliptic_key_verifier(public_key=sealed.trust.pinned)
+    library = verifying.Config().use_elliptic_key_verifier(public_key=sealed.home / "signing-key.pub.pem")
     library.verify(folder, folder / SIGNATURE)
     (folder / "codelist.csv").write_bytes(b"code,title\n")
-    with pytest.raises(ValueError, match="Hash mismatch for 'codelist.csv'"):
+    with pytest.raises(ValueError, match="Hash mismatch"):
         library.verify(folder, folder / SIGNATURE)
     with pytest.raises(UnsoundBundle, match=r"codelist.csv: was changed since"):
         check(folder, sealed.trust)
