@@ -1,19 +1,8 @@
 """Ingests a file of records: checks, samples and splits it."""
 
 from storage.ingest.config import IngestConfig
-from storage.ingest.pipeline import check_source, ingest, preview
-from storage.ingest.results import IngestResult, SourceCheck, SourcePreview
+from storage.ingest.pipeline import IngestResult, SourcePreview, check_source, ingest, preview
 from storage.ingest.sampling import SPLITS
 from storage.ingest.survey import ALL
 
-__all__ = [
-    "ALL",
-    "SPLITS",
-    "IngestConfig",
-    "IngestResult",
-    "SourceCheck",
-    "SourcePreview",
-    "check_source",
-    "ingest",
-    "preview",
-]
+__all__ = ["ALL", "SPLITS", "IngestConfig", "IngestResult", "SourcePreview", "check_source", "ingest", "preview"]

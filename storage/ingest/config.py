@@ -168,6 +168,18 @@ class IngestConfig(BaseModel):
         return tuple(dict.fromkeys([*self.text_columns, *(name for name in others if name is not None)]))
 
     @property
+    def column_options(self) -> dict[str, str]:
+        """Returns the option or parameter that names each column."""
+        named = {
+            self.id_column: "data.ingest.id_column",
+            self.unit_column: "data.ingest.unit_column",
+            self.dates_from: '--date, "" for none',
+            self.label_column: "--label",
+        }
+        named |= dict.fromkeys(self.text_columns, "--text")
+        return {name: by for name, by in named.items() if name is not None}
+
+    @property
     def dates_from(self) -> str | None:
         """Returns the date column, if cohorts or a split by date use it."""
         return self.date_column if self.cohort != "none" or self.train_before is not None else None

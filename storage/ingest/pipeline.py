@@ -1,80 +1,117 @@
 """Turns a file of records into the splits that a coder learns from and is tested on.
 
-Two streaming passes: the first surveys every row without its text, then the sample is drawn, and the second reads the
-texts of the sample. So memory grows by about 100 bytes per row, for any length of the narratives and any cap.
+The first pass surveys every row without its text, then the sample is drawn, and the second pass reads the texts of the
+sample alone.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from json.encoder import encode_basestring_ascii
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from storage.codelist import Code, read_codelist, restrict
 from storage.datasets import CELLS, CODES, split_file
 from storage.durable import write_atomically
 from storage.errors import InputError, StorageError
-from storage.ingest.config import IngestConfig
-from storage.ingest.record_content import Content, inspect_sources, open_records
-from storage.ingest.results import IngestResult, LabelSpaceSource, SourceCheck, SourcePreview
+from storage.ingest.cell_digests import SIZE, cell_digests
+from storage.ingest.config import CohortsSource, IngestConfig
 from storage.ingest.sampling import SPLITS, UNUSED, Selection, select
-from storage.ingest.survey import USABLE, CodeSurvey, Survey, Surveyor
-from storage.ingest.writer import RecordWriter, enough_disk
-from storage.tables.reader import Marks, Table
-from storage.tables.source import Source
+from storage.ingest.survey import USABLE, Survey, survey
+from storage.tables.reader import Marks, Table, open_table, to_arrow
+from storage.tables.source import open_source, require_columns
 
 REPORT = "report.json"
+_GROUP = 8192
+"""Records per row group: independent of the reader's blocks, so that the file is, too."""
 
 Progress = Callable[[int, int | None], None]
+LabelSpaceSource = Literal["codelist", "observed"]
 
 
-def check_source(source: Path | Sequence[Path], config: IngestConfig, codelist: Path | None) -> SourceCheck:
-    """Refuses early what `ingest` would refuse after minutes: files, columns, encoding of the first megabyte."""
-    checked = inspect_sources(source, config)
+@dataclass(frozen=True)
+class IngestResult:
+    """Holds the counts of one ingest: aggregate figures, and `report` with counts per code, which stays private."""
+
+    rows_read: int
+    train: int
+    test: int
+    holdout: int
+    codes_observed: int
+    """Codes with a record in the sample."""
+    label_space: int
+    """Classes of the coder: the whole code list, or the codes observed."""
+    label_space_source: LabelSpaceSource
+    cohorts: tuple[str, ...]
+    """The declared cohorts, or those of the sampled records; sorted."""
+    cohorts_source: CohortsSource
+    fingerprint: str
+    """SHA-256 over one line of JSON per sampled record, in the order of the source: [split, record_id, text, code,
+    cohort, unit], ASCII, no blanks, ended by a line feed: neither Parquet nor the numbering of the codes changes it."""
+    report: dict[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class SourcePreview:
+    """Counts a whole source without writing a record."""
+
+    rows: int
+    usable: int
+    dropped: dict[str, int]
+    sampled: dict[str, int]
+    """Records by split, with `holdout` where it has a share."""
+    left_out: dict[str, int]
+    """Usable records that the sampling leaves out, by reason."""
+    codes: int
+    """Codes of the list, or those observed without one."""
+    codes_observed: int
+    cohorts: tuple[str, ...]
+    reading: tuple[str, ...]
+    """How each file is read: its name, rows, format, and rows that are skipped."""
+    notes: tuple[str, ...]
+    """Marks read as blank, spellings, and dates that read in two ways."""
+
+
+def check_source(source: Path | Sequence[Path], config: IngestConfig, codelist: Path | None) -> int:
+    """Refuses early what `ingest` would refuse after minutes; returns an estimate of the rows from the first bytes."""
+    rows = 0
+    for file in [source] if isinstance(source, Path) else source:
+        found = open_source(file, read=config.read, required=config.columns)
+        rows += found.rows
+        if found.kind != "jsonl":  # whose columns are known at its end
+            require_columns(found, config.columns, config.column_options)
     _read_list(codelist, config)
-    sizes = (sum(one.bytes for one in checked), sum(one.rows for one in checked))
-    return SourceCheck(checked[0].columns, *sizes)
+    return rows
 
 
 def preview(source: Path | Sequence[Path], config: IngestConfig, codelist: Path | None) -> SourcePreview:
-    """Checks every row's code, date and text against the code list, as the first pass of `ingest` does. Only reads."""
+    """Checks and samples every row as `ingest` does. Only reads."""
     listed = _read_list(codelist, config)
-    records, content = open_records(source, config)
-    surveyor, marks = Surveyor(records.source, config, listed, content), _marks(config, listed)
-    for batch in records.texts(config.columns, marks):
-        surveyor.take(batch)
-    survey = surveyor.finish()
-    usable, selection = survey.state == USABLE, _selection(survey, config)
-    _require_halves(survey, selection, records.source, config)
-    counts = np.bincount(selection.split[selection.split != UNUSED], minlength=len(SPLITS))
-    splits = SPLITS if config.holdout_share > 0 else SPLITS[:2]
+    records, marks = _open(source, config), _marks(config, listed)
+    found = survey(records, config, listed, marks)
+    usable, selection = found.state == USABLE, _select(found, config, records)
     return SourcePreview(
-        rows=surveyor.rows,
+        rows=len(usable),
         usable=int(usable.sum()),
-        dropped=survey.dropped(),
-        sampled={name: int(count) for name, count in zip(splits, counts, strict=False)},
+        dropped=found.dropped(),
+        sampled=_counts(selection, config),
         left_out={name: count for name, count in selection.left_out.items() if count},
-        codes=len(survey.coded.code_names),
-        codes_observed=len(np.unique(survey.codes[usable])),
-        cohorts=config.cohorts or tuple(sorted(survey.cohort_names[at] for at in np.unique(survey.cohorts[usable]))),
+        codes=len(found.code_names),
+        codes_observed=len(np.unique(found.codes[usable])),
+        cohorts=config.cohorts or tuple(sorted(found.cohort_names[number] for number in set(found.cohorts[usable]))),
         reading=tuple(records.reading),
-        notes=tuple(filter(None, (marks.sentence, *survey.notes))),
+        notes=tuple(filter(None, (marks.sentence, *found.notes))),
     )
-
-
-def _marks(config: IngestConfig, listed: Sequence[Code] | None) -> Marks:
-    """Returns the marks of missing values, without those that are codes of the list."""
-    return Marks(config.read.missing, codes={code.code for code in listed or ()})
-
-
-def _read_list(codelist: Path | None, config: IngestConfig) -> tuple[Code, ...] | None:
-    return None if codelist is None else read_codelist(codelist, columns=config.codelist_columns)
 
 
 def ingest(
@@ -82,7 +119,7 @@ def ingest(
     out_dir: Path,
     config: IngestConfig,
     codelist: Path | None,
-    progress: Progress | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> IngestResult:
     """Reads, checks, samples and splits records; writes `out_dir`.
 
@@ -96,207 +133,213 @@ def ingest(
         progress: called with rows done and rows expected; both passes count half.
     """
     listed = _read_list(codelist, config)
-    records, content = open_records(source, config)
-    report_progress = progress or (lambda done, total: None)
-
-    surveyor, marks = Surveyor(records.source, config, listed, content), _marks(config, listed)
-    for batch in records.texts(config.columns, marks):
-        surveyor.take(batch)
-        report_progress(surveyor.rows // 2, records.rows)
-    survey = surveyor.finish()
-    selection = _selection(survey, config)
-    classes = _classes(survey.coded, selection, listed, records.source, config)
-    _require_halves(survey, selection, records.source, config)
-
+    records, marks = _open(source, config), _marks(config, listed)
+    found = survey(records, config, listed, marks, lambda rows: progress(rows // 2, records.rows))
+    selection = _select(found, config, records)
+    space, labels = _classes(found, selection, listed, config)
+    digest, cells = hashlib.sha256(), bytearray()
+    parts: list[pa.RecordBatch] = []
+    done = 0
+    for batch in records.texts(config.columns, _marks(config, listed)):
+        parts.append(_sampled(batch, done, found, selection, labels, config, digest, cells))
+        done += batch.num_rows
+        progress((len(found.state) + done) // 2, len(found.state))
+    if records.changed():
+        raise StorageError(f"{records.source.label} changed during reading. Run again")
+    sample = pa.Table.from_batches(parts).combine_chunks()
+    counts = _counts(selection, config)
+    report = _report(records, found, selection, counts, config) | {
+        "read_as_blank": marks.counts,
+        "label_space": len(space),
+        "label_space_source": "codelist" if listed and config.label_space == "codelist" else "observed",
+        "fingerprint": digest.hexdigest(),
+    }
     with enough_disk(out_dir):
         for stale in (*(split_file(out_dir, split) for split in SPLITS), out_dir / CELLS):
             stale.unlink(missing_ok=True)
-        splits = SPLITS if config.holdout_share > 0 else SPLITS[:2]
-        with RecordWriter(out_dir, splits, content.field, named_ids=config.id_column is not None) as writer:
-            done = 0
-            for batch in records.texts(config.columns, _marks(config, listed)):
-                _write(writer, batch, done, survey, selection, classes, config, content)
-                done += batch.num_rows
-                report_progress((surveyor.rows + done) // 2, surveyor.rows)
-            if records.changed():
-                raise StorageError(f"{records.source.label} changed during reading. Run again")
-        result = _result(records, survey, selection, classes, writer, config, marks)
-        _write_json(out_dir / CODES, [code.as_json() for code in classes.space])
-        _write_json(out_dir / REPORT, result.report)
-    return result
-
-
-def _require_all(rows: int, counts: Mapping[str, int], source: Source, column: str) -> None:
-    """Requires that each row of a column was counted once: with a code of the list, with another one or blank."""
-    if sum(counts.values()) != rows:
-        raise StorageError(
-            f"{source.label}, column {column!r}: {rows:,} rows, {sum(counts.values()):,} of them accounted for. "
-            "Run again, and report it if it persists"
-        )
-
-
-def _selection(survey: Survey, config: IngestConfig) -> Selection:
-    return select(
-        survey.codes,
-        survey.units,
-        survey.state == USABLE,
-        config,
-        late=survey.late,
-        identities=survey.identities,
-        unit_identities=survey.unit_identities,
+        split = selection.split[selection.split != UNUSED]
+        for number, name in enumerate(counts):
+            rows = sample.filter(to_arrow(split == number))
+            with pa.OSFile(str(_partial(split_file(out_dir, name))), "wb") as file:
+                pq.write_table(rows.combine_chunks(), file, compression="zstd", row_group_size=_GROUP)
+        if cells:  # each once and sorted, which says nothing of its record's place
+            every = pa.FixedSizeBinaryArray.from_buffers(
+                pa.binary(SIZE), len(cells) // SIZE, [None, pa.py_buffer(cells)]
+            )
+            pq.write_table(pa.table({"cell": every.unique()}).sort_by("cell"), out_dir / CELLS)
+        for name in counts:
+            _partial(split_file(out_dir, name)).replace(split_file(out_dir, name))
+        for name, content in ((CODES, [code.as_json() for code in space]), (REPORT, report)):
+            write_atomically(out_dir / name, json.dumps(content, ensure_ascii=False).encode())
+    return IngestResult(
+        rows_read=len(found.state),
+        train=counts["train"],
+        test=counts["test"],
+        holdout=counts.get("holdout", 0),
+        cohorts=tuple(report["cohorts"]),
+        report=report,
+        **{name: report[name] for name in ("codes_observed", "label_space", "label_space_source")},
+        **{name: report[name] for name in ("cohorts_source", "fingerprint")},
     )
 
 
-def _require_halves(survey: Survey, selection: Selection, source: Source, config: IngestConfig) -> None:
-    """Requires records on both sides, which a day or a separate draw per record does not guarantee."""
-    for at, name in enumerate(SPLITS[:2]):
-        if not (selection.split == at).any():
+def _open(source: Path | Sequence[Path], config: IngestConfig) -> Table:
+    return open_table(source, config.columns, column_options=config.column_options, read=config.read)
+
+
+def _marks(config: IngestConfig, listed: Sequence[Code] | None) -> Marks:
+    return Marks(config.read.missing, codes={code.code for code in listed or ()})
+
+
+def _read_list(codelist: Path | None, config: IngestConfig) -> tuple[Code, ...] | None:
+    return None if codelist is None else read_codelist(codelist, columns=config.codelist_columns)
+
+
+def _select(found: Survey, config: IngestConfig, records: Table) -> Selection:
+    """Draws the sample; requires records on both sides, which a day or a draw per record does not guarantee."""
+    selection = select(
+        found.codes,
+        found.units,
+        found.state == USABLE,
+        config,
+        late=found.late,
+        identities=found.identities,
+        unit_identities=found.unit_identities,
+    )
+    observed = len(selection.codes_of(found.codes))
+    if observed < 2:
+        raise InputError(
+            f"{records.source.label}, column {config.label_column!r}: {observed} codes have {config.min_per_code} "
+            "records or more, and a classifier needs two. Lower min_per_code, or check the column"
+        )
+    for number, name in enumerate(SPLITS[:2]):
+        if not (selection.split == number).any():
             day, side = config.train_before, "before" if name == "train" else "on or after"
             by = f"none is dated {side} {day}. Change train_before" if day else "Change test_share or holdout_share"
-            raise InputError(f"{source.label}: no usable records for the {name} half{'; ' if day else '. '}{by}")
+            raise InputError(
+                f"{records.source.label}: no usable records for the {name} half{'; ' if day else '. '}{by}"
+            )
+    return selection
 
 
-@dataclass(frozen=True)
-class _Classes:
-    """Holds the classes in order, and the label of each of the survey's codes (-1: not a class)."""
-
-    survey: CodeSurvey
-    space: list[Code]
-    labels: np.ndarray
-    source: LabelSpaceSource
-
-    def label(self, row: int) -> int:
-        """Returns the label of a sampled row of the source."""
-        return int(self.labels[self.survey.codes[row]])
-
-    def code(self, row: int) -> str:
-        """Returns the code of a sampled row of the source."""
-        return self.survey.code_names[self.survey.codes[row]]
+def _counts(selection: Selection, config: IngestConfig) -> dict[str, int]:
+    splits = SPLITS if config.holdout_share > 0 else SPLITS[:2]
+    return {name: int((selection.split == number).sum()) for number, name in enumerate(splits)}
 
 
 def _classes(
-    coded: CodeSurvey, selection: Selection, listed: Sequence[Code] | None, source: Source, config: IngestConfig
-) -> _Classes:
-    observed = selection.codes_of(coded.codes)
-    if len(observed) < 2:
-        raise InputError(
-            f"{source.label}, column {coded.column!r}: {len(observed)} codes have {config.min_per_code} "
-            "records or more, and a classifier needs two. Lower min_per_code, or check the column"
-        )
+    found: Survey, selection: Selection, listed: Sequence[Code] | None, config: IngestConfig
+) -> tuple[Sequence[Code], np.ndarray]:
+    """Returns the classes in order, and the label of each of the survey's codes (-1: not a class)."""
     if listed is not None and config.label_space == "codelist":
-        return _Classes(coded, list(listed), np.arange(len(listed)), "codelist")
-    names = sorted(coded.code_names[at] for at in observed)
+        return listed, np.arange(len(listed), dtype=np.int32)
+    names = sorted(found.code_names[code] for code in selection.codes_of(found.codes))
     unlisted = [Code(name, name if config.codes_are_names else "") for name in names]
-    space = unlisted if listed is None else list(restrict(listed, set(names)))
-    place = {code.code: at for at, code in enumerate(space)}
-    labels = np.array([place.get(name, -1) for name in coded.code_names])
-    return _Classes(coded, space, labels, "observed")
+    space = unlisted if listed is None else restrict(listed, set(names))
+    place = {code.code: label for label, code in enumerate(space)}
+    return space, np.array([place.get(name, -1) for name in found.code_names], dtype=np.int32)
 
 
-def _write(
-    writer: RecordWriter,
+def _sampled(
     batch: pa.RecordBatch,
     start: int,
-    survey: Survey,
+    found: Survey,
     selection: Selection,
-    classes: _Classes,
+    labels: np.ndarray,
     config: IngestConfig,
-    content: Content,
-) -> None:
-    chosen = np.flatnonzero(selection.split[start : start + batch.num_rows] != UNUSED)
-    if len(chosen) == 0:
-        return
-    named = {name for name in (config.id_column, config.unit_column) if name is not None}
-    cells = {name: batch.column(name).take(pa.array(chosen)).to_pylist() for name in named}
-    values, digests = content.values(batch, chosen), content.cells(batch, chosen)
-    for at, row in enumerate((chosen + start).tolist()):
-        writer.add(
-            SPLITS[selection.split[row]],
-            record_id=row + 1 if config.id_column is None else cells[config.id_column][at].strip(),
-            content=values[at],
-            cells=digests[at],
-            label=classes.label(row),
-            code=classes.code(row),
-            cohort=survey.cohort_names[survey.cohorts[row]],
-            unit=None if config.unit_column is None else _pseudonym(cells[config.unit_column][at].strip()),
-        )
+    digest: Any,
+    cells: bytearray,
+) -> pa.RecordBatch:
+    """Returns the sampled records of a batch; adds them to the fingerprint, and their cells to the others'."""
+    split = selection.split[start : start + batch.num_rows]
+    chosen = np.flatnonzero(split != UNUSED)
+    rows = chosen + start
+    columns = {name: batch.column(name).take(to_arrow(chosen)).to_pylist() for name in config.columns}
+    written = list(zip(*(columns[name] for name in config.text_columns), strict=True))
+    texts = config.narratives.texts(written)
+    ids = (rows + 1).tolist() if config.id_column is None else [cell.strip() for cell in columns[config.id_column]]
+    units = [None] * len(rows) if config.unit_column is None else list(map(_pseudonym, columns[config.unit_column]))
+    codes, cohorts = found.codes[rows], [found.cohort_names[cohort] for cohort in found.cohorts[rows].tolist()]
+    for values in zip(split[chosen].tolist(), ids, texts, codes.tolist(), cohorts, units, written, strict=True):
+        half, name, text, code, cohort, unit, own = values
+        line = (SPLITS[half], name, text, found.code_names[code], cohort, unit)
+        digest.update(f"[{','.join(map(_json, line))}]\n".encode("ascii"))
+        cells += cell_digests(own)
+    kinds = (pa.int64() if config.id_column is None else pa.string(), pa.string(), pa.int32(), pa.string(), pa.string())
+    arrays = [
+        to_arrow(rows + 1) if config.id_column is None else to_arrow(ids),
+        to_arrow(texts),
+        to_arrow(labels[codes]),
+    ]
+    arrays += [to_arrow(cohorts), to_arrow(units)]
+    names = ("record_id", "text", "label", "cohort", "unit")
+    fields = [pa.field(n, kind, nullable=n == "unit") for n, kind in zip(names, kinds, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _json(value: str | int | None) -> str:
+    return "null" if value is None else encode_basestring_ascii(value) if isinstance(value, str) else str(value)
 
 
 def _pseudonym(unit: str) -> str:
     """Returns a short name for a unit, which hides nothing from anyone who can guess the unit."""
-    return hashlib.blake2b(unit.encode(), digest_size=12).hexdigest()
+    return hashlib.blake2b(unit.strip().encode(), digest_size=12).hexdigest()
 
 
-def _result(
-    records: Table,
-    survey: Survey,
-    selection: Selection,
-    classes: _Classes,
-    writer: RecordWriter,
-    config: IngestConfig,
-    marks: Marks,
-) -> IngestResult:
+def _report(
+    records: Table, found: Survey, selection: Selection, counts: dict[str, int], config: IngestConfig
+) -> dict[str, Any]:
     sampled = selection.split != UNUSED
-    cohort_counts = np.bincount(survey.cohorts[sampled], minlength=len(survey.cohort_names))
-    counted = {name: int(n) for name, n in sorted(zip(survey.cohort_names, cohort_counts, strict=True)) if n}
-    cohorts = {name: counted.get(name, 0) for name in sorted(config.cohorts or counted)}
-    dropped = survey.dropped() | selection.left_out
-    if sum(writer.counts.values()) + sum(dropped.values()) != records.rows or sampled.sum() != sum(
-        writer.counts.values()
-    ):
+    in_cohorts = np.bincount(found.cohorts[sampled], minlength=len(found.cohort_names)).tolist()
+    counted = {name: count for name, count in sorted(zip(found.cohort_names, in_cohorts, strict=True)) if count}
+    dropped = found.dropped() | selection.left_out
+    if sum(counts.values()) + sum(dropped.values()) != records.rows:
         raise StorageError(
-            f"{records.source.label}: {records.rows:,} rows, {sum(writer.counts.values()):,} of them written and "
+            f"{records.source.label}: {records.rows:,} rows, {sum(counts.values()):,} of them sampled and "
             f"{sum(dropped.values()):,} dropped: rows are unaccounted for. Run again, and report it if it persists"
         )
-    coded, source = survey.coded, records.source
-    rows = {"coded": int((coded.codes >= 0).sum()), "blank": coded.blank, "not_on_list": coded.unknown.total()}
-    _require_all(records.rows, rows, source, coded.column)
-    report: dict[str, Any] = {
+    per_code = {
+        name: np.bincount(found.codes[mask], minlength=len(found.code_names)).tolist()
+        for name, mask in (
+            ("usable", found.state == USABLE),
+            *((split, selection.split == number) for number, split in enumerate(SPLITS)),
+        )
+    }
+    return {
         "rows_counted": records.rows,
-        "rows_read": len(survey.state),
+        "rows_read": len(found.state),
         "bad_rows_skipped": sum(part.skipped for part in records.files),
-        "read_as_blank": marks.counts,
         "sampled": int(sampled.sum()),
-        "splits": dict(writer.counts),
+        "splits": counts,
         "dropped": dropped,
-        "codes_respelt": coded.respelt,
-        "codes_not_on_list": dict(sorted(coded.unknown.items())),
-        "codes_observed": len(selection.codes_of(coded.codes)),
-        "label_space": len(classes.space),
-        "label_space_source": classes.source,
-        "cohorts": cohorts,
+        "codes_respelt": found.respelt,
+        "codes_not_on_list": dict(sorted(found.unknown.items())),
+        "codes_observed": len(selection.codes_of(found.codes)),
+        "cohorts": {name: counted.get(name, 0) for name in sorted(config.cohorts or counted)},
         "cohorts_source": config.cohorts_source,
-        "codes": _per_code(coded, survey.state, selection),
-        "fingerprint": writer.fingerprint,
+        "codes": {
+            name: {column: of_code[code] for column, of_code in per_code.items()}
+            for code, name in sorted(enumerate(found.code_names), key=lambda item: item[1])
+            if per_code["usable"][code]
+        },
         "source": [part.source.reading for part in records.files],
         "config": config.model_dump(mode="json"),
     }
-    return IngestResult(
-        rows_read=report["rows_read"],
-        train=writer.counts["train"],
-        test=writer.counts["test"],
-        holdout=writer.counts.get("holdout", 0),
-        codes_observed=report["codes_observed"],
-        label_space=report["label_space"],
-        label_space_source=classes.source,
-        cohorts=tuple(cohorts),
-        cohorts_source=config.cohorts_source,
-        fingerprint=writer.fingerprint,
-        report=report,
-    )
 
 
-def _per_code(coded: CodeSurvey, state: np.ndarray, selection: Selection) -> dict[str, dict[str, int]]:
-    """Counts records per code: usable ones, and those of each split."""
-    size, codes = len(coded.code_names), coded.codes
-    columns = {"usable": np.bincount(codes[state == USABLE], minlength=size)}
-    for at, split in enumerate(SPLITS):
-        columns[split] = np.bincount(codes[selection.split == at], minlength=size)
-    named = sorted(enumerate(coded.code_names), key=lambda item: item[1])
-    return {
-        name: {key: int(counts[at]) for key, counts in columns.items()} for at, name in named if columns["usable"][at]
-    }
+@contextmanager
+def enough_disk(folder: Path) -> Iterator[None]:
+    """Turns a full disk into an error that says so."""
+    full = False
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        full = True
+    if full:
+        raise StorageError(f"disk: no space left in {folder} while writing the records. Free space and run again")
 
 
-def _write_json(path: Path, value: Any) -> None:
-    write_atomically(path, json.dumps(value, ensure_ascii=False).encode())
+def _partial(path: Path) -> Path:
+    return path.with_name(path.name + ".partial")

@@ -5,13 +5,16 @@ output of a seeded generator for row n, whatever becomes of the other rows; of e
 used. So records decide about each other: removing one moves the rows behind it, lets another under the cap, and may
 shift what is apportioned.
 
-`per-record` uses each record's identity (`storage.ingest.identity`), code, date and unit alone, and fixed thresholds: a
-record added, removed or moved changes the place of no other. Where units are capped, this holds for units: which
-records of a unit are used depends on the unit's records.
+`per-record` uses each record's identity, code, date and unit alone, and fixed thresholds: a record added, removed or
+moved changes the place of no other. Where units are capped, this holds for units: which records of a unit are used
+depends on the unit's records. A record's id identifies it; without one every cell that ingest reads of it, byte for
+byte, and, of several with the same cells, a number from 0 on: removing one removes the last number.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +22,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.ingest.config import IngestConfig
-from storage.ingest.identity import Digests, draws, numbers
 
 SPLITS = ("train", "test", "holdout")
 _TRAIN, _TEST, _HOLDOUT = range(3)
 UNUSED = -1
 
 Indices = NDArray[np.int64]
+Digests = NDArray[np.uint64]
+"""128 bits per record, [n, 2]: two of a billion different ones collide with a probability below 1e-20."""
+
+
+def digests(columns: Sequence[Iterable[Any]]) -> Digests:
+    """Returns a digest of each row's cells, in the order of the columns; a blank cell differs from a missing column."""
+    rows = bytearray()
+    for cells in zip(*columns, strict=True):
+        digest = hashlib.blake2b(digest_size=16)
+        for cell in cells:
+            written = cell.encode()
+            digest.update(len(written).to_bytes(8, "little") + written)
+        rows += digest.digest()
+    return np.frombuffer(bytes(rows), dtype="<u8").reshape(-1, 2)
+
+
+def draws(identities: Digests, number: Indices | None = None, *, seed: int, purpose: str) -> NDArray[np.uint64]:
+    """Draws a uniform 64-bit number per record: BLAKE2b of its digest and number, keyed by the seed.
+
+    Args:
+        identities: digests of the records, or of their units.
+        number: each record's number among equal ones; None for those that are drawn together.
+        seed: of the ingest. The key must not follow from the records, or it would tie each to all others.
+    """
+    key, person = seed.to_bytes(8, "little"), purpose.encode()
+    numbered = identities if number is None else np.column_stack([identities, number.astype(np.uint64)])
+    rows = np.ascontiguousarray(numbered.astype("<u8")).view(f"V{8 * numbered.shape[1]}")[:, 0].tolist()
+    drawn = b"".join(hashlib.blake2b(row, key=key, person=person, digest_size=8).digest() for row in rows)
+    return np.frombuffer(drawn, dtype="<u8")
 
 
 @dataclass(frozen=True)
@@ -43,7 +74,7 @@ class Selection:
 
 def select(
     codes: NDArray[np.int32],
-    units: NDArray[np.uint64] | None,
+    units: NDArray[Any] | None,
     usable: NDArray[np.bool_],
     config: IngestConfig,
     *,
@@ -56,40 +87,41 @@ def select(
     All arrays have one entry per row, as in `Survey`. A usable row has text, a code and a unit; `per-record` ignores
     the code.
     """
-    if config.sampling == "per-record":
-        assert identities is not None
-        return _per_record(units, usable, config, late=late, identities=identities, of_unit=unit_identities)
-    return _stratified(codes, units, usable, config, late=late)
-
-
-def _per_record(
-    units: NDArray[np.uint64] | None,
-    usable: NDArray[np.bool_],
-    config: IngestConfig,
-    *,
-    late: NDArray[np.bool_] | None,
-    identities: Digests,
-    of_unit: Digests | None,
-) -> Selection:
-    """Splits each record's draw by fixed thresholds: first the holdout's share, then the test half's of the rest."""
-    number = numbers(identities)
     rows = np.flatnonzero(usable)
-    before = len(rows)
+    number = None if identities is None else _numbers(identities)
     if units is not None and config.max_per_unit is not None:
-        ranks = draws(identities, number, seed=config.seed, purpose="unit-cap")
+        # A separate stream: otherwise a record that survived among many of its unit would be early in its code, too.
+        ranks = (
+            _ranks(len(codes), seed=config.seed, stream=1)
+            if identities is None
+            else draws(identities, number, seed=config.seed, purpose="unit-cap")
+        )
         order, position = _positions(units[rows], ranks[rows])
         rows = np.sort(rows[order[position < config.max_per_unit]])
-    if of_unit is None:
+    left_out = {"over_unit_cap": int(usable.sum()) - len(rows), "rare_code": 0, "over_code_cap": 0}
+    if config.sampling == "stratified":
+        return _stratified(codes, units, rows, config, late, left_out)
+    assert identities is not None
+    if unit_identities is None:
         drawn = draws(identities, number, seed=config.seed, purpose="split")
     else:
-        drawn = draws(of_unit, seed=config.seed, purpose="unit-split")
+        drawn = draws(unit_identities, seed=config.seed, purpose="unit-split")
+    # fixed thresholds: first the holdout's share, then the test half's of the rest
     held_out = config.holdout_share
-    tested = held_out + (1 - held_out) * config.test_share
-    past = drawn < _threshold(tested) if late is None else late
+    past = drawn < _threshold(held_out + (1 - held_out) * config.test_share) if late is None else late
     chosen = np.where(drawn < _threshold(held_out), _HOLDOUT, np.where(past, _TEST, _TRAIN)).astype(np.int8)
     split = np.full(len(usable), UNUSED, dtype=np.int8)
     split[rows] = chosen[rows]
-    return Selection(split, {"over_unit_cap": before - len(rows), "rare_code": 0, "over_code_cap": 0})
+    return Selection(split, left_out)
+
+
+def _numbers(identities: Digests) -> Indices:
+    """Counts, for each record, the earlier ones with the same digest: 0 where there is one alone."""
+    order = np.lexsort(identities.T)
+    starts = np.r_[True, (identities[order[1:]] != identities[order[:-1]]).any(axis=1)]
+    place, before = np.arange(len(order)), np.empty(len(order), dtype=np.int64)
+    before[order] = place - np.maximum.accumulate(np.where(starts, place, 0))
+    return before
 
 
 def _threshold(share: float) -> np.uint64:
@@ -99,28 +131,18 @@ def _threshold(share: float) -> np.uint64:
 
 def _stratified(
     codes: NDArray[np.int32],
-    units: NDArray[np.uint64] | None,
-    usable: NDArray[np.bool_],
+    units: NDArray[Any] | None,
+    rows: Indices,
     config: IngestConfig,
-    *,
     late: NDArray[np.bool_] | None,
+    left_out: dict[str, int],
 ) -> Selection:
-    """Samples and splits by code.
+    """Drops codes with fewer than `min_per_code` of the rows, takes at most `cap_per_code` of a code, and splits.
 
-    In this order: at most `max_per_unit` records of a unit, codes with fewer than `min_per_code` dropped, at most
-    `cap_per_code` of a code, then the holdout and the test share of each code, or what is dated late in its place.
+    The split is the holdout and the test share of each code, or what is dated late in its place.
     """
-    rows = np.flatnonzero(usable)
-    before = len(rows)
-    if units is not None and config.max_per_unit is not None:
-        # A separate stream: otherwise a record that survived among many of its unit would be early in its code, too.
-        order, position = _positions(units[rows], _ranks(len(codes), seed=config.seed, stream=1)[rows])
-        rows = np.sort(rows[order[position < config.max_per_unit]])
-    over_unit_cap = before - len(rows)
-
     counts = np.bincount(codes[rows], minlength=1)
     common = counts[codes[rows]] >= config.min_per_code
-    rare_code = int(np.count_nonzero(~common))
     rows = rows[common]
 
     ranks = _ranks(len(codes), seed=config.seed, stream=0)
@@ -128,7 +150,7 @@ def _stratified(
     if config.cap_per_code is not None:
         below_cap = position < config.cap_per_code
         order, position = order[below_cap], position[below_cap]
-    left_out = {"over_unit_cap": over_unit_cap, "rare_code": rare_code, "over_code_cap": len(rows) - len(order)}
+    left_out |= {"rare_code": int((~common).sum()), "over_code_cap": len(rows) - len(order)}
     rows = rows[order]
     split = np.full(len(codes), UNUSED, dtype=np.int8)
     if units is None or not config.split_by_unit:
@@ -181,7 +203,7 @@ def apportion(counts: Indices, share: float, *, at_most: Indices, tie_break: NDA
     return taken
 
 
-def _positions(groups: NDArray[Any], ranks: NDArray[np.uint64]) -> tuple[Indices, Indices]:
+def _positions(groups: NDArray[Any], ranks: NDArray[Any]) -> tuple[Indices, Indices]:
     """Returns an order by group, then rank; and each ordered entry's position in its group, from 0."""
     order = np.lexsort((ranks, groups))
     ordered = groups[order]

@@ -1,33 +1,30 @@
-"""Surveys each row without its text: code, cohort, unit, and whether it can be used.
+"""Surveys all rows without their texts: code, cohort, unit, and whether each can be used.
 
-It takes some 20 to 40 bytes per row, so that any sample can be drawn before a single narrative is read.
+It keeps some 20 to 60 bytes a row, so that any sample can be drawn before a single narrative is read.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from storage.codelist import MAX_CODE, Code, describe_shape, normalise_code
 from storage.errors import InputError
 from storage.ingest.config import Cohort, IngestConfig
-from storage.ingest.identity import Digests, digests
-from storage.ingest.record_content import Content, Faults, blank, trim
+from storage.ingest.sampling import Digests, digests
 from storage.spelling import Spellings, twins
-from storage.tables.source import Source
+from storage.tables.reader import Marks, Table
 
 USABLE, NO_CODE, UNKNOWN_CODE, NO_CONTENT, NO_UNIT, OTHER_COHORT = range(6)
-REASONS = {
+_REASONS = {
     NO_CODE: "no_code",
     UNKNOWN_CODE: "code_not_on_list",
     NO_CONTENT: "no_text",
@@ -40,121 +37,11 @@ ALL = "all"
 _YEARS = range(1900, 2101)
 _ISO = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})(?:[T ].*)?", re.ASCII)
 _US = re.compile(r"(\d{1,2})/(\d{1,2})/(\d{4})(?:[T ].*)?", re.ASCII)
-
-
 _FORMATS = (
     *("%d/%m/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y%m%d", "%d/%m/%y", "%m/%d/%y", "%d-%b-%Y"),
-    *("%d.%m.%y", "%d%b%Y", "%b %d, %Y", "%d %B %Y"),
+    *("%d.%m.%y", "%d%b%Y", "%b %d, %Y", "%d %B %Y", "%B %d, %Y", "%Y", "%Y-%m", "%m/%Y"),
 )
 _TRIED = 1000
-
-
-@dataclass
-class _Slashed:
-    """Counts different dates like 1/2/2015, by the ways in which they read, and keeps the first that do not read."""
-
-    both: int = 0
-    month_first: int = 0
-    unread: list[str] = dataclasses.field(default_factory=list)
-
-    def take(self, cell: str, *, read: bool) -> None:
-        match = _US.fullmatch(cell)
-        if not read:
-            if cell and len(self.unread) < _TRIED:
-                self.unread.append(cell)
-        elif match and int(match[2]) > 12:
-            self.month_first += 1
-        elif match and match[1] != match[2]:
-            self.both += 1
-
-    @property
-    def ambiguous(self) -> bool:
-        return bool(self.both and not self.month_first)
-
-    def fitting(self) -> str:
-        """Returns the formats that every date without a reading has, in words; of / day first only without others."""
-        cells = [re.split(r"[T ]", cell)[0] if ":" in cell else cell for cell in self.unread]
-        formats = [one for one in _FORMATS if cells and all(_day(cell, one) for cell in cells)]
-        if "%d/%m/%Y" in formats and self.month_first:
-            return ""
-        return " or ".join(formats)
-
-    def notes(self) -> list[str]:
-        if not self.ambiguous:
-            return []
-        return [
-            f"every one of {self.both:,} dates with / reads both ways, and was read month first; where days come first "
-            "set data.ingest.date_format=%d/%m/%Y"
-        ]
-
-
-class CodeSurvey:
-    """Collects the codes, batch by batch."""
-
-    def __init__(self, source: Source, column: str, codelist: Sequence[Code] | None, *, matched: bool = False) -> None:
-        self.column = column
-        self.label = f"{source.label}, column {column!r}"
-        self.blank = 0
-        """Rows whose cell is empty."""
-        self.respelt = 0
-        """Cells whose code was written otherwise, such as 111.0."""
-        self.unknown: Counter[str] = Counter()
-        """Rows by code that the list lacks."""
-        self._code_at = {code.code: at for at, code in enumerate(codelist or ())}
-        self._fixed = codelist is not None
-        self._spellings = Spellings(self._code_at) if matched else None
-        self._parts: list[NDArray[np.int32]] = []
-
-    @cached_property
-    def codes(self) -> NDArray[np.int32]:
-        """Returns, after all batches, each row's index into `code_names`, -1 where there is none."""
-        return np.concatenate(self._parts)
-
-    @cached_property
-    def code_names(self) -> list[str]:
-        """Returns, after all batches, the codes of the list, or those observed without one."""
-        return list(self._code_at)
-
-    def take(self, column: pa.Array) -> NDArray[np.int8]:
-        """Collects a batch's codes; returns for each row `USABLE`, `NO_CODE` or `UNKNOWN_CODE`."""
-        encoded = column.dictionary_encode()
-        raw = encoded.dictionary.to_pylist()
-        indices = np.asarray(encoded.indices)
-        counts = np.bincount(indices, minlength=len(raw))
-        codes = np.full(len(raw), -1, dtype=np.int32)
-        reason = np.full(len(raw), USABLE, dtype=np.int8)
-        for at, cell in enumerate(raw):
-            if not cell:
-                reason[at] = NO_CODE
-                self.blank += int(counts[at])
-                continue
-            code = normalise_code(cell, self._code_at if self._fixed else ())
-            if self._spellings is not None and code not in self._code_at:
-                code = self._spellings.match(code) or code
-            self.respelt += int(counts[at]) * (code != cell)
-            if self._fixed and code not in self._code_at:
-                reason[at] = UNKNOWN_CODE
-                self.unknown[code] += int(counts[at])
-                continue
-            if len(code) > MAX_CODE:
-                raise InputError(f"{self.label} has values of over {MAX_CODE} characters. Give the column of codes")
-            codes[at] = self._code_at.setdefault(code, len(self._code_at))
-        self._parts.append(codes[indices])
-        return reason[indices]
-
-    def described(self) -> tuple[str, bool]:
-        """Says how the unknown codes would be on the list, after a semicolon, and whether each would be one of it."""
-        spellings = Spellings(self._code_at)
-        hint = spellings.described(self.unknown)
-        return f"; {hint}" if hint else "", all(map(spellings.match, self.unknown))
-
-    def notes(self) -> list[str]:
-        """Says which codes were read in another spelling, and which of those without a list look like one code."""
-        notes = [f"{self.respelt:,} codes were read in another spelling, such as 111 for 111.0"] if self.respelt else []
-        if not self._fixed:
-            counts = np.bincount(self.codes[self.codes >= 0], minlength=len(self._code_at))
-            notes += twins(dict(zip(self._code_at, counts.tolist(), strict=True)))
-        return notes
 
 
 @dataclass(frozen=True)
@@ -162,197 +49,239 @@ class Survey:
     """Holds one entry per row of the source."""
 
     state: NDArray[np.int8]
-    coded: CodeSurvey
+    codes: NDArray[np.int32]
+    """Index into `code_names`, -1 without a code."""
+    code_names: list[str]
+    """The codes of the list, or those observed without one."""
+    unknown: Counter[str]
+    """Rows by code that the list lacks."""
+    respelt: int
+    """Cells whose code was written otherwise, such as 111.0."""
     cohorts: NDArray[np.int32]
     """Index into `cohort_names`, -1 without a date."""
-    units: NDArray[np.uint64] | None
-    """Hash of the unit; None where there are no units."""
+    cohort_names: list[str]
     late: NDArray[np.bool_] | None
     """Rows dated on or after the day of the split; None without such a day."""
+    units: NDArray[np.int32] | None
+    """Number of the unit; None where there are no units."""
     identities: Digests | None
     """Identities of the records, where their use follows from them."""
     unit_identities: Digests | None
     """Identities of the records' units, where all records of a unit go to the same split."""
-    cohort_names: list[str]
     notes: tuple[str, ...]
     """What was read in one of several ways, in sentences without a value of a record."""
 
-    @property
-    def codes(self) -> NDArray[np.int32]:
-        """Returns each row's index into `coded.code_names`, -1 where there is none."""
-        return self.coded.codes
-
     def dropped(self) -> dict[str, int]:
         """Returns the dropped rows by reason, reasons without rows left out."""
-        counts = Counter(self.state.tolist())
-        return {name: counts[state] for state, name in REASONS.items() if counts[state]}
+        counts = np.bincount(self.state, minlength=len(_REASONS) + 1)
+        return {name: int(counts[state]) for state, name in _REASONS.items() if counts[state]}
 
 
-class Surveyor:
-    """Takes the batches of a source in order; `finish` refuses them or returns the survey."""
+@dataclass(frozen=True)
+class _Column:
+    """Trimmed cells: each value once, in order of appearance, and the value of each row."""
 
-    def __init__(self, source: Source, config: IngestConfig, codelist: Sequence[Code] | None, content: Content) -> None:
-        self._source, self._config, self._content = source, config, content
-        matched = config.unknown_codes == "match"
-        self._coded = CodeSurvey(source, config.label_column, codelist, matched=matched)
-        self._cohort_at: dict[str, int] = {} if config.dated_cohorts else {ALL: 0}
-        self._parts: dict[str, list[NDArray[Any]]] = defaultdict(list)
-        self._bad_dates, self._no_content, self._no_id, self._outside = Faults(), Faults(), Faults(), Faults()
-        self._slashed = _Slashed()
-        self.rows = 0
+    values: list[str]
+    index: NDArray[np.int32]
 
-    def take(self, batch: pa.RecordBatch) -> None:
-        """Surveys the rows of a batch."""
-        config, n = self._config, batch.num_rows
-        state = np.full(n, USABLE, dtype=np.int8)
-        rows = np.arange(self.rows, self.rows + n)
-        self.rows += n
-        # The last reason written is the one that counts, so the gravest comes last.
-        if config.unit_column is not None:
-            units = trim(batch, config.unit_column)
-            state[blank(units)] = NO_UNIT
-            self._parts["units"].append(_hashes(units))
-        lacking = self._content.lacking(batch)
-        self._no_content.add(rows[lacking])
-        state[lacking] = NO_CONTENT
-        reasons = self._coded.take(trim(batch, config.label_column))
-        state = np.where(reasons != USABLE, reasons, state)
-        cohorts = np.zeros(n, dtype=np.int32)
-        if config.dates_from is not None:
-            cohorts, late, outside = self._dates(trim(batch, config.dates_from))
-            self._bad_dates.add(rows[(cohorts < 0) & (state == USABLE)])
-            outside &= state == USABLE
-            self._outside.add(rows[outside])
-            state[outside] = OTHER_COHORT
-            self._parts["late"].append(late)
-        if config.id_column is not None:
-            ids = trim(batch, config.id_column)
-            self._no_id.add(rows[blank(ids)])
-            # Two keys make 128 bits, at which two ids of a billion rows meet with a probability below 1e-20.
-            self._parts["ids"].append(np.stack([_hashes(ids), _hashes(ids, key="fedcba9876543210")], axis=1))
+    @classmethod
+    def of(cls, chunks: Sequence[pa.DictionaryArray]) -> _Column:
+        whole = pa.chunked_array(chunks).unify_dictionaries()
+        index = np.concatenate([np.from_dlpack(chunk.indices) for chunk in whole.chunks])
+        return cls(whole.chunk(0).dictionary.to_pylist(), index)
+
+    def spread(self, each: Iterable[bool]) -> NDArray[np.bool_]:
+        """Returns for each row what holds of its value."""
+        return np.fromiter(each, np.bool_, len(self.values))[self.index]
+
+    @property
+    def blank(self) -> NDArray[np.bool_]:
+        return self.spread(not value for value in self.values)
+
+
+def survey(
+    records: Table,
+    config: IngestConfig,
+    listed: Sequence[Code] | None,
+    marks: Marks,
+    progress: Callable[[int], None] = lambda rows: None,
+) -> Survey:
+    """Reads all rows, and checks code, date and text of each.
+
+    Raises:
+        InputError: codes not on the list, records without text, bad dates or ids, a single code.
+    """
+    named = (config.label_column, config.dates_from, config.unit_column, config.id_column)
+    chunks: dict[str, list[pa.DictionaryArray]] = {name: [] for name in named if name is not None}
+    lacking: list[NDArray[np.bool_]] = []
+    identities: list[Digests] = []
+    rows = 0
+    for batch in records.texts(config.columns, marks):
+        trimmed = {name: pc.call_function("utf8_trim_whitespace", [batch.column(name)]) for name in config.columns}
+        lengths = (pc.call_function("binary_length", [trimmed[name]]) for name in config.text_columns)
+        lacking.append(np.logical_and.reduce([np.from_dlpack(length) == 0 for length in lengths]))
+        for name, parts in chunks.items():
+            parts.append(trimmed[name].dictionary_encode())
         if config.sampling == "per-record":
-            named = [batch.column(name) for name in sorted(batch.schema.names)]
-            identity_columns = named if config.id_column is None else [trim(batch, config.id_column)]
-            self._parts["identities"].append(digests(identity_columns))
-            if config.unit_column is not None and config.split_by_unit:
-                self._parts["unit_identities"].append(digests([trim(batch, config.unit_column)]))
-        for name, values in (("state", state), ("cohorts", cohorts)):
-            self._parts[name].append(values)
+            whole = [batch.column(name) for name in sorted(batch.schema.names)]
+            identifying = whole if config.id_column is None else [trimmed[config.id_column]]
+            identities.append(digests([column.to_pylist() for column in identifying]))
+        rows += batch.num_rows
+        progress(rows)
+    columns = {name: _Column.of(parts) for name, parts in chunks.items()}
+    return _checked(records, config, listed, columns, np.concatenate(lacking), identities)
 
-    def finish(self) -> Survey:
-        """Returns the survey of all rows.
 
-        Refuses a source without records, codes not on the list, records without text, bad dates or ids, a single code.
-        """
-        source, config = self._source, self._config
-        if self.rows == 0:
-            raise InputError(f"{source.label} has a header and no records. Give a file of records")
-        state, cohorts = (np.concatenate(self._parts[name]) for name in ("state", "cohorts"))
-        column = f"{source.label}, column"
-        coded = self._coded
-        if coded.unknown and config.unknown_codes != "drop":
-            hint, matching = coded.described()
-            raise InputError(
-                f"{coded.label}: {coded.unknown.total()} of {self.rows} records have a code that "
-                f"the code list lacks ({describe_shape(coded.unknown)}{hint}). Give the right list or column, or set "
-                f"data.ingest.unknown_codes=drop{' (or =match: in the spelling of the list)' * matching}"
-            )
-        if self._no_content.count and config.empty_text == "refuse":
-            raise InputError(
-                f"{source.label}: {self._no_content.count} records without text ({self._no_content}). Fill "
-                "them in, or set data.ingest.empty_text=drop"
-            )
-        if self._bad_dates.count:
-            fitting = self._slashed.fitting()
-            hint = f"; every one of the others reads as {fitting}" if fitting else ""
-            raise InputError(
-                f"{column} {config.date_column!r}: {self._bad_dates.count} dates are missing or do not read as "
-                f"{config.date_format or '2015-01-31 or 1/31/2015'} ({self._bad_dates}{hint}). Correct them, set "
-                "data.ingest.date_format (such as %m/%d/%y where years have two digits), or set data.ingest.cohort=none"
-                f"{' and no data.ingest.train_before' if config.train_before else ''}"
-            )
-        if self._slashed.ambiguous and (config.cohort in ("quarter", "month") or config.train_before):
-            raise InputError(
-                f"{column} {config.date_column!r}: every one of {self._slashed.both:,} dates with / reads month first "
-                "and day first. Set data.ingest.date_format=%m/%d/%Y or %d/%m/%Y"
-            )
-        if self._outside.count and config.outside_cohorts == "refuse":
-            raise InputError(
-                f"{column} {config.date_column!r}: {self._outside.count} records are of a {config.cohort} that "
-                f"data.ingest.cohorts does not declare ({self._outside}). Correct their dates, declare it, or set "
-                "data.ingest.outside_cohorts=drop"
-            )
-        if self._no_id.count:
-            raise InputError(
-                f"{column} {config.id_column!r}: {self._no_id.count} ids are blank ({self._no_id}). Fill them in"
-            )
-        self._check_ids()
-        survey = self._survey(state, cohorts)
-        if not (state == USABLE).any():
-            reasons = ", ".join(f"{name} {count}" for name, count in survey.dropped().items())
-            raise InputError(f"{source.label}: none of {self.rows} records can be used ({reasons}). Check the columns")
-        usable = coded.codes[state == USABLE]
-        if (usable == usable[0]).all():
-            raise InputError(
-                f"{coded.label}: all {len(usable)} usable records have the same code. Give records with two or more"
-            )
-        return survey
-
-    def _survey(self, state: NDArray[np.int8], cohorts: NDArray[np.int32]) -> Survey:
-        return Survey(
-            state=state,
-            coded=self._coded,
-            cohorts=cohorts,
-            units=self._all("units"),
-            late=self._all("late") if self._config.train_before is not None else None,
-            identities=self._all("identities"),
-            unit_identities=self._all("unit_identities"),
-            cohort_names=list(self._cohort_at),
-            notes=(*self._coded.notes(), *self._slashed.notes()),
-        )
-
-    def _all(self, name: str) -> NDArray[Any] | None:
-        return np.concatenate(self._parts[name]) if self._parts[name] else None
-
-    def _dates(self, column: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.bool_], NDArray[np.bool_]]:
-        """Returns for each row the cohort's index (-1: no date), if it is after the split's day, and if undeclared."""
-        config, encoded = self._config, column.dictionary_encode()
-        indices = np.full(len(encoded.dictionary), -1, dtype=np.int32)
-        late, outside = np.zeros((2, len(indices)), dtype=np.bool_)
-        for at, cell in enumerate(encoded.dictionary.to_pylist()):
-            day = _day(cell, config.date_format)
-            if config.date_format is None:
-                self._slashed.take(cell, read=day is not None)
-            if day is None:
-                continue
-            cohort = _cohort(day, config.cohort) if config.dated_cohorts else ALL
-            indices[at] = self._cohort_at.setdefault(cohort, len(self._cohort_at))
-            late[at] = config.train_before is not None and day >= config.train_before
-            outside[at] = config.cohorts is not None and cohort not in config.cohorts
-        rows = np.asarray(encoded.indices)
-        return indices[rows], late[rows], outside[rows]
-
-    def _check_ids(self) -> None:
-        hashes = self._all("ids")
-        if hashes is None:
-            return
-        order = np.lexsort((hashes[:, 1], hashes[:, 0]))
-        same = np.flatnonzero((hashes[order[1:]] == hashes[order[:-1]]).all(axis=1))
-        if len(same) == 0:
-            return
-        doubled = Faults()
-        doubled.add(np.unique(np.r_[order[same], order[same + 1]]))
+def _checked(
+    records: Table,
+    config: IngestConfig,
+    listed: Sequence[Code] | None,
+    columns: Mapping[str, _Column],
+    lacking: NDArray[np.bool_],
+    identities: Sequence[Digests],
+) -> Survey:
+    label, rows = records.source.label, len(lacking)
+    coded, code_names, unknown, respelt = _codes(columns[config.label_column], config, listed, label)
+    if unknown and config.unknown_codes != "drop":
+        spellings = Spellings(code_names)
+        hint, matching = spellings.described(unknown), all(map(spellings.match, unknown))
         raise InputError(
-            f"{self._source.label}, column {self._config.id_column!r}: {doubled.count} records share an id with "
-            f"another ({doubled}); an id must name one record"
+            f"{label}, column {config.label_column!r}: {unknown.total()} of {rows} records have a code that the code "
+            f"list lacks ({describe_shape(unknown)}{f'; {hint}' if hint else ''}). Give the right list or column, or "
+            f"set data.ingest.unknown_codes=drop{' (or =match: in the spelling of the list)' * matching}"
         )
+    if lacking.any() and config.empty_text == "refuse":
+        raise InputError(
+            f"{label}: {lacking.sum()} records without text ({_named(lacking)}). Fill them in, or set "
+            "data.ingest.empty_text=drop"
+        )
+    units = None if config.unit_column is None else columns[config.unit_column]
+    # The last reason written is the one that counts, so the gravest comes last.
+    state = np.full(rows, USABLE, dtype=np.int8)
+    if units is not None:
+        state[units.blank] = NO_UNIT
+    state[lacking] = NO_CONTENT
+    state[coded < 0] = UNKNOWN_CODE
+    state[columns[config.label_column].blank] = NO_CODE
+    notes = [f"{respelt:,} codes were read in another spelling, such as 111 for 111.0"] if respelt else []
+    if listed is None:
+        counts = np.bincount(coded[coded >= 0], minlength=len(code_names))
+        notes += twins(dict(zip(code_names, counts.tolist(), strict=True)))
+    cohorts, cohort_names, late = np.zeros(rows, dtype=np.int32), [ALL], None
+    if config.dates_from is not None:
+        cohorts, cohort_names, late, more = _dates(columns[config.dates_from], config, state, label)
+        notes += more
+    if config.id_column is not None:
+        _require_ids(columns[config.id_column], f"{label}, column {config.id_column!r}")
+    by_unit = units is not None and config.split_by_unit and config.sampling == "per-record"
+    found = Survey(
+        state=state,
+        codes=coded,
+        code_names=code_names,
+        unknown=unknown,
+        respelt=respelt,
+        cohorts=cohorts,
+        cohort_names=cohort_names,
+        late=late if config.train_before is not None else None,
+        units=None if units is None else units.index,
+        identities=np.concatenate(identities) if identities else None,
+        unit_identities=digests([units.values])[units.index] if units is not None and by_unit else None,
+        notes=tuple(notes),
+    )
+    usable = coded[state == USABLE]
+    if not len(usable):
+        reasons = ", ".join(f"{name} {count}" for name, count in found.dropped().items())
+        raise InputError(f"{label}: none of {rows} records can be used ({reasons}). Check the columns")
+    if (usable == usable[0]).all():
+        raise InputError(
+            f"{label}, column {config.label_column!r}: all {len(usable)} usable records have the same code. Give "
+            "records with two or more"
+        )
+    return found
 
 
-def _hashes(column: pa.Array, key: str = "0123456789abcdef") -> NDArray[np.uint64]:
-    cells = column.to_numpy(zero_copy_only=False).astype(object)
-    import pandas as pd
+def _codes(
+    column: _Column, config: IngestConfig, listed: Sequence[Code] | None, label: str
+) -> tuple[NDArray[np.int32], list[str], Counter[str], int]:
+    """Returns each row's code, the codes' names, rows by code that the list lacks, and codes in another spelling."""
+    place = {code.code: number for number, code in enumerate(listed or ())}
+    spellings = Spellings(place) if config.unknown_codes == "match" else None
+    counts = np.bincount(column.index, minlength=len(column.values)).tolist()
+    codes = np.full(len(column.values), -1, dtype=np.int32)
+    unknown: Counter[str] = Counter()
+    respelt = 0
+    for number, cell in enumerate(column.values):
+        if not cell:
+            continue
+        code = normalise_code(cell, place if listed is not None else ())
+        if spellings is not None and code not in place:
+            code = spellings.match(code) or code
+        respelt += counts[number] * (code != cell)
+        if listed is not None and code not in place:
+            unknown[code] += counts[number]
+            continue
+        if len(code) > MAX_CODE:
+            raise InputError(
+                f"{label}, column {config.label_column!r} has values of over {MAX_CODE} characters. Give the column "
+                "of codes"
+            )
+        codes[number] = place.setdefault(code, len(place))
+    return codes[column.index], list(place), unknown, respelt
 
-    return pd.util.hash_array(cells, hash_key=key, categorize=False)
+
+def _dates(
+    column: _Column, config: IngestConfig, state: NDArray[np.int8], label: str
+) -> tuple[NDArray[np.int32], list[str], NDArray[np.bool_], list[str]]:
+    """Returns each row's cohort, their names, if it is after the split's day, and notes; marks undeclared cohorts."""
+    label = f"{label}, column {config.dates_from!r}"
+    days = [_day(cell, config.date_format) for cell in column.values]
+    slashed = [match for cell in column.values if (match := _US.fullmatch(cell))] if config.date_format is None else []
+    month_first = any(int(match[2]) > 12 >= int(match[1]) for match in slashed)
+    bad = column.spread(day is None for day in days) & (state == USABLE)
+    if bad.any():
+        fitting = _fitting(
+            [cell for cell, day in zip(column.values, days, strict=True) if day is None], month_first=month_first
+        )
+        raise InputError(
+            f"{label}: {bad.sum()} dates are missing or do not read as "
+            f"{config.date_format or '2015-01-31 or 1/31/2015'} ({_named(bad)}{fitting}). Correct them, set "
+            "data.ingest.date_format (such as %m/%d/%y where years have two digits), or set data.ingest.cohort=none"
+            f"{' and no data.ingest.train_before' if config.train_before else ''}"
+        )
+    both = 0 if month_first else sum(match[1] != match[2] for match in slashed)
+    if both and (config.cohort in ("quarter", "month") or config.train_before):
+        raise InputError(
+            f"{label}: every one of {both:,} dates with / reads month first and day first. Set "
+            "data.ingest.date_format=%m/%d/%Y or %d/%m/%Y"
+        )
+    names = [None if day is None else _cohort(day, config.cohort) if config.dated_cohorts else ALL for day in days]
+    place = {name: number for number, name in enumerate(dict.fromkeys(filter(None, names)))}
+    if config.cohorts is not None:
+        outside = column.spread(name is not None and name not in config.cohorts for name in names) & (state == USABLE)
+        if outside.any() and config.outside_cohorts == "refuse":
+            raise InputError(
+                f"{label}: {outside.sum()} records are of a {config.cohort} that data.ingest.cohorts does not declare "
+                f"({_named(outside)}). Correct their dates, declare it, or set data.ingest.outside_cohorts=drop"
+            )
+        state[outside] = OTHER_COHORT
+    cohorts = np.array([-1 if name is None else place[name] for name in names], dtype=np.int32)[column.index]
+    late = column.spread(bool(config.train_before and day and day >= config.train_before) for day in days)
+    note = (
+        f"every one of {both:,} dates with / reads both ways, and was read month first; where days come first set "
+        "data.ingest.date_format=%d/%m/%Y"
+    )
+    return cohorts, list(place), late, [note] if both else []
+
+
+def _fitting(unread: Sequence[str], *, month_first: bool) -> str:
+    """Says which formats every date without a reading has; of / day first only where none reads month first."""
+    cells = [re.split(r"[T ]", cell)[0] if ":" in cell else cell for cell in filter(None, unread[:_TRIED])]
+    if cells and all(re.fullmatch(r"[2-6]\d{4}", cell, re.ASCII) for cell in cells):
+        return "; they are a spreadsheet's numbers of days: give that column the format of a date and save it again"
+    formats = [form for form in _FORMATS if cells and all(_day(cell, form) for cell in cells)]
+    if not formats or ("%d/%m/%Y" in formats and month_first):
+        return ""
+    return f"; every one of the others reads as {' or '.join(formats)}"
 
 
 def _day(cell: str, date_format: str | None) -> date | None:
@@ -374,3 +303,21 @@ def _cohort(day: date, cohort: Cohort) -> str:
     if cohort == "month":
         return f"{day.year}-{day.month:02}"
     return f"{day.year}-Q{(day.month + 2) // 3}" if cohort == "quarter" else str(day.year)
+
+
+def _require_ids(column: _Column, label: str) -> None:
+    blank = column.blank
+    if blank.any():
+        raise InputError(f"{label}: {blank.sum()} ids are blank ({_named(blank)}). Fill them in")
+    doubled = np.bincount(column.index)[column.index] > 1
+    if doubled.any():
+        raise InputError(
+            f"{label}: {doubled.sum()} records share an id with another ({_named(doubled)}); an id must name one record"
+        )
+
+
+def _named(rows: NDArray[np.bool_]) -> str:
+    """Names the first marked rows, counted from 1 after the header."""
+    numbers = np.flatnonzero(rows) + 1
+    more = f" and {len(numbers) - 10} more" if len(numbers) > 10 else ""
+    return f"{'row' if len(numbers) == 1 else 'rows'} {', '.join(map(str, numbers[:10]))}{more}"

@@ -18,9 +18,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from storage.artifacts import file_digest
 from storage.errors import InputError
@@ -44,11 +46,22 @@ _PARQUET_MEMORY, _PARQUET_BYTES = 4 << 30, 256 << 20
 _ROWS_A_BYTE, _FEW_ROWS = 8, 1_000_000
 
 
+def to_arrow(values: NDArray[Any] | Sequence[str | None]) -> pa.Array:
+    """Returns numbers, truth values or texts for Arrow; `pa.array` would import pandas, which takes a second."""
+    if not isinstance(values, np.ndarray):
+        texts = [(value or "").encode() for value in values]
+        ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
+        valid = np.packbits(np.array([value is not None for value in values], np.bool_), bitorder="little")
+        return pa.StringArray.from_buffers(len(texts), *map(pa.py_buffer, (ends, b"".join(texts), valid)))
+    packed = np.packbits(values, bitorder="little") if values.dtype == np.bool_ else np.ascontiguousarray(values)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(packed)])
+
+
 class Marks:
     """Blanks the cells that say that there is no value, and counts them by column and mark."""
 
     def __init__(self, values: Collection[str], *, codes: Collection[str] = ()) -> None:
-        self._values = pa.array(sorted(set(values) - set(codes)), pa.string())
+        self._values = to_arrow(sorted(set(values) - set(codes)))
         self.counts: dict[str, Counter[str]] = {}
 
     def blank(self, name: str, column: pa.Array) -> pa.Array:
@@ -140,7 +153,7 @@ class Table:
                 yield pa.RecordBatch.from_arrays(texts, names=list(columns))
         else:
             for piece in pieces(self.read(columns), columns=len(columns)):
-                cells = [pa.array(map(_as_text, column), pa.string()) for column in zip(*piece, strict=True)]
+                cells = [to_arrow(list(map(_as_text, column))) for column in zip(*piece, strict=True)]
                 yield pa.RecordBatch.from_arrays(cells, names=list(columns))
 
     def text_rows(self, columns: Sequence[str], marks: Marks | None = None) -> Generator[tuple[str, ...], None, None]:

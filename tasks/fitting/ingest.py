@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from storage import ingest as ingestion
 from storage.artifacts import file_digest
 from storage.errors import InputError
 from tasks.parameters import DataParameters
 from tasks.running.stage import Step, Work
-
-if TYPE_CHECKING:
-    pass
 
 
 def ingest_records(data: DataParameters) -> Step:

@@ -194,14 +194,14 @@ def estimate_retrain(
         sampled: records by split, once every row was read; otherwise the figures of an earlier ingest of the file, or a
             guess from the first megabyte.
     """
-    source = check_source(parameters.data.sources, parameters.data.ingest, parameters.codelist_path)
+    rows = check_source(parameters.data.sources, parameters.data.ingest, parameters.codelist_path)
     done = None if sampled is not None else ingest_records(parameters.data).find(context.store)
     if done is not None:
         figures = context.store.figures(done)
         sampled = {name: figures[name] for name in SPLITS[:2]}
     return Estimate.of(
         parameters,
-        rows=source.estimated_rows,
+        rows=rows,
         device=device,
         timed=timings.read(context.workspace.private),
         sampled=sampled,

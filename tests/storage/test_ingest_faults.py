@@ -15,8 +15,7 @@ import pytest
 from pydantic import ValidationError
 
 from storage.errors import InputError, StorageError
-from storage.ingest import IngestConfig, check_source, ingest
-from storage.ingest import writer as writer_module
+from storage.ingest import IngestConfig, check_source, ingest, pipeline
 
 MARKER = "PLANTED"
 HEADER = ("EventDate", "Final Narrative", "Nature", "ID")
@@ -302,7 +301,7 @@ def test_full_disk_is_told_and_leaves_no_split(tmp_path: Path, monkeypatch: pyte
 
     The device /dev/full stands for the disk: the kernel answers every write to it with ENOSPC.
     """
-    monkeypatch.setattr(writer_module, "_partial", lambda path: Path("/dev/full"))
+    monkeypatch.setattr(pipeline, "_partial", lambda path: Path("/dev/full"))
     path = tmp_path / "source.csv"
     path.write_text(text_of(ROWS * copies))
     out = tmp_path / "out"

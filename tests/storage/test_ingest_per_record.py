@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from storage.datasets import load_split
 from storage.errors import InputError
 from storage.ingest import IngestConfig, IngestResult, ingest
-from storage.ingest.identity import draws
-from storage.ingest.sampling import select
+from storage.ingest.sampling import draws, select
 
 HEADER = ("ID", "EventDate", "Final Narrative", "Nature", "Establishment")
 Row = tuple[str, str, str, str, str]
