@@ -45,14 +45,20 @@ class Code:
 
 
 def normalise_code(raw: str, listed: Container[str] = ()) -> str:
-    """Strips outer blanks and reads `111.0` as `111`, which is how a table program writes a number.
+    """Strips outer blanks and what a table program adds: `111.0`, `'111` and `="111"` are `111`.
 
-    Nothing else changes: leading zeros, case and inner points stay. A code that `listed` contains stays as it is, so
-    that a classification may have a code `250.0`.
+    Invisible characters go, and full-width digits are digits. Nothing else changes: leading zeros, case and inner
+    points stay. A code that `listed` contains stays as it is, so that a classification may have a code `250.0`.
     """
     code = raw.strip()
     if code in listed:
         return code
+    if not code.isascii():
+        visible = "".join(sign for sign in code if unicodedata.category(sign) != "Cf").strip()
+        plain = unicodedata.normalize("NFKC", visible)
+        code = plain if plain.isascii() else visible
+    if added := re.fullmatch(r"'(.+)|=\"(.+)\"", code):
+        code = (added[1] or added[2]).strip()
     return re.sub(r"^(\d+)\.0+$", r"\1", code, flags=re.ASCII)
 
 

@@ -14,7 +14,7 @@ from storage.tables.options import MARKS
 _FORMS: Final[Mapping[str, Callable[[str], str]]] = {
     "without the text behind a dash": lambda code: re.split(r"\s+[-\u2013\u2014:]\s+|:\s|\t", code)[0].strip(),
     "in another case": str.casefold,
-    "with or without points, hyphens and blanks": lambda code: re.sub(r"[.\-\u2013/\s]", "", code),
+    "with or without points, commas, hyphens and blanks": lambda code: re.sub(r"[.,\-\u2013/\s]", "", code),
     "with other leading zeros": lambda code: code.lstrip("0") or code[-1:],
 }
 """Forms that two spellings of one code share, in the order in which they are applied together."""

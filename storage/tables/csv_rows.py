@@ -11,24 +11,42 @@ import io
 import re
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from storage.errors import InputError
 from storage.tables.options import Quotes, ReadOptions
-from storage.tables.source import HEAD, MOST_COLUMNS, MOST_EXPANSION, SMALL, UNPACK_FAULTS, Source, read_safely
+from storage.tables.source import (
+    HEAD,
+    MOST_COLUMNS,
+    MOST_EXPANSION,
+    SMALL,
+    UNPACK_FAULTS,
+    Source,
+    read_safely,
+    to_arrow,
+)
 
 LONGEST_RECORD = 1 << 24
 """Bytes of a record, at most."""
 _CHUNK = 1 << 22
 _LOOKED_AT, _TITLES = 200, 50
 """Rows that the separator must fit, and those among which the header is looked for."""
+_WIDE = {
+    "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
+    "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+}
 _OPEN = "a quote is open to the end of the file"
+_SEPARATORS = (",", ";", "\t", "|", "^", "~")
 _UNDEFINED_IN_CP1252 = bytes([0x81, 0x8D, 0x8F, 0x90, 0x9D])
+_LETTER_ELSEWHERE = re.compile(rb"[A-Za-z][\x80-\x91\x93-\x9b\x9d-\x9f][a-z]")
+"""A sign of cp1252 inside a word, such as a dash, that is a letter in cp850 or Mac Roman."""
+_TOTALS = {"total", "totals", "grand total", "sum", "somme", "summe", "insgesamt", "totale"}
 
 csv.field_size_limit(LONGEST_RECORD)  # Python's default refuses 131,073 characters
 
@@ -53,6 +71,7 @@ class _Layout:
         width = len(self.header)
         fitting = sum(len(row) == width or (len(row) == width + 1 and not row[-1]) for row in self.below)
         share = (fitting / len(self.below) if self.below else 1.0) * (width > 1)
+        share *= share >= 0.5
         return self.required, share > 0 and not self.broken, share
 
 
@@ -65,17 +84,19 @@ def look(source: Source, head: bytes, read: ReadOptions, required: Sequence[str]
     """
     encoding = read.encoding
     if encoding is None:
-        if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            raise InputError(f"{source.label} is UTF-16. Save it as UTF-8, or give --read encoding=utf-16")
+        for name, marks in _WIDE.items():
+            if head.startswith(marks):
+                raise InputError(f"{source.label} is {name}. Save it as UTF-8, or give --read encoding={name.lower()}")
+        for name, zero in (("utf-16-le", 1), ("utf-16-be", 0)):
+            if len(head) > 8 and not any(head[zero:40:2]) and all(head[1 - zero : 40 : 2]):
+                raise InputError(f"{source.label} is UTF-16. Save it as UTF-8, or give --read encoding={name}")
         if b"\0" in head:
             raise InputError(f"{source.label} has a NUL byte, so it is damaged or not text. Give a table of text")
         encoding = "utf-8" if _decodes(codecs.getincrementaldecoder("utf-8")(), head, final=whole) else "cp1252"
     text = head.decode(encoding, errors="replace").removeprefix("\ufeff")
     if not text.strip():
         raise InputError(f"{source.label} is blank. Give a file of records")
-    layout = max(
-        _layouts(text, read, required, whole=whole), key=lambda swallowed: swallowed.rank
-    )  # the first of the best
+    layout = max(_layouts(text, read, required, whole=whole), key=lambda each: each.rank)  # the first of the best
     header, below = layout.header, layout.below
     if not header:
         raise InputError(f"{source.label} is not valid CSV. Close the open quote in the header")
@@ -85,6 +106,9 @@ def look(source: Source, head: bytes, read: ReadOptions, required: Sequence[str]
         raise InputError(f"{source.label} has a header and no records. Give a file of records")
     if below and not header[-1].strip() and all(len(row) == len(header) - 1 for row in below):
         header = header[:-1]
+    numbered = len(below) > 2 and [row[0] for row in below] == [str(n) for n in range(1, len(below) + 1)]
+    if numbered and all(len(row) == len(header) + 1 for row in below):
+        header = ["", *header]  # R's row names, which have no header
     blank_end = bool(below) and all(len(row) == len(header) + 1 and not row[-1].strip() for row in below)
     return replace(
         source,
@@ -104,9 +128,9 @@ def _layouts(text: str, read: ReadOptions, required: Sequence[str], *, whole: bo
     own = read.separator or (declared and declared[1])
     kinds: tuple[Quotes, ...] = ("double", "backslash", "none") if read.quotes is None else (read.quotes,)
     for quotes in kinds:
-        for delimiter in [own] if own else [",", ";", "\t", "|"]:
-            unlikely = (quotes == "backslash" and '\\"' not in text) or (quotes == "none" and delimiter not in "\t|")
-            if read.quotes is None and unlikely:
+        for delimiter in [own] if own else _SEPARATORS:
+            unlikely = (quotes == "backslash" and '\\"' not in text) or (quotes == "none" and delimiter not in "\t|^~")
+            if (read.quotes is None and unlikely) or (delimiter not in text and delimiter != ","):
                 continue
             skip = (read.skip or 0) + bool(declared)
             rows, broken = _first_rows(text, delimiter, quotes, skip, whole=whole)
@@ -151,15 +175,13 @@ def dialect(delimiter: str, quotes: Quotes) -> dict[str, Any]:
 
 
 def _header_at(rows: Sequence[Sequence[str]], required: Sequence[str]) -> tuple[int, bool]:
-    """Returns the place of the header among the first rows, and whether it has the required columns.
-
-    Titles above it have one cell at most.
-    """
+    """Returns the place of the header, below titles of one cell at most, and whether it has the required columns."""
     for at, row in enumerate(rows[:_TITLES]):
         if required and set(required) <= set(row):
             return at, True
     filled = [sum(bool(cell.strip()) for cell in row) for row in rows[: _TITLES + 1]]
-    return next((at for at, number in enumerate(filled) if number > 1), 0), False
+    titles = next((at for at, number in enumerate(filled) if number > 1), 0)
+    return titles * (2 * sum(number > 1 for number in filled[titles:]) > len(filled) - titles), False
 
 
 class _Bytes:
@@ -169,7 +191,7 @@ class _Bytes:
 
     def __init__(self, source: Source, raw: IO[bytes], end: bytes) -> None:
         self._text: IO[str] | None = None
-        self._raw, self._end = raw, end
+        self._raw, self._end, self.size = raw, end, 0
         if codecs.lookup(source.encoding).name == "utf-8":
             head = raw.read(HEAD)
             text = io.StringIO(head.decode(errors="replace"), newline="")
@@ -180,22 +202,37 @@ class _Bytes:
             self._text.readline(LONGEST_RECORD)
 
     def read(self, size: int = -1) -> bytes:
-        content, self._held = self._held[:size], self._held[size:]
-        if not content:
-            content = self._raw.read(size) if self._text is None else self._text.read(max(size // 4, 1)).encode()
-        if not content:
-            content, self._end = self._end, b""
-        return content
+        """Returns as many bytes as asked for until the end, so that only a longer record can exceed a block."""
+        parts, missing = [self._held[:size]], size - len(self._held)
+        self._held = self._held[size:]
+        while missing > 0:
+            part = self._raw.read(missing) if self._text is None else self._text.read(missing // 4 + 1).encode()
+            if not part:
+                part, self._end = self._end, b""
+            if not part:
+                break
+            parts.append(part[:missing])
+            self._held = part[missing:]
+            missing -= len(part)
+        self.size += sum(map(len, parts))
+        return b"".join(parts)
 
 
-def csv_batches(
-    source: Source, columns: Sequence[str] | None, skipped: list[int] | None = None
-) -> Iterator[pa.RecordBatch]:
-    """Yields these columns of all rows as text; None: all of them, and checks their cells for open quotes.
+@dataclass
+class Seen:
+    """What a first reading of all rows found."""
 
-    Args:
-        skipped: its first number is raised by each bad row that is skipped, where the source says so.
-    """
+    bad: int = 0
+    """Bad rows that were skipped, where the source says so."""
+    headers: list[int] = field(default_factory=list)
+    """Numbers of the rows, from 0, that repeat the header, as in files put together."""
+    total: bool = False
+    """The last row looks like a total."""
+
+
+def csv_batches(source: Source, columns: Sequence[str] | None, seen: Seen | None = None) -> Iterator[pa.RecordBatch]:
+    """Yields these columns of all rows as text; None: all of them, and checks their cells for open quotes."""
+    seen = seen or Seen(headers=list(source.repeated))
     wanted = source.columns if columns is None else tuple(columns)
     width = len(source.columns)
     names = [*map(str, range(width)), *(["blank end"] if source.blank_end else [])]
@@ -222,7 +259,7 @@ def csv_batches(
         include_columns=list(dict.fromkeys([*(places or names[:1]), *names[width:]])),
         strings_can_be_null=False,
     )
-    rows, ended, error = 0, False, ""
+    rows, ended, fault, too_long = 0, False, False, False
     with source.open() as raw:
         stream = _Bytes(source, raw, f"\n{source.delimiter.join([mark] * len(names))}\n".encode())
         try:
@@ -240,26 +277,39 @@ def csv_batches(
                         f"{source.label}, row {rows + swallowed[0]}: a cell has line breaks, and {swallowed[1]} of its "
                         "lines read as records. Close an open quote"
                     )
-                rows += batch.num_rows
+                if columns is None and batch.num_rows:
+                    seen.headers += [rows + number for number in _headers(source, batch)]
+                    end = batch.slice(batch.num_rows - 1).to_pylist()[0].values()
+                    seen.total = not _TOTALS.isdisjoint(cell.strip(" :").casefold() for cell in end)
+                first, rows = rows, rows + batch.num_rows
+                if repeated := [number - first for number in seen.headers if first <= number < rows]:
+                    batch = batch.filter(to_arrow(~np.isin(np.arange(batch.num_rows), repeated)))
                 arrays = [batch.column(place) for place in places]
                 yield pa.RecordBatch.from_arrays(arrays, names=list(wanted)) if arrays else batch
-        except (pa.ArrowInvalid, *UNPACK_FAULTS) as fault:  # UnicodeDecodeError among them
-            error = "UTF8" if isinstance(fault, UnicodeDecodeError) else str(fault) or type(fault).__name__
-    if skipped is not None and source.skips_bad_rows:
-        skipped[0] += len(bad)
-    if "straddling" in error:
-        raise _bad_row(source, rows + 1, f"it or a row behind it has over {LONGEST_RECORD:,} characters")
-    if "UTF8" in error:
-        raise InputError(
-            f"{source.label} does not decode as {source.encoding}. Save it as UTF-8, or name its --read encoding=…"
-        )
+        except (pa.ArrowInvalid, *UNPACK_FAULTS) as error:
+            # bytes that do not decode were refused before, and rows of another width are in `bad`
+            too_long = isinstance(error, pa.ArrowInvalid) and stream.size > LONGEST_RECORD
+            fault = True
+    seen.bad += len(bad) if source.skips_bad_rows else 0
     if bad and not source.skips_bad_rows:
         raise _bad_row(source, *bad[-1])
-    if error:
+    if too_long:
+        raise _bad_row(source, rows + 1, f"it or a row behind it has over {LONGEST_RECORD:,} characters")
+    if fault:
         raise InputError(f"{source.label} cannot be read as {source.reading}. Fetch it again, or unpack it manually")
     # a row of marks behind the last shows that no open quote swallowed rows
     if not ended:
         raise _bad_row(source, rows + len(bad), _OPEN)
+
+
+def _headers(source: Source, batch: pa.RecordBatch) -> list[int]:
+    if source.header_line is None:
+        return []
+    name = source.columns[0]
+    alike = pc.call_function("is_in", [batch.column(0)], pc.SetLookupOptions(to_arrow([name, f"\ufeff{name}"])))
+    numbers = pc.call_function("indices_nonzero", [alike]).to_pylist()
+    rest = source.columns[1:]
+    return [n for n in numbers if all(batch.column(m)[n].as_py() == name for m, name in enumerate(rest, start=1))]
 
 
 def _bad_row(source: Source, row: int, fault: str) -> InputError:
@@ -286,7 +336,8 @@ def _swallowed(batch: pa.RecordBatch, delimiter: str) -> tuple[int, int] | None:
         return None
     suspects: set[int] = set()
     for column in batch.columns:
-        for end in "\n\r":
+        content = column.buffers()[2].to_pybytes() if column.buffers()[2] is not None else b""
+        for end in (end for end in "\n\r" if end.encode() in content):
             broken = pc.call_function("match_substring", [column], pc.MatchSubstringOptions(end))
             suspects.update(pc.call_function("indices_nonzero", [broken]).to_pylist())
     for number in sorted(suspects):
@@ -325,17 +376,18 @@ def _look(cell: str) -> tuple[int, bool]:
 def require_one_encoding(source: Source, read: ReadOptions) -> Source:
     """Reads all bytes of a text once, to determine its encoding; refuses NUL bytes and what unfolds too far.
 
-    UTF-8, or cp1252 where no line is UTF-8 beyond ASCII: each misreads the other's characters.
+    Without an option UTF-8, or cp1252 where no line is UTF-8 beyond ASCII: each misreads the other's characters.
     """
-    if read.encoding is not None or source.container == "workbook":
+    if source.container == "workbook":
         return source
-    decoder, line, size, whole = codecs.getincrementaldecoder("utf-8")(), 1, 0, True
+    encoding = read.encoding or "utf-8"
+    decoder, line, size, whole = codecs.getincrementaldecoder(encoding)(), 1, 0, True
     limit = max(SMALL, MOST_EXPANSION * source.path.stat().st_size)
     with source.open() as file:
         while chunk := read_safely(source, lambda: file.read(_CHUNK)):
             size += len(chunk)
-            if (at := chunk.find(b"\0")) >= 0:
-                line += chunk.count(b"\n", 0, at)
+            if read.encoding is None and (place := chunk.find(b"\0")) >= 0:
+                line += chunk.count(b"\n", 0, place)
                 raise InputError(
                     f"{source.label}, line {line}: a NUL byte, so the file is damaged or not text. Save it as UTF-8"
                 )
@@ -344,14 +396,16 @@ def require_one_encoding(source: Source, read: ReadOptions) -> Source:
             line += chunk.count(b"\n")
             whole = whole and _decodes(decoder, chunk)
     if whole and _decodes(decoder, b"", final=True):
-        return replace(source, encoding="utf-8")
+        return replace(source, encoding=encoding)
+    if read.encoding is not None:
+        raise InputError(f"{source.label} does not decode as {encoding}. Name another --read encoding=…")
     _require_cp1252(source)
     return replace(source, encoding="cp1252")
 
 
 def _require_cp1252(source: Source) -> None:
     valid = invalid = number = 0
-    whole, damaged, undefined = [], [], []
+    whole, damaged, undefined, elsewhere = [], [], [], []
     with source.open() as file:
         while line := file.readline(LONGEST_RECORD):
             number += 1
@@ -363,12 +417,18 @@ def _require_cp1252(source: Source) -> None:
             (damaged if bad else whole).append(number)
             if bad and len(line.translate(None, _UNDEFINED_IN_CP1252)) < len(line):
                 undefined.append(number)
+            if _LETTER_ELSEWHERE.search(line):
+                elsewhere.append(number)
     if valid > invalid:
         fault = f" is UTF-8 with {invalid} damaged bytes in {_lines_named(damaged)}, which cp1252 would misread"
     elif whole:
         fault = f" has lines in two encodings, UTF-8 in {_lines_named(whole)} and another in {_lines_named(damaged)}"
     elif undefined:
         fault = f", {_lines_named(undefined)}: neither UTF-8 nor cp1252"
+    elif 2 * len(elsewhere) > len(damaged):
+        fault = (
+            f" has signs inside words in {_lines_named(elsewhere)}, if read as cp1252: cp850 or mac_roman may be right"
+        )
     else:
         return
     raise InputError(f"{source.label}{fault}. Save all of it as UTF-8, or name its --read encoding=…")

@@ -92,6 +92,9 @@ def _array(source: Source) -> Iterator[tuple[str, Any, str]]:
     if len(content) == LONGEST_ARRAY:
         raise InputError(f"{source.label}: over {LONGEST_ARRAY:,} characters in one array. Write one object per line")
     records, fault = _parsed(content)
+    lists = [value for value in records.values() if isinstance(value, list)] if isinstance(records, dict) else []
+    if len(lists) == 1:
+        records = lists[0]  # as services answer: {"count": 2, "results": [...]}
     if not isinstance(records, list):
         raise InputError(
             f"{source.label}: {fault or 'one JSON object, not a list of records'}. Write an array of objects, or one "

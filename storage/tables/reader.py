@@ -18,19 +18,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from storage.artifacts import file_digest
 from storage.errors import InputError
 from storage.tables import guarded
-from storage.tables.csv_rows import csv_batches, require_one_encoding
+from storage.tables.csv_rows import Seen, csv_batches, require_one_encoding
 from storage.tables.json_rows import ABSENT, json_rows, scan_json
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
-from storage.tables.source import SMALL, Kind, Source, open_source, require_columns
+from storage.tables.source import SMALL, Kind, Source, open_source, require_columns, to_arrow
 
 Row = tuple[Any, ...]
 T = TypeVar("T")
@@ -44,17 +42,6 @@ _HELD = 32 << 20
 _PARQUET_MEMORY, _PARQUET_BYTES = 4 << 30, 256 << 20
 """Bytes of the process that checks a Parquet file, and of the rows that it reads at a time."""
 _ROWS_A_BYTE, _FEW_ROWS = 8, 1_000_000
-
-
-def to_arrow(values: NDArray[Any] | Sequence[str | None]) -> pa.Array:
-    """Returns numbers, truth values or texts for Arrow; `pa.array` would import pandas, which takes a second."""
-    if not isinstance(values, np.ndarray):
-        texts = [(value or "").encode() for value in values]
-        ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
-        valid = np.packbits(np.array([value is not None for value in values], np.bool_), bitorder="little")
-        return pa.StringArray.from_buffers(len(texts), *map(pa.py_buffer, (ends, b"".join(texts), valid)))
-    packed = np.packbits(values, bitorder="little") if values.dtype == np.bool_ else np.ascontiguousarray(values)
-    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(packed)])
 
 
 class Marks:
@@ -98,6 +85,8 @@ class Table:
     skipped: int = 0
     """Bad rows that are skipped, where that was asked for."""
     options: ReadOptions = AS_IT_LOOKS
+    total: bool = False
+    """The last row looks like a total."""
     held: tuple[pa.RecordBatch, ...] | None = field(default=None, repr=False, compare=False)
     """All rows of a small CSV, which is read once."""
     more: tuple[Table, ...] = ()
@@ -118,6 +107,8 @@ class Table:
         return [
             f"{part.source.path.name}: {part.rows:,} rows, {part.source.reading}"
             + (f", {part.skipped:,} bad rows skipped" if part.skipped else "")
+            + (f", {len(part.source.repeated)} repeated headers left out" if part.source.repeated else "")
+            + (". Its last row looks like a total: is it a record?" if part.total else "")
             for part in self.files
         ]
 
@@ -231,9 +222,10 @@ def _together(digests: Sequence[str]) -> str:
 def _open_file(
     path: Path, required: Sequence[str], option: str, column_options: Mapping[str, str] | None, read: ReadOptions
 ) -> Table:
-    source, skipped, held = open_source(path, option, read, required), [0], None
+    source, seen, held = open_source(path, option, read, required), Seen(), None
     if source.kind == "jsonl":
         sha256 = file_digest(path)
+        skipped = [0]
         source, schema, rows = scan_json(source, required, skipped)
         require_columns(source, required, column_options)
         return Table(source, source.columns, rows, sha256, schema, skipped[0], read)
@@ -250,12 +242,13 @@ def _open_file(
     else:
         source = require_one_encoding(source, read)
         schema = pa.schema([pa.field(name, pa.string()) for name in source.columns])
-        batches = csv_batches(source, None, skipped)
+        batches = csv_batches(source, None, seen)
         held = tuple(batches) if source.bytes <= _HELD else None
         rows = sum(batch.num_rows for batch in held or batches)
         if not rows:
             raise InputError(f"{source.label} has a header and no records. Give a file of records")
-    return Table(source, source.columns, rows, sha256, schema, skipped[0], read, held)
+        source = replace(source, repeated=tuple(seen.headers))
+    return Table(source, source.columns, rows, sha256, schema, seen.bad, read, seen.total, held)
 
 
 def survey(

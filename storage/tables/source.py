@@ -22,10 +22,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Final, Literal, TypeVar, cast
+from typing import IO, Any, Final, Literal, TypeVar, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from storage.errors import InputError
 from storage.tables import guarded
@@ -58,11 +60,30 @@ _OTHER_FORMATS: Final = {
     b"7z\xbc\xaf": "a 7z archive. Unpack it",
     b"Rar!": "a RAR archive. Unpack it",
     b"SQLite format 3": "a SQLite database. Export the table as CSV",
+    b"\0\1\0\0Standard ": "an Access database. Export the table as CSV",
+    b"HEADER RECORD*******": "a SAS transport file. Export it as CSV or Parquet",
+    b"\0" * 12 + b"\xc2\xea\x81\x60": "a SAS file. Export it as CSV or Parquet",
+    b"ARROW1": "a Feather file. Write it as Parquet",
+    b"FEA1": "a Feather file. Write it as Parquet",
+    b"ORC": "an ORC file. Write it as Parquet",
+    b"\x1f\x9d": "packed with compress. Unpack it, or pack it with gzip",
+    b"version https://git-lfs": "a pointer of Git LFS, not the file. Fetch it with git lfs pull",
 }
 _XLS = b"\xd0\xcf\x11\xe0"
 _PARQUET = b"PAR1"
 """First bytes of a Parquet file; a CSV may begin so, too, but continues as text."""
 _TEXTS = {".csv", ".txt", ".tsv", ".tab", ".psv", ".dat", ".json", *JSON_LINES}
+
+
+def to_arrow(values: NDArray[Any] | Sequence[str | None]) -> pa.Array:
+    """Returns numbers, truth values or texts for Arrow; `pa.array` would import pandas, which takes a second."""
+    if not isinstance(values, np.ndarray):
+        texts = [(value or "").encode() for value in values]
+        ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
+        valid = np.packbits(np.array([value is not None for value in values], np.bool_), bitorder="little")
+        return pa.StringArray.from_buffers(len(texts), *map(pa.py_buffer, (ends, b"".join(texts), valid)))
+    packed = np.packbits(values, bitorder="little") if values.dtype == np.bool_ else np.ascontiguousarray(values)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(packed)])
 
 
 @dataclass(frozen=True)
@@ -93,6 +114,8 @@ class Source:
     array: bool = False
     """JSON in one array, not in lines."""
     skips_bad_rows: bool = False
+    repeated: tuple[int, ...] = ()
+    """Numbers of the rows, from 0, that repeat the header."""
     beside: int = 0
     """Number of further files."""
 
@@ -171,11 +194,15 @@ def open_source(
         source = _archive(source, read)
         name = Path(source.member or path.name)
     head = read_safely(source, lambda: _head(source))
-    if head.lstrip()[:64].lower().startswith((b"<!doctype html", b"<html")):
-        raise InputError(f"{source.label} is an HTML page, so the download failed or asks to log in. Fetch it again")
     for first, what in _OTHER_FORMATS.items():
         if head.startswith(first):
             raise InputError(f"{source.label} is {what}")
+    if re.match(rb"\s*<(!doctype|html|head|body)", head, re.IGNORECASE):
+        raise InputError(f"{source.label} is an HTML page, so the download failed or asks to log in. Fetch it again")
+    if re.match(rb"\s*<[?a-z][^,;|]{0,80}>", head, re.IGNORECASE):
+        raise InputError(f"{source.label} is HTML or XML. Open it in a spreadsheet, and save the table as XLSX or CSV")
+    if head[257:262] == b"ustar":
+        raise InputError(f"{source.label} is a tar archive. Unpack it and give the table's path")
     if source.container != "workbook" and (kind := _json_kind(head, name.suffix.lower())):
         rows = 1 if kind == "array" else max(round(head.count(b"\n") * size / len(head)), 1)
         return replace(source, kind="jsonl", array=kind == "array", rows=rows)
@@ -222,6 +249,8 @@ def require_columns(source: Source, required: Sequence[str], column_options: Map
                 f"None of its {len(source.columns)} columns is recognised (its first row is not shown, since it may be "
                 "a record; if it is one, put column names above it)."
             )
+        if len(source.columns) == 1 and source.kind == "csv":
+            hints.append("None of , ; tab | ^ ~ separates its rows; a file of fixed widths has to be saved as CSV.")
         if not near and source.kind == "csv":
             hints.append(f"It was read as {source.reading}: --read separator=…, skip=… and names=… change that")
         by = f" ({column_options[name]})" if column_options and name in column_options else ""

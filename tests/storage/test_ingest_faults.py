@@ -159,7 +159,7 @@ ROW_FAULTS = {
     ),
     "quote left open, long": (
         text_of([*ROWS, *LATE]).replace(f"{MARKER} narrative 5", f'"{MARKER} narrative 5'),
-        "row 5: it or a row behind it has over",
+        "row 5: a quote is open to the end",
     ),
     "broken ZIP": (broken_archive(), "the ZIP cannot be unpacked"),
 }

@@ -160,13 +160,14 @@ def test_json_in_an_array(tmp_path: Path) -> None:
     for indent in (None, 2):
         assert read(tmp_path / "in.json", json.dumps(records, indent=indent)) == ROWS
     assert read(tmp_path / "in.csv", json.dumps(records)) == ROWS, "by its content"
+    assert read(tmp_path / "in.json", json.dumps({"count": 12, "results": records})) == ROWS, "as services answer"
     many = json.dumps(records * 5_000)
     assert len(many) > 3 << 20
     assert len(read(tmp_path / "in.json", many)) == 60_000
     for content, said in (
         (json.dumps(records)[:-9], "it is not valid JSON"),
         (json.dumps([*records, ["PLANTED"]]), "record 13: it is not a JSON object"),
-        (json.dumps({"results": records}), "one JSON object, not a list of records"),
+        (json.dumps({"columns": [], "data": []}), "one JSON object, not a list of records"),
         ('[{"text": NaN}]', "it has NaN or Infinity, which JSON lacks"),
         ('[{"text": 0.4e00669999999999999999999}]', "it is not valid JSON"),
     ):
