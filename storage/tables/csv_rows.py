@@ -44,8 +44,8 @@ _WIDE = {
 _OPEN = "a quote is open to the end of the file"
 _SEPARATORS = (",", ";", "\t", "|", "^", "~")
 _UNDEFINED_IN_CP1252 = bytes([0x81, 0x8D, 0x8F, 0x90, 0x9D])
-_LETTER_ELSEWHERE = re.compile(rb"[A-Za-z][\x80-\x91\x93-\x9b\x9d-\x9f][a-z]")
-"""A sign of cp1252 inside a word, such as a dash, that is a letter in cp850 or Mac Roman."""
+_LETTER_ELSEWHERE = re.compile(rb"[A-Za-z][\x81-\x84\x86-\x90\x98\x9a\x9d-\x9f]([a-z ,.;]|$)")
+"""What cp1252 hardly has behind a letter, and is a letter in cp850 or Mac Roman."""
 _TOTALS = {"total", "totals", "grand total", "sum", "somme", "summe", "insgesamt", "totale"}
 
 csv.field_size_limit(LONGEST_RECORD)  # Python's default refuses 131,073 characters
@@ -191,7 +191,9 @@ class _Bytes:
 
     def __init__(self, source: Source, raw: IO[bytes], end: bytes) -> None:
         self._text: IO[str] | None = None
-        self._raw, self._end, self.size = raw, end, 0
+        self._raw, self._end = raw, end
+        self.full: list[bool] = [False]
+        """Of each block, whether it was as long as one may be, so that a record that it does not end is longer."""
         if codecs.lookup(source.encoding).name == "utf-8":
             head = raw.read(HEAD)
             text = io.StringIO(head.decode(errors="replace"), newline="")
@@ -202,20 +204,15 @@ class _Bytes:
             self._text.readline(LONGEST_RECORD)
 
     def read(self, size: int = -1) -> bytes:
-        """Returns as many bytes as asked for until the end, so that only a longer record can exceed a block."""
-        parts, missing = [self._held[:size]], size - len(self._held)
-        self._held = self._held[size:]
-        while missing > 0:
-            part = self._raw.read(missing) if self._text is None else self._text.read(missing // 4 + 1).encode()
-            if not part:
-                part, self._end = self._end, b""
-            if not part:
-                break
-            parts.append(part[:missing])
-            self._held = part[missing:]
-            missing -= len(part)
-        self.size += sum(map(len, parts))
-        return b"".join(parts)
+        content, self._held = self._held[:size], self._held[size:]
+        if not content:
+            most = size if self._text is None else max(size // 4, 1)
+            part = self._raw.read(most) if self._text is None else self._text.read(most)
+            self.full.append(len(part) == most)
+            content = part if isinstance(part, bytes) else part.encode()
+        if not content:
+            content, self._end = self._end, b""
+        return content
 
 
 @dataclass
@@ -259,12 +256,12 @@ def csv_batches(source: Source, columns: Sequence[str] | None, seen: Seen | None
         include_columns=list(dict.fromkeys([*(places or names[:1]), *names[width:]])),
         strings_can_be_null=False,
     )
-    rows, ended, fault, too_long = 0, False, False, False
+    rows, blocks, ended, unended, broken = 0, 0, False, False, False
     with source.open() as raw:
         stream = _Bytes(source, raw, f"\n{source.delimiter.join([mark] * len(names))}\n".encode())
         try:
             for batch in pacsv.open_csv(pa.PythonFile(stream, mode="r"), read, parse, convert):
-                last = batch.num_rows - 1
+                last, blocks = batch.num_rows - 1, blocks + 1
                 ended = last >= 0 and batch.column(0)[last].as_py() == mark
                 batch = batch.slice(0, last) if ended else batch
                 if source.blank_end and (filled := _first_filled(batch.column(batch.num_columns - 1))):
@@ -288,14 +285,14 @@ def csv_batches(source: Source, columns: Sequence[str] | None, seen: Seen | None
                 yield pa.RecordBatch.from_arrays(arrays, names=list(wanted)) if arrays else batch
         except (pa.ArrowInvalid, *UNPACK_FAULTS) as error:
             # bytes that do not decode were refused before, and rows of another width are in `bad`
-            too_long = isinstance(error, pa.ArrowInvalid) and stream.size > LONGEST_RECORD
-            fault = True
+            unended, broken = isinstance(error, pa.ArrowInvalid), True
     seen.bad += len(bad) if source.skips_bad_rows else 0
     if bad and not source.skips_bad_rows:
         raise _bad_row(source, *bad[-1])
-    if too_long:
-        raise _bad_row(source, rows + 1, f"it or a row behind it has over {LONGEST_RECORD:,} characters")
-    if fault:
+    if unended:
+        over = f"it or a row behind it has over {LONGEST_RECORD:,} characters"
+        raise _bad_row(source, rows + 1, over if any(stream.full[blocks : blocks + 2]) else _OPEN)
+    if broken:
         raise InputError(f"{source.label} cannot be read as {source.reading}. Fetch it again, or unpack it manually")
     # a row of marks behind the last shows that no open quote swallowed rows
     if not ended:
@@ -336,8 +333,8 @@ def _swallowed(batch: pa.RecordBatch, delimiter: str) -> tuple[int, int] | None:
         return None
     suspects: set[int] = set()
     for column in batch.columns:
-        content = column.buffers()[2].to_pybytes() if column.buffers()[2] is not None else b""
-        for end in (end for end in "\n\r" if end.encode() in content):
+        content = column.buffers()[2] or b""
+        for end in (end for end in "\n\r" if re.search(end.encode(), content)):
             broken = pc.call_function("match_substring", [column], pc.MatchSubstringOptions(end))
             suspects.update(pc.call_function("indices_nonzero", [broken]).to_pylist())
     for number in sorted(suspects):
