@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 from mechanisms.model.config import ModelConfig, OptimiserPhase, Precision
 from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
 from mechanisms.posterior.rounds import ROUNDS, RoundName
-from storage.ingest import IngestConfig
+from storage.ingest import IngestConfig, Name
 
 
 class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
@@ -41,11 +41,10 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
     classification_version: str = Field(
         default="", title="Its version", description="Such as 2.01.", pattern=r"^[A-Za-z0-9._-]{0,40}$"
     )
-    population: str = Field(
+    population: Name = Field(
         default="default",
         title="Population",
         description="Whose records these are; budgets belong to a population.",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
     )
     public: bool = Field(
         default=False,
@@ -194,12 +193,11 @@ class ReleaseParameters(BundleParameters, frozen=True, title="Release"):
         title="Release at once",
         description="Release the plan at once. Off: stop at the plan, so that it is audited before it is released.",
     )
-    label: str = Field(
+    label: Name = Field(
         default="first",
         title="Label",
         description="The same records, method and label release once, however often it is run. Another label, like any "
         "change of records or method, is another release and spends again.",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
     )
     requester: str = Field(
         default="operator",

@@ -18,6 +18,7 @@ def drift(
     coded: Annotated[Path, typer.Argument(help="Table of a period, from `autocoder code`.")],
     reference: Annotated[Path, typer.Option(help="Table of an earlier period, coded with the same bundle.")],
     prefix: options.Prefix = "",
+    read: options.Read = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Compare codes and scores of a period with a reference; the first line is the verdict.
@@ -28,11 +29,12 @@ def drift(
 
       autocoder drift 2026q3.csv --reference 2026q2.csv
     """
+    reading = options.read_options(read)
     with private_errors("drift"):
         from tasks.coding import drift as measure
 
-        now = measure.read_period(coded, "CODED", prefix=prefix)
-        result = measure.compare(now, measure.read_period(reference, "--reference", prefix=prefix))
+        now = measure.read_period(coded, "CODED", prefix=prefix, read=reading)
+        result = measure.compare(now, measure.read_period(reference, "--reference", prefix=prefix, read=reading))
     if as_json:
         say(json.dumps(asdict(result), indent=2))
     else:

@@ -29,6 +29,7 @@ def sample(
     ] = None,
     sensitive: Annotated[list[str] | None, typer.Option(help="Code whose rows are all taken; repeatable.")] = None,
     prefix: options.Prefix = "",
+    read: options.Read = None,
     as_json: options.AsJson = False,
 ) -> None:
     r"""Draw a random sample of a coded table for people to code, without the model's codes.
@@ -44,8 +45,9 @@ def sample(
     """
     from tasks.coding.quality import draw, text_column
 
+    reading = options.read_options(read)
     with private_errors("sample"):
-        columns = text or [text_column(coded, prefix)]
+        columns = text or [text_column(coded, prefix, reading)]
         drawn = draw(
             coded,
             out,
@@ -55,6 +57,7 @@ def sample(
             sensitive=sensitive or (),
             size=rows,
             prefix=prefix,
+            read=reading,
         )
     if as_json:
         say(json.dumps(vars(drawn) | {"out": str(out), "columns": columns}))

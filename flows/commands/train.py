@@ -252,6 +252,7 @@ def _show_dry_run(
             "records": {"read": survey.rows, "usable": survey.usable, **survey.sampled},
             "files": list(survey.reading),
             "notes": list(survey.notes),
+            "language": survey.language,
             "cohorts": list(survey.cohorts),
             "charge": {
                 "guarantee_kind": charge.guarantee_kind,
@@ -326,6 +327,11 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
     if warning := warn_of_few(survey.sampled["train"], survey.codes_observed):
         yield "warning", warning
     yield "model", _model(parameters.model)
+    read, english = survey.language, parameters.model.encoder.startswith("packaged")
+    stems = parameters.model.lexical_language if parameters.model.lexical != "none" else None
+    if read and ((english and read != "english") or stems not in (None, read)):
+        stemmed = f", and its stems are {stems}: --set model.lexical_language={read} changes these" if stems else ""
+        yield "warning", f"the texts look {read}; the encoder {'reads English' if english else 'is your own'}{stemmed}"
     if not are_generated_for(data.classification):
         yield "thresholds", f"none in the bundle: {NONE_FOR_OTHERS}"
     if preview.row is not None:
@@ -360,7 +366,9 @@ def _advice_without_list(parameters: RetrainParameters) -> Iterator[str]:
 def _model(model: ModelConfig) -> str:
     start = "from the titles of the code list" if model.prior == "titles" else "at random"
     words = {"none": "", "titles": "; it reads the words of the titles", "hashed": "; it reads hashed words"}
-    return f"{model.encoder}, trains {model.trainable}; the head starts {start}{words[model.lexical]}"
+    stems = f" by {model.lexical_language} stems" if model.lexical != "none" else ""
+    english = " (English)" if model.encoder.startswith("packaged") else ""
+    return f"{model.encoder}{english}, trains {model.trainable}; the head starts {start}{words[model.lexical]}{stems}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -16,6 +16,7 @@ from flows.commands import profiles
 from flows.server.settings import home_of
 from storage import strict_yaml
 from storage.errors import InputError
+from storage.ingest import Name
 from tasks.parameters import RetrainParameters
 from tasks.running.engine import of_environment
 from tasks.running.run import Run
@@ -91,8 +92,7 @@ class RecordsForm(BaseModel):
     )
     text_columns: tuple[_Name, ...] = Field(min_length=1, title="Text columns", description="Columns of the text.")
     label_column: _Name = Field(title="Code column", description="Column of the code.")
-    population: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
+    population: Name = Field(
         title="Population",
         description="Whose budget pays: the same name for the same records, always.",
     )

@@ -1,8 +1,18 @@
 """Ingests a file of records: checks, samples and splits it."""
 
-from storage.ingest.config import IngestConfig
+from storage.ingest.config import IngestConfig, Name
 from storage.ingest.pipeline import IngestResult, SourcePreview, check_source, ingest, preview
 from storage.ingest.sampling import SPLITS
 from storage.ingest.survey import ALL
 
-__all__ = ["ALL", "SPLITS", "IngestConfig", "IngestResult", "SourcePreview", "check_source", "ingest", "preview"]
+__all__ = [
+    "ALL",
+    "SPLITS",
+    "IngestConfig",
+    "IngestResult",
+    "Name",
+    "SourcePreview",
+    "check_source",
+    "ingest",
+    "preview",
+]

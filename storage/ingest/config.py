@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from datetime import date
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from storage.tables.narratives import SEPARATOR, Narratives, template_fault
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
@@ -15,6 +16,18 @@ Sampling = Literal["stratified", "per-record"]
 Cohort = Literal["year", "quarter", "month", "none"]
 _COHORTS: dict[Cohort, str] = {"year": r"\d{4}", "quarter": r"\d{4}-Q[1-4]", "month": r"\d{4}-(0[1-9]|1[0-2])"}
 CohortsSource = Literal["constant", "declared", "records"]
+
+
+def _named(value: str) -> str:
+    value = unicodedata.normalize("NFC", value)  # two spellings of one name would have a budget each
+    known = all(unicodedata.category(sign)[0] in "LMN" or sign in "_.- " for sign in value)
+    if not (known and value[:1].isalnum() and value == value.strip() and len(value) <= 64):
+        raise ValueError("a name has up to 64 letters and digits of any language, and _ . - or blanks between them")
+    return value
+
+
+Name = Annotated[str, AfterValidator(_named)]
+"""Of a population or a release."""
 
 
 class IngestConfig(BaseModel):

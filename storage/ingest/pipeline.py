@@ -80,6 +80,8 @@ class SourcePreview:
     """How each file is read: its name, rows, format, and rows that are skipped."""
     notes: tuple[str, ...]
     """Marks read as blank, spellings, and dates that read in two ways."""
+    language: str | None
+    """Of the texts, as Snowball names it, where it can be told."""
 
 
 def check_source(source: Path | Sequence[Path], config: IngestConfig, codelist: Path | None) -> int:
@@ -111,6 +113,7 @@ def preview(source: Path | Sequence[Path], config: IngestConfig, codelist: Path 
         cohorts=config.cohorts or tuple(sorted(found.cohort_names[number] for number in set(found.cohorts[usable]))),
         reading=tuple(records.reading),
         notes=tuple(filter(None, (marks.sentence, *found.notes))),
+        language=found.language,
     )
 
 

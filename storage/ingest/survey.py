@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from storage.codelist import MAX_CODE, Code, describe_shape, normalise_code
 from storage.errors import InputError
 from storage.ingest.config import Cohort, IngestConfig
+from storage.ingest.language import language_of
 from storage.ingest.sampling import Digests, digests
 from storage.spelling import Spellings, twins
 from storage.tables.reader import Marks, Table
@@ -70,6 +72,8 @@ class Survey:
     """Identities of the records' units, where all records of a unit go to the same split."""
     notes: tuple[str, ...]
     """What was read in one of several ways, in sentences without a value of a record."""
+    language: str | None = None
+    """Of the first texts, as the stemmer names it, where it can be told."""
 
     def dropped(self) -> dict[str, int]:
         """Returns the dropped rows by reason, reasons without rows left out."""
@@ -82,7 +86,7 @@ class _Column:
     """Trimmed cells: each value once, in order of appearance, and the value of each row."""
 
     values: list[str]
-    index: NDArray[np.int32]
+    index: NDArray[Any]
 
     @classmethod
     def of(cls, chunks: Sequence[pa.DictionaryArray]) -> _Column:
@@ -115,7 +119,7 @@ def survey(
     chunks: dict[str, list[pa.DictionaryArray]] = {name: [] for name in named if name is not None}
     lacking: list[NDArray[np.bool_]] = []
     identities: list[Digests] = []
-    rows = 0
+    rows, language = 0, None
     for batch in records.texts(config.columns, marks):
         trimmed = {name: pc.call_function("utf8_trim_whitespace", [batch.column(name)]) for name in config.columns}
         lengths = (pc.call_function("binary_length", [trimmed[name]]) for name in config.text_columns)
@@ -126,10 +130,12 @@ def survey(
             whole = [batch.column(name) for name in sorted(batch.schema.names)]
             identifying = whole if config.id_column is None else [trimmed[config.id_column]]
             identities.append(digests([column.to_pylist() for column in identifying]))
+        if not rows:
+            language = language_of(text for name in config.text_columns for text in trimmed[name][:_TRIED].to_pylist())
         rows += batch.num_rows
         progress(rows)
     columns = {name: _Column.of(parts) for name, parts in chunks.items()}
-    return _checked(records, config, listed, columns, np.concatenate(lacking), identities)
+    return replace(_checked(records, config, listed, columns, np.concatenate(lacking), identities), language=language)
 
 
 def _checked(

@@ -75,7 +75,7 @@ _PARQUET = b"PAR1"
 _TEXTS = {".csv", ".txt", ".tsv", ".tab", ".psv", ".dat", ".json", *JSON_LINES}
 
 
-def to_arrow(values: NDArray[Any] | Sequence[str | None]) -> pa.Array:
+def to_arrow(values: NDArray[Any] | Sequence[Any]) -> pa.Array:
     """Returns numbers, truth values or texts for Arrow; `pa.array` would import pandas, which takes a second."""
     if not isinstance(values, np.ndarray):
         texts = [(value or "").encode() for value in values]

@@ -103,6 +103,7 @@ def fill(
         training=training,
         mean_pooled=candidate.model.pooling == "mean",
         lexical=candidate.model.lexical,
+        language=candidate.model.lexical_language,
         example=golden.texts(codes)[0],
         labels=len(codes),
         classification=f"{classification} {version}".strip(),

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import InputError
+from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.reader import survey
 from tasks.coding.coded_table import TEMPERATURE
 from tasks.coding.strata import scores_of
@@ -49,14 +50,15 @@ class Period:
     titles: dict[str, str] | None = None
 
 
-def read_period(path: Path, option: str, *, prefix: str = "") -> Period:
+def read_period(path: Path, option: str, *, prefix: str = "", read: ReadOptions = AS_IT_LOOKS) -> Period:
     """Reads the coded rows of a table from `autocoder code`; skips rows without a code.
 
     Raises:
         InputError: too few rows, a missing column, a score that is not a number, or several models or versions.
     """
     origin = [f"{prefix}{name}" for name in ("model", "classification", "classification_version", TEMPERATURE)]
-    table = survey(path, text_columns=[f"{prefix}code", f"{prefix}title", f"{prefix}score", *origin], option=option)
+    columns = [f"{prefix}code", f"{prefix}title", f"{prefix}score", *origin]
+    table = survey(path, text_columns=columns, option=option, read=read)
     codes, scores = map(np.array, scores_of(table, prefix))
     coded = codes != ""
     if coded.sum() < _FEWEST:

@@ -41,13 +41,13 @@ class DrawnSample:
     sensitive: int
 
 
-def text_column(coded: Path, prefix: str = "") -> str:
+def text_column(coded: Path, prefix: str = "", read: ReadOptions = AS_IT_LOOKS) -> str:
     """Returns the column of a coded table that the narratives seem to be in: the longest texts left of the answers.
 
     Raises:
         InputError: it is no coded table, or has the answers alone.
     """
-    table = survey(coded, text_columns=[f"{prefix}code"], option="CODED")
+    table = survey(coded, text_columns=[f"{prefix}code"], option="CODED", read=read)
     given = table.columns[: table.columns.index(f"{prefix}code")]
     if not given:
         raise InputError("--text: the table has no column but the answers. Name that of the narratives.")
@@ -66,6 +66,7 @@ def draw(
     sensitive: Collection[str] = (),
     size: int | None = None,
     prefix: str = "",
+    read: ReadOptions = AS_IT_LOOKS,
 ) -> DrawnSample:
     """Writes the sample of a coded table: row number, text, weight and an empty column for the human's code.
 
@@ -88,7 +89,7 @@ def draw(
     named = [ROW, *columns, WEIGHT, human]
     if twice := [name for name, count in Counter(named).items() if count > 1]:
         raise InputError(f"--text {twice[0]!r}: the sample has such a column already. Leave it out, or rename it.")
-    table = survey(coded, text_columns=[code, *columns])
+    table = survey(coded, text_columns=[code, *columns], option="CODED", read=read)
     rng = Random(seed) if seed is not None else SystemRandom()
     always = {row for row, (cell,) in enumerate(table.text_rows([code])) if cell in sensitive}
     others = [row for row in range(table.rows) if row not in always]

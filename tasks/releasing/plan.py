@@ -24,7 +24,7 @@ from storage.artifacts import MANIFEST, ArtifactRef, Store, digest, file_digest
 from storage.datasets import load_codes
 from storage.durable import read_regular, write_atomically
 from storage.errors import InputError, StorageError
-from storage.ingest import IngestConfig
+from storage.ingest import IngestConfig, Name
 from storage.ledger import BudgetRefused, Ledger, ReleasePlan, Row
 from storage.ledger.models import Mark
 from tasks.bundle import licence
@@ -53,14 +53,13 @@ _NOT_APPROVED: Any = {"plan": {"prefect_run_id": True}}
 _MOST = 64 << 20
 """Bytes of a plan's file."""
 _DIGEST = "^[0-9a-f]{64}$"
-_NAME = "^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 
 
 class Request(BaseModel, frozen=True):
     """Holds what a plan takes at someone's word; the officer's signature is over it. None of it is free text."""
 
-    population: str = Field(pattern=_NAME)
-    release_label: str = Field(pattern=_NAME)
+    population: Name
+    release_label: Name
     requester: str
     supersedes: str | None = Field(default=None, pattern="^[0-9a-f]{16}$")
     code_commit: str = Field(pattern="^([0-9a-f]{40}|unknown)$")

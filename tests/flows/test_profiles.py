@@ -134,9 +134,12 @@ def test_no_profile_lends_its_names_to_other_columns() -> None:
 
 
 def test_errors_name_the_option() -> None:
-    """By which a value was given, beside the parameter; one value is not given twice."""
-    with pytest.raises(InputError, match=r"--population \(data\.population\)"):
-        parameters("demo", [], data=DATA, named={"population": "no blanks"})
+    """By which a value was given, beside the parameter; one value is not given twice. Names take letters of any language."""
+    for name in ("a/b", "_x", " x", "x" * 65, "a\nb"):
+        with pytest.raises(InputError, match=r"--population \(data\.population\): a name has up to 64 letters"):
+            parameters("demo", [], data=DATA, named={"population": name})
+    spelt = [parameters("demo", [], data=DATA, named={"population": f"d{e}clarations 2024"}) for e in ("é", "e\u0301")]
+    assert [each.data.population for each in spelt] == ["déclarations 2024"] * 2, "one name, one budget"
     with pytest.raises(InputError, match=r"--label: --set data\.ingest\.label_column is given too"):
         parameters("demo", ["data.ingest.label_column=x"], data=DATA, named={"label": "y"})
     assert parameters("demo", [], data=DATA, named={"date": ""}).data.ingest.date_column is None
