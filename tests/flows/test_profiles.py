@@ -134,7 +134,7 @@ def test_no_profile_lends_its_names_to_other_columns() -> None:
 
 
 def test_errors_name_the_option() -> None:
-    """By which a value was given, beside the parameter; one value is not given twice. Names take letters of any language."""
+    """By which a value was given, beside the parameter; one value is given once. Names take letters of any language."""
     for name in ("a/b", "_x", " x", "x" * 65, "a\nb"):
         with pytest.raises(InputError, match=r"--population \(data\.population\): a name has up to 64 letters"):
             parameters("demo", [], data=DATA, named={"population": name})
