@@ -88,10 +88,10 @@ def check_source(source: Path | Sequence[Path], config: IngestConfig, codelist: 
     """Refuses early what `ingest` would refuse after minutes; returns an estimate of the rows from the first bytes."""
     rows = 0
     for file in [source] if isinstance(source, Path) else source:
-        found = open_source(file, read=config.read, required=config.columns)
-        rows += found.rows
-        if found.kind != "jsonl":  # whose columns are known at its end
-            require_columns(found, config.columns, config.column_options)
+        overview = open_source(file, read=config.read, required=config.columns)
+        rows += overview.rows
+        if overview.kind != "jsonl":  # whose columns are known at its end
+            require_columns(overview, config.columns, config.column_options)
     _read_list(codelist, config)
     return rows
 
@@ -100,20 +100,21 @@ def preview(source: Path | Sequence[Path], config: IngestConfig, codelist: Path 
     """Checks and samples every row as `ingest` does. Only reads."""
     listed = _read_list(codelist, config)
     records, marks = _open(source, config), _marks(config, listed)
-    found = survey(records, config, listed, marks)
-    usable, selection = found.state == USABLE, _select(found, config, records)
+    overview = survey(records, config, listed, marks)
+    usable, selection = overview.state == USABLE, _select(overview, config, records)
     return SourcePreview(
         rows=len(usable),
         usable=int(usable.sum()),
-        dropped=found.dropped(),
+        dropped=overview.dropped(),
         sampled=_counts(selection, config),
         left_out={name: count for name, count in selection.left_out.items() if count},
-        codes=len(found.code_names),
-        codes_observed=len(np.unique(found.codes[usable])),
-        cohorts=config.cohorts or tuple(sorted(found.cohort_names[number] for number in set(found.cohorts[usable]))),
+        codes=len(overview.code_names),
+        codes_observed=len(np.unique(overview.codes[usable])),
+        cohorts=config.cohorts
+        or tuple(sorted(overview.cohort_names[number] for number in set(overview.cohorts[usable]))),
         reading=tuple(records.reading),
-        notes=tuple(filter(None, (marks.sentence, *found.notes))),
-        language=found.language,
+        notes=tuple(filter(None, (marks.sentence, *overview.notes))),
+        language=overview.language,
     )
 
 
@@ -137,21 +138,21 @@ def ingest(
     """
     listed = _read_list(codelist, config)
     records, marks = _open(source, config), _marks(config, listed)
-    found = survey(records, config, listed, marks, lambda rows: progress(rows // 2, records.rows))
-    selection = _select(found, config, records)
-    space, labels = _classes(found, selection, listed, config)
+    overview = survey(records, config, listed, marks, lambda rows: progress(rows // 2, records.rows))
+    selection = _select(overview, config, records)
+    space, labels = _classes(overview, selection, listed, config)
     digest, cells = hashlib.sha256(), bytearray()
     parts: list[pa.RecordBatch] = []
     done = 0
     for batch in records.texts(config.columns, _marks(config, listed)):
-        parts.append(_sampled(batch, done, found, selection, labels, config, digest, cells))
+        parts.append(_sampled(batch, done, overview, selection, labels, config, digest, cells))
         done += batch.num_rows
-        progress((len(found.state) + done) // 2, len(found.state))
+        progress((len(overview.state) + done) // 2, len(overview.state))
     if records.changed():
         raise StorageError(f"{records.source.label} changed during reading. Run again")
     sample = pa.Table.from_batches(parts).combine_chunks()
     counts = _counts(selection, config)
-    report = _report(records, found, selection, counts, config) | {
+    report = _report(records, overview, selection, counts, config) | {
         "read_as_blank": marks.counts,
         "label_space": len(space),
         "label_space_source": "codelist" if listed and config.label_space == "codelist" else "observed",
@@ -175,7 +176,7 @@ def ingest(
         for name, content in ((CODES, [code.as_json() for code in space]), (REPORT, report)):
             write_atomically(out_dir / name, json.dumps(content, ensure_ascii=False).encode())
     return IngestResult(
-        rows_read=len(found.state),
+        rows_read=len(overview.state),
         train=counts["train"],
         test=counts["test"],
         holdout=counts.get("holdout", 0),
@@ -198,18 +199,18 @@ def _read_list(codelist: Path | None, config: IngestConfig) -> tuple[Code, ...] 
     return None if codelist is None else read_codelist(codelist, columns=config.codelist_columns)
 
 
-def _select(found: Survey, config: IngestConfig, records: Table) -> Selection:
+def _select(overview: Survey, config: IngestConfig, records: Table) -> Selection:
     """Draws the sample; requires records on both sides, which a day or a draw per record does not guarantee."""
     selection = select(
-        found.codes,
-        found.units,
-        found.state == USABLE,
+        overview.codes,
+        overview.units,
+        overview.state == USABLE,
         config,
-        late=found.late,
-        identities=found.identities,
-        unit_identities=found.unit_identities,
+        late=overview.late,
+        identities=overview.identities,
+        unit_identities=overview.unit_identities,
     )
-    observed = len(selection.codes_of(found.codes))
+    observed = len(selection.codes_of(overview.codes))
     if observed < 2:
         raise InputError(
             f"{records.source.label}, column {config.label_column!r}: {observed} codes have {config.min_per_code} "
@@ -231,22 +232,22 @@ def _counts(selection: Selection, config: IngestConfig) -> dict[str, int]:
 
 
 def _classes(
-    found: Survey, selection: Selection, listed: Sequence[Code] | None, config: IngestConfig
+    overview: Survey, selection: Selection, listed: Sequence[Code] | None, config: IngestConfig
 ) -> tuple[Sequence[Code], np.ndarray]:
     """Returns the classes in order, and the label of each of the survey's codes (-1: not a class)."""
     if listed is not None and config.label_space == "codelist":
         return listed, np.arange(len(listed), dtype=np.int32)
-    names = sorted(found.code_names[code] for code in selection.codes_of(found.codes))
+    names = sorted(overview.code_names[code] for code in selection.codes_of(overview.codes))
     unlisted = [Code(name, name if config.codes_are_names else "") for name in names]
     space = unlisted if listed is None else restrict(listed, set(names))
     place = {code.code: label for label, code in enumerate(space)}
-    return space, np.array([place.get(name, -1) for name in found.code_names], dtype=np.int32)
+    return space, np.array([place.get(name, -1) for name in overview.code_names], dtype=np.int32)
 
 
 def _sampled(
     batch: pa.RecordBatch,
     start: int,
-    found: Survey,
+    overview: Survey,
     selection: Selection,
     labels: np.ndarray,
     config: IngestConfig,
@@ -262,10 +263,10 @@ def _sampled(
     texts = config.narratives.texts(written)
     ids = (rows + 1).tolist() if config.id_column is None else [cell.strip() for cell in columns[config.id_column]]
     units = [None] * len(rows) if config.unit_column is None else list(map(_pseudonym, columns[config.unit_column]))
-    codes, cohorts = found.codes[rows], [found.cohort_names[cohort] for cohort in found.cohorts[rows].tolist()]
+    codes, cohorts = overview.codes[rows], [overview.cohort_names[cohort] for cohort in overview.cohorts[rows].tolist()]
     for values in zip(split[chosen].tolist(), ids, texts, codes.tolist(), cohorts, units, written, strict=True):
         half, name, text, code, cohort, unit, own = values
-        line = (SPLITS[half], name, text, found.code_names[code], cohort, unit)
+        line = (SPLITS[half], name, text, overview.code_names[code], cohort, unit)
         digest.update(f"[{','.join(map(_json, line))}]\n".encode("ascii"))
         cells += cell_digests(own)
     kinds = (pa.int64() if config.id_column is None else pa.string(), pa.string(), pa.int32(), pa.string(), pa.string())
@@ -290,39 +291,39 @@ def _pseudonym(unit: str) -> str:
 
 
 def _report(
-    records: Table, found: Survey, selection: Selection, counts: dict[str, int], config: IngestConfig
+    records: Table, overview: Survey, selection: Selection, counts: dict[str, int], config: IngestConfig
 ) -> dict[str, Any]:
     sampled = selection.split != UNUSED
-    in_cohorts = np.bincount(found.cohorts[sampled], minlength=len(found.cohort_names)).tolist()
-    counted = {name: count for name, count in sorted(zip(found.cohort_names, in_cohorts, strict=True)) if count}
-    dropped = found.dropped() | selection.left_out
+    in_cohorts = np.bincount(overview.cohorts[sampled], minlength=len(overview.cohort_names)).tolist()
+    counted = {name: count for name, count in sorted(zip(overview.cohort_names, in_cohorts, strict=True)) if count}
+    dropped = overview.dropped() | selection.left_out
     if sum(counts.values()) + sum(dropped.values()) != records.rows:
         raise StorageError(
             f"{records.source.label}: {records.rows:,} rows, {sum(counts.values()):,} of them sampled and "
             f"{sum(dropped.values()):,} dropped: rows are unaccounted for. Run again, and report it if it persists"
         )
     per_code = {
-        name: np.bincount(found.codes[mask], minlength=len(found.code_names)).tolist()
+        name: np.bincount(overview.codes[mask], minlength=len(overview.code_names)).tolist()
         for name, mask in (
-            ("usable", found.state == USABLE),
+            ("usable", overview.state == USABLE),
             *((split, selection.split == number) for number, split in enumerate(SPLITS)),
         )
     }
     return {
         "rows_counted": records.rows,
-        "rows_read": len(found.state),
+        "rows_read": len(overview.state),
         "bad_rows_skipped": sum(part.skipped for part in records.files),
         "sampled": int(sampled.sum()),
         "splits": counts,
         "dropped": dropped,
-        "codes_respelt": found.respelt,
-        "codes_not_on_list": dict(sorted(found.unknown.items())),
-        "codes_observed": len(selection.codes_of(found.codes)),
+        "codes_respelt": overview.respelt,
+        "codes_not_on_list": dict(sorted(overview.unknown.items())),
+        "codes_observed": len(selection.codes_of(overview.codes)),
         "cohorts": {name: counted.get(name, 0) for name in sorted(config.cohorts or counted)},
         "cohorts_source": config.cohorts_source,
         "codes": {
             name: {column: of_code[code] for column, of_code in per_code.items()}
-            for code, name in sorted(enumerate(found.code_names), key=lambda item: item[1])
+            for code, name in sorted(enumerate(overview.code_names), key=lambda item: item[1])
             if per_code["usable"][code]
         },
         "source": [part.source.reading for part in records.files],

@@ -180,7 +180,7 @@ def _checked(
     if config.id_column is not None:
         _require_ids(columns[config.id_column], f"{label}, column {config.id_column!r}")
     by_unit = units is not None and config.split_by_unit and config.sampling == "per-record"
-    found = Survey(
+    overview = Survey(
         state=state,
         codes=coded,
         code_names=code_names,
@@ -196,14 +196,14 @@ def _checked(
     )
     usable = coded[state == USABLE]
     if not len(usable):
-        reasons = ", ".join(f"{name} {count}" for name, count in found.dropped().items())
+        reasons = ", ".join(f"{name} {count}" for name, count in overview.dropped().items())
         raise InputError(f"{label}: none of {rows} records can be used ({reasons}). Check the columns")
     if (usable == usable[0]).all():
         raise InputError(
             f"{label}, column {config.label_column!r}: all {len(usable)} usable records have the same code. Give "
             "records with two or more"
         )
-    return found
+    return overview
 
 
 def _codes(
