@@ -24,7 +24,7 @@ _FEWEST, _SHARE, _AHEAD = 100, 0.08, 1.4
 def language_of(texts: Iterable[str]) -> str | None:
     """Returns the language as Snowball names it; None where the words are few, or of no language known here."""
     words = Counter(word for text in texts for word in re.findall(r"\w+", text.lower()))
-    found = sorted(((sum(words[word] for word in own.split()), name) for name, own in _WORDS.items()), reverse=True)
-    (most, name), (second, _) = found[:2]
+    scores = sorted(((sum(words[word] for word in own.split()), name) for name, own in _WORDS.items()), reverse=True)
+    (most, name), (second, _) = scores[:2]
     sure = words.total() >= _FEWEST and most >= _SHARE * words.total() and most >= _AHEAD * second
     return name if sure else None
