@@ -1,11 +1,11 @@
-"""`autocoder code` beside onnxruntime, sentence-transformers and transformers' pipeline, on the same narratives and the
-same released encoder, in float32 and in eight bits, on one core and on two.
+"""`autocoder code` beside onnxruntime, sentence-transformers, transformers' pipeline and CTranslate2, where it is
+installed: on the same narratives and released encoder, in float32 and in eight bits, on one core and on two.
 
     python benchmarks/coding.py --bundle bundles/3f2a9c41d07b65e8 --narratives osha.csv
 
 Ours is the whole job of `autocoder code`: the file read twice, coded in batches sorted by length, near ties of eight
 bits once more in float32, answers saved for a resume, the output written. onnxruntime takes the graph as the card's
-program does, 32 narratives at a time as they come. sentence-transformers and the pipeline give the encoder's features
+program does, 32 narratives at a time as they come. The other three give the encoder's features
 alone (head and words, small products, are left out in their favour), with their defaults and in batches of 32. All take
 the same narratives in turn; a ratio is the median over the rounds. A process of its own runs each number of cores.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import importlib
 import itertools
 import json
 import os
@@ -23,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +130,25 @@ def _contestants(bundle: Path) -> dict[str, Callable[[list[str]], None]]:
     each["sentence-transformers"] = lambda some: void(sentences.encode(some, batch_size=_BATCH))
     each["pipeline, defaults"] = piped
     each["pipeline, batches"] = partial(piped, batch_size=_BATCH)
+    if find_spec("ctranslate2") is not None:
+        each["CTranslate2 int8"] = _translate(encoder, sentences.tokenizer, longest)
     return each
+
+
+def _translate(encoder: str, tokenizer: Any, longest: int) -> Callable[[list[str]], None]:
+    """The encoder alone, with its matrices in eight bits; texts are sorted, as the others do."""
+    library: Any = importlib.import_module("ctranslate2")
+    with tempfile.TemporaryDirectory() as folder:
+        library.converters.TransformersConverter(encoder).convert(folder, quantization="int8", force=True)
+        model = library.Encoder(folder, device="cpu", intra_threads=int(os.environ["OMP_NUM_THREADS"]))
+
+    def work(some: list[str]) -> None:
+        tokens = tokenizer(some, truncation=True, max_length=longest)["input_ids"]
+        tokens.sort(key=len)
+        for start in range(0, len(tokens), _BATCH):
+            model.forward_batch(tokens[start : start + _BATCH])
+
+    return work
 
 
 def void(_: Any) -> None:

@@ -79,7 +79,7 @@ def fill(
     if deployment is not None:
         documents.add(bundle.RECORD, bundle.json_text(registry_record(deployment)))
         documents.add(bundle.ANSWERS, answers(deployment))
-    claimed = statement(row, documents=tuple(documents.texts))
+    claimed = statement(row, sampling=facts["sampling"], documents=tuple(documents.texts))
     documents.add(bundle.STATEMENT, bundle.json_text(claimed))
     documents.add(bundle.PAGE, statement_page(claimed))
     released, score = export.load(folder), export.Released.logits

@@ -25,8 +25,8 @@ AUDITED = (
 """The unprotected input of a statement that holds an audit."""
 
 _CONDITIONS: dict[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
-    "coupled": ("where the sampling is stratified", lambda fields: COUPLED in fields["unprotected_inputs"]),
-    "per record": ("where the sampling is per record", lambda fields: COUPLED not in fields["unprotected_inputs"]),
+    "coupled": ("where the sampling is stratified", lambda fields: fields["sampling"] != "per-record"),
+    "per record": ("where the sampling is per record", lambda fields: fields["sampling"] == "per-record"),
     "float": ("where noise is sampled in floating point", lambda fields: not fields["exact_arithmetic"]),
     "exact": (
         "where sums are of integers and noise is rounded without error",

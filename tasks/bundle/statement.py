@@ -15,6 +15,7 @@ from tasks.pages.render import render
 def statement(
     row: Row,
     *,
+    sampling: str,
     documents: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Returns the privacy statement of a drawn release, without anything that reveals records.
@@ -22,10 +23,12 @@ def statement(
     It contains the audit's figures, so they are listed as unprotected.
 
     Args:
+        sampling: of the records, by the ingest's figures.
         documents: the record for a registry and the answers to NIST SP 800-226, where the bundle has them.
     """
     public, audited = row.as_json(), "audit" in row.details
     content: dict[str, Any] = {"schema": 1} | {name: public[name] for name in _STATED}
+    content["sampling"] = sampling
     content["exact_arithmetic"] = row.event is not None and is_exact(decode(row.event))
     replaced = _epsilon_replaced(row)
     if replaced is not None:
@@ -75,8 +78,8 @@ DOES_NOT_MEAN = {
         "It does not cover a second sample: each costs its own ε.",
     ),
     "formal": (
-        "It does not cover the items under “Not covered by ε”, which reached the model outside the bound.",
-        "It does not mean that nothing can be learned about a person: other people's records may say something.",
+        "It does not cover the items under “Not covered by ε”.",
+        "Other people's records may still say something about a person.",
         "It cannot be compared with an asymptotic-local ε.",
     ),
 }

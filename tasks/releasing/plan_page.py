@@ -134,7 +134,8 @@ def page_of(plan: CheckedPlan, status: ApprovalStatus, *, file: str, context: Pl
             "mechanism": planned.plan.event.mechanism,
             "neighbouring_relation": claim.neighbouring_relation,
             "max_records_per_unit": claim.max_records_per_unit,
-            "unprotected_inputs": claim.unprotected_inputs,
+            # of a method that does not say it, the weaker promise
+            "sampling": planned.method.get("data", {}).get("ingest", {}).get("sampling", "stratified"),
             "exact_arithmetic": is_exact(planned.plan.event),
         }
     )

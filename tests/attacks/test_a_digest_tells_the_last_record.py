@@ -73,7 +73,7 @@ def outputs(home: Path, records: dict[str, Any]) -> dict[str, str]:
     ledger.mark_drawn(release_id, draw_digest="d" * 64, plan_digest=planned.digest)
     files: dict[str, str] = {"model": "e" * 64}
     committed = ledger.commit(release_id, bundle_digest=digest(files), plan_digest=planned.digest)
-    claimed = statement(anticipated(planned.plan, audit=None))
+    claimed = statement(anticipated(planned.plan, audit=None), sampling="per-record")
     step = Step("risks", "risks", {}, {"dataset": dataset, "prepared": dataset}, lambda work: {})
     inputs = {name: ref for name, ref in step.inputs.items() if ref is not None}
     part = {"settings": Part(end=1), "inputs": inputs, "key": step.key(context.store), "home": None, "device": "cpu"}

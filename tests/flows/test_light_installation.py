@@ -114,7 +114,7 @@ def test_the_extras_are_what_is_hidden(bare: set[str], hidden: set[str]) -> None
 
 @pytest.mark.servers
 def test_a_bundle_is_checked_adopted_and_coded_with_without_an_extra(
-    bare: set[str], graphed: Sealed, tmp_path: Path, narratives: Any, monkeypatch: pytest.MonkeyPatch
+    bare: set[str], titled: Sealed, tmp_path: Path, narratives: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No torch, by `model.onnx`; what needs an extra says which, in one line."""
     monkeypatch.delenv("AUTOCODER_HOME", raising=False)
@@ -123,8 +123,8 @@ def test_a_bundle_is_checked_adopted_and_coded_with_without_an_extra(
     done = _run(
         bare,
         tmp_path,
-        ("verify", graphed.folder, "--key", graphed.trust.pinned),
-        ("adopt", graphed.folder, "--key", graphed.trust.pinned, "--out", "coder"),
+        ("verify", titled.folder, "--key", titled.trust.pinned),
+        ("adopt", titled.folder, "--key", titled.trust.pinned, "--out", "coder"),
         ("code", *given, "--out", "coded.csv", "--read", "separator=,"),
         ("code", "--bundle", "coder", "Employee fell.", "--json"),
         ("serve", "--bundle", "coder", "--no-key", "--port", free_port()),
@@ -141,12 +141,12 @@ def test_a_bundle_is_checked_adopted_and_coded_with_without_an_extra(
 
 @pytest.mark.servers
 def test_a_partner_needs_no_training(
-    hidden: set[str], graphed: Sealed, tmp_path: Path, narratives: Any, monkeypatch: pytest.MonkeyPatch
+    hidden: set[str], titled: Sealed, tmp_path: Path, narratives: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Own thresholds, sample, drift, status: each ends well on a bundle, where nothing else can be imported."""
     monkeypatch.delenv("AUTOCODER_HOME", raising=False)
     texts = narratives(200)
-    listed = graphed.folder / "codelist.csv"
+    listed = titled.folder / "codelist.csv"
     codes = [line.split(",")[0] for line in listed.read_text().splitlines()[1:]]
     rows = [{"Text": text, "Code": codes[number % 3]} for number, text in enumerate(texts)]
     hand = write_csv(tmp_path / "hand.csv", rows)
@@ -156,7 +156,7 @@ def test_a_partner_needs_no_training(
     done = _run(
         hidden,
         tmp_path,
-        ("adopt", graphed.folder, "--key", graphed.trust.pinned, "--out", "coder", *given, *labelled, "--sets"),
+        ("adopt", titled.folder, "--key", titled.trust.pinned, "--out", "coder", *given, *labelled, "--sets"),
         ("code", "--bundle", "coder", *given, "--out", "coded.csv", "--coverage", "0.9"),
         ("sample", "coded.csv", "--out", "s.csv", "--text", "Text", "--json"),
         ("drift", "coded.csv", "--reference", "coded.csv"),
@@ -174,10 +174,10 @@ def test_a_partner_needs_no_training(
 
 
 @pytest.mark.servers
-def test_a_partner_serves(hidden: set[str], graphed: Sealed, tmp_path: Path) -> None:
+def test_a_partner_serves(hidden: set[str], titled: Sealed, tmp_path: Path) -> None:
     """The service codes a narrative and has its review page."""
     port = free_port()
-    given = ("--bundle", graphed.folder, "--key", graphed.trust.pinned, "--port", port, "--no-key")
+    given = ("--bundle", titled.folder, "--key", titled.trust.pinned, "--port", port, "--no-key")
     process = subprocess.Popen(_command(hidden, ("serve", *given)), cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT)))
     try:
         url = f"http://127.0.0.1:{port}"

@@ -23,16 +23,15 @@ def _coded(bundle: Sealed, texts: list[str], folder: Path) -> list[str]:
     return [row["code"] for row in read_csv(out)]
 
 
-@pytest.mark.parametrize("worded", ["titles"], indirect=True)
 def test_two_released_bundles_are_compared(
-    sealed: Sealed, worded: Sealed, narratives: Callable[..., list[str]], tmp_path: Path
+    sealed: Sealed, titled: Sealed, narratives: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     """On records with the new model's own answers it is right throughout and better; the other way round it is worse.
 
     Counts and agreement are those of both models' coded files.
     """
     texts = narratives(60)
-    before, after = _coded(sealed, texts, tmp_path), _coded(worded, texts, tmp_path)
+    before, after = _coded(sealed, texts, tmp_path), _coded(titled, texts, tmp_path)
     agreement = sum(a == b for a, b in zip(before, after, strict=True)) / len(texts)
     assert agreement < 1, "two models that answer alike would prove nothing"
     rows = [
@@ -44,9 +43,9 @@ def test_two_released_bundles_are_compared(
     page = tmp_path / "successor.html"
     files = ("--labelled", coded, "--unlabelled", others, "--text", "Text", "--label", "Code")
     found = json.loads(
-        command("successor", sealed.folder, worded.folder, *files, "--by", "State", "--html", page, "--json")
+        command("successor", sealed.folder, titled.folder, *files, "--by", "State", "--html", page, "--json")
     )
-    assert (found["old"], found["new"]) == (sealed.folder.name, worded.folder.name)
+    assert (found["old"], found["new"]) == (sealed.folder.name, titled.folder.name)
     assert found["overall"]["new"] == 1
     assert found["overall"]["old"] == pytest.approx(agreement)
     assert found["agreement"] == pytest.approx(agreement)
@@ -58,7 +57,7 @@ def test_two_released_bundles_are_compared(
     assert not any(narrative in text for narrative in texts), "the page has no narrative"
     if CHROMIUM is not None:
         check_accessible_file(page)
-    back = command("successor", worded.folder, sealed.folder, *files)
+    back = command("successor", titled.folder, sealed.folder, *files)
     assert back.startswith("The new model is worse")
     with pytest.raises(InputError, match="Name another file"):
-        invoke("successor", sealed.folder, worded.folder, *files, "--html", page)
+        invoke("successor", sealed.folder, titled.folder, *files, "--html", page)

@@ -76,16 +76,22 @@ def sealed(tmp_path_factory: pytest.TempPathFactory, tiny_roberta: Path) -> Seal
     return _made(tmp_path_factory.mktemp("house"), tiny_roberta)
 
 
-@pytest.fixture(scope="session", params=["titles", "hashed"])
-def worded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Sealed:
+@pytest.fixture(scope="session", params=["titled", "hashed"])
+def worded(request: pytest.FixtureRequest) -> Sealed:
     """The same of one field, whose head reads words next to its encoder."""
-    return _made(tmp_path_factory.mktemp("worded"), tiny_bert, lexical=request.param)
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(scope="session")
-def graphed(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Sealed:
-    """One whose model onnxruntime runs, without words of its own."""
-    return _made(tmp_path_factory.mktemp("graphed"), tiny_bert)
+def hashed(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Sealed:
+    """One whose head reads hashed words, which have no graph."""
+    return _made(tmp_path_factory.mktemp("hashed"), tiny_bert, lexical="hashed")
+
+
+@pytest.fixture(scope="session")
+def titled(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Sealed:
+    """One whose head reads the titles' words next to its encoder, and whose model onnxruntime runs."""
+    return _made(tmp_path_factory.mktemp("titled"), tiny_bert, lexical="titles")
 
 
 def answers_by_the_card(folder: Path, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:

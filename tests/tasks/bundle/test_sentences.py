@@ -16,7 +16,7 @@ from mechanisms.privacy.events import GaussianReleaseEvent
 from storage.bundle import folder as bundle
 from storage.egress.documents import check_schema
 from storage.figures import escape
-from tasks.bundle.sentences import AUDITED, COUPLED, EVERY, SECTIONS, sentences_of
+from tasks.bundle.sentences import AUDITED, EVERY, SECTIONS, sentences_of
 from tasks.bundle.statement import claims_page, statement, statement_page
 
 HOUSE = Path(__file__).resolve().parents[3]
@@ -24,7 +24,8 @@ RELEASE: dict[str, Any] = {
     "guarantee_kind": "formal",
     "mechanism": "dp-sgd",
     "max_records_per_unit": 1,
-    "unprotected_inputs": [COUPLED],
+    "unprotected_inputs": [],
+    "sampling": "stratified",
     "exact_arithmetic": False,
 }
 
@@ -54,7 +55,7 @@ def test_what_a_sentence_names_is_there() -> None:
     ("changed", "said", "unsaid"),
     [
         ({}, "outside the claim", "does not move any other"),
-        ({"unprotected_inputs": []}, "does not move any other", "outside the claim"),
+        ({"sampling": "per-record"}, "does not move any other", "outside the claim"),
         ({}, "No audit has measured", "An attack on this mechanism found"),
         ({"audit": {}}, "An attack on this mechanism found", "No audit has measured"),
         ({}, "Each person has one record", "a unit with all of its records"),
@@ -109,11 +110,11 @@ def test_a_statement_has_both_relations(sealed: Sealed) -> None:
     event = GaussianReleaseEvent(what="test", noise_multiplier=6.0, l2_sensitivity=1.0)
     changes: dict[str, Any] = {"guarantee_kind": "formal", "mechanism": event.mechanism, "delta": Decimal("0.00001")}
     changes |= {"event": event.model_dump(mode="json"), "max_records_per_unit": 3}
-    made = statement(sealed.row.model_copy(update=changes))
+    made = statement(sealed.row.model_copy(update=changes), sampling="stratified")
     check_schema(bundle.STATEMENT, made, "privacy_statement")
     exact = gaussian_cost.epsilon_of_event(event, delta=1e-5, records_per_unit=6)
     assert float(made["epsilon_replace_one"]) == pytest.approx(exact, abs=1e-9)
-    assert "epsilon_replace_one" not in statement(sealed.row)
+    assert "epsilon_replace_one" not in statement(sealed.row, sampling="stratified")
 
 
 def test_a_bundle_holds_them(sealed: Sealed) -> None:
@@ -130,8 +131,8 @@ def test_figures_of_an_audit_are_not_protected(sealed: Sealed) -> None:
     audited = sealed.row.model_copy(
         update={"details": sealed.row.details | {"audit": {"auc": 0.6, "line": "measured"}}}
     )
-    assert AUDITED not in statement(sealed.row)["unprotected_inputs"]
-    told = statement(audited)
+    assert AUDITED not in statement(sealed.row, sampling="stratified")["unprotected_inputs"]
+    told = statement(audited, sampling="stratified")
     assert told["unprotected_inputs"][-1] == AUDITED
     assert escape(AUDITED) in statement_page(told)
     check_schema(bundle.STATEMENT, told, "privacy_statement")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ from sealed_bundle import Sealed, answers_by_the_card
 
 from mechanisms.model import export, lexicon
 from storage.bundle.check import check
-from storage.bundle.folder import UnsoundBundle
+from storage.bundle.folder import CARD, PAGE, UnsoundBundle
 from storage.codelist import Code
 from storage.datasets import load_codes
 from storage.egress.allow_list import FILES, check_layers, read_files
@@ -46,12 +47,10 @@ def test_the_vocabulary_comes_from_the_titles(worded: Sealed) -> None:
     assert bool(content["vocabulary"]) == (content["kind"] == "titles")
 
 
-@pytest.fixture
-def titled(worded: Sealed) -> Sealed:
-    """The bundle whose words are those of titles, which has a graph."""
-    if json.loads((worded.folder / "lexicon.json").read_text())["kind"] != "titles":
-        pytest.skip("hashed words have no graph")
-    return worded
+def test_the_two_pages_have_900_words_at_most(worded: Sealed) -> None:
+    """README for an engineer, PRIVACY for a lawyer; signs of Markdown are no words."""
+    words = [word for name in (CARD, PAGE) for word in (worded.folder / name).read_text().split()]
+    assert len([word for word in words if re.search(r"\w", word)]) <= 900
 
 
 def test_onnxruntime_alone_gives_the_golden_answers(titled: Sealed) -> None:
