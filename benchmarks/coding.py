@@ -135,7 +135,7 @@ def _contestants(bundle: Path) -> dict[str, Callable[[list[str]], None]]:
     return each
 
 
-def _translate(encoder: str, tokenizer: Any, longest: int) -> Callable[[list[str]], None]:
+def _translate(encoder: str, tokenizer: Any, longest: int | None) -> Callable[[list[str]], None]:
     """The encoder alone, with its matrices in eight bits; texts are sorted, as the others do."""
     library: Any = importlib.import_module("ctranslate2")
     with tempfile.TemporaryDirectory() as folder:

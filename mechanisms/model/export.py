@@ -62,6 +62,7 @@ def save(
             standard.config.num_labels = len(codes)
             standard.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
+    _join_merges(within / "tokenizer.json")
     _forget_origin(within / "config.json")
     _forget_origin(within / "tokenizer_config.json")
     weights = _inference_weights(model)
@@ -134,6 +135,15 @@ def _save_dense(head: nn.Linear, folder: Path) -> None:
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _join_merges(path: Path) -> None:
+    """Writes the merges of byte pairs as texts: every version of tokenizers reads those, and lists from 0.20 on."""
+    content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    merges = content.get("model", {}).get("merges")
+    if merges and all(isinstance(pair, list) and not any(" " in part for part in pair) for pair in merges):
+        content["model"]["merges"] = [" ".join(pair) for pair in merges]
+        path.write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
 _ORIGIN = {"_name_or_path", "name_or_path", "local_files_only", "is_local"}
