@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from planted_faults import CLASSES, FAULTS, MECHANISMS, TASK, faults_of, records, watched
@@ -52,3 +55,16 @@ def test_canaries_are_records_of_orthogonal_features() -> None:
     assert torch.allclose(gram, 100 * torch.eye(32), atol=1e-3)
     inputs, labels = witness.fitted
     assert len(inputs) == len(labels) == len(real) + int(witness.included.sum())
+
+
+def test_the_power_of_every_fault_was_measured() -> None:
+    """Each mechanism's every fault was planted, and the page says what the file counts."""
+    root = Path(__file__).parents[3]
+    rows = json.loads((root / "docs/studies/results/power.json").read_text(encoding="utf-8"))
+    assert {(row["mechanism"], row["fault"]) for row in rows} == {
+        (name, fault) for name in MECHANISMS for fault in ("none", *faults_of(name))
+    }
+    page = (root / "docs/studies/audits.md").read_text(encoding="utf-8")
+    for planted, said in ((True, "found"), (False, "failed in")):
+        own = [row for row in rows if (row["fault"] != "none") == planted]
+        assert f"{said} {sum(row['found by checks'] for row in own)} of {sum(row['runs'] for row in own)}" in page
