@@ -35,9 +35,9 @@ def estimate(
     r"""Measure the agreement of people and model, and estimate the counts of codes, with 95 % intervals.
 
     The model's own counts are biased: its errors do not cancel. A random sample coded manually corrects them and says
-    how far off the result may be; the codes of all rows make it more exact than the sample alone (prediction-powered
-    inference). The estimate is right however the model errs. The table holds the counts of one file: keep it as
-    confidential as that file until your rules of disclosure are applied.
+    how far off the result may be; the codes of all rows make it more exact than the sample alone. Of codes with fewer
+    than five rows in the sample nothing is said. The table holds the counts of one file: keep it as confidential as
+    that file until your rules of disclosure are applied.
 
     Examples
 

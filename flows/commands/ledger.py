@@ -63,7 +63,11 @@ def show(
     else:
         say("none")
     say("")
-    for line in budget_text(lines, ledger.policy().name):
+    records: dict[str, int] = {}
+    for row in ledger.current():
+        if row.kind == "release" and row.population:
+            records[row.population] = max(records.get(row.population, 0), row.records_rounded or 0)
+    for line in budget_text(lines, ledger.policy().name, records):
         say_prose(line)
     say("\nDetail: autocoder ledger show RELEASE. Every row: --all")
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from flows.commands.terminal import Column
 from storage.figures import delta_text, epsilon_text, left_text
+from tasks.releasing.ledger_access import describe_large_delta
 
 if TYPE_CHECKING:
     from storage.ledger import Row
@@ -102,8 +103,12 @@ def relation_in_words(name: str | None, unit: str | None) -> str:
     return f"one {unit or 'record'} {verbs[name]}" if name in verbs else "relation not fixed yet"
 
 
-def budget_text(lines: Sequence[BudgetLine], policy: str) -> Iterator[str]:
-    """Yields paragraphs: a heading a population, four lines for cohorts of one balance, and last the unused caps."""
+def budget_text(lines: Sequence[BudgetLine], policy: str, records: Mapping[str, int]) -> Iterator[str]:
+    """Yields paragraphs: a heading a population, four lines for cohorts of one balance, and last the unused caps.
+
+    Args:
+        records: about how many of each population its largest release was trained on.
+    """
     used = [line for line in lines if line.used]
     for population, group in groupby(used, key=lambda line: line.account.population):
         accounts = list(group)
@@ -116,6 +121,10 @@ def budget_text(lines: Sequence[BudgetLine], policy: str) -> Iterator[str]:
         for (kind, spent_, *rest), names in balances.items():
             yield f"{cohorts(names)} ({kind}): {spent_}"
             yield from (f"  {line}" for line in rest)
+            yield ""
+        most = max((line.cap.delta for line in accounts if line.cap and line.cap.delta is not None), default=None)
+        if most is not None and (large := describe_large_delta(records.get(population, 0), float(most))):
+            yield f"warning: the cap of {large}"
             yield ""
     granted: dict[str, list[str]] = {}
     for line in lines:

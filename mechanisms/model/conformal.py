@@ -126,7 +126,7 @@ class Sets:
                 + of_codes
             )
         return (
-            f"A set holds the right code with probability {self.coverage:.0%} or more, for records exchangeable with "
-            f"the calibration's.{of_codes} With these {self.records} {rest}records the share is {low:.1%} to "
-            f"{high:.1%}, with 95 % confidence."
+            f"Of the {rest}rows taken together, {self.coverage:.0%} or more have the right code in their set, if they "
+            f"are drawn like the calibration's; rows of rare codes have it less often.{of_codes} With these "
+            f"{self.records} {rest}records the share is {low:.1%} to {high:.1%}, with 95 % confidence."
         )

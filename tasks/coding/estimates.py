@@ -1,11 +1,11 @@
 """Estimates counts by code, group and period from the model's codes of all rows and the human's codes of a sample.
 
-The estimate is prediction-powered: L F + sum of w (y - L f) (Angelopoulos et al. 2023). y and f are 1 where the human's
-and the model's code are this one, F is the model's count, w a row's design weight. It is unbiased however the model
-errs. L between 0 and 1 minimises the variance (Angelopoulos, Duchi and Zrnic 2023, "PPI++", section 6; the difference
-estimator of survey sampling). The variance is that of a stratified sample from this table, with finite population
-correction. Rows of one weight form a stratum: coarser ones than were drawn, so that the variance is rather too large.
-One disagreement of each kind is added to it, as Agresti and Coull (1998) do for a share: few rows do not look certain.
+An estimate is the model's count, less what it gave the code wrongly, plus what it missed. Each is a share of the rows
+of the sample with, or without, the model's code, by their weights, times all such rows (post-stratification; Little
+1993): what the model says of every row narrows the interval, and its errors do not bias it. The interval of each part
+is the beta distribution's on effective counts (Korn and Graubard 1998) after half an error more: of the weight of a
+row, or of less where errors are rarer in the whole sample. Both are joined by their distances from the estimate (Zou
+and Donner 2008), so that they are not symmetric. `benchmarks/estimates.py` measures how often they cover.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from scipy.special import betaincinv
 
 from storage.durable import replace_atomically
 from storage.errors import InputError
@@ -30,12 +31,13 @@ from tasks.coding.quality import DoubleCoded, read_double_coded
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 TOTAL = "_T"
 """Value of a group that stands for all."""
-_Z = 1.959964
+_ENDS, _TINY = (0.025, 0.975), 1e-9
 _FEW = 5
-"""Rows of the sample with a code, by human or model, below which its estimate is marked."""
+"""Rows of the sample with a code, by human or model, below which nothing is said of it."""
 _MOST_GROUPS = 3
 
 
@@ -60,11 +62,11 @@ class Estimate:
     sampled: int
     """Rows of the sample with this code, by human or model."""
     estimate: Interval | None
-    """None if the sample has no such row."""
+    """None if there are too few of them."""
 
     @property
-    def note(self) -> Literal["", "few", "none"]:
-        return "none" if not self.sampled else "few" if self.sampled < _FEW else ""
+    def note(self) -> Literal["", "few"]:
+        return "few" if self.estimate is None else ""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,14 @@ class Sample:
     human: Ints
     model: Ints
     weights: Floats
-    strata: Ints
+
+    @cached_property
+    def strata(self) -> Ints:
+        """The rows of one weight: coarser strata than were drawn. A single row joins that of the nearest lower one."""
+        values, strata, sizes = np.unique(self.weights.round(6), return_inverse=True, return_counts=True)
+        enough = sizes > 1
+        place = np.maximum(np.cumsum(enough) - 1, 0) if enough.any() else np.zeros(len(values), dtype=np.int64)
+        return place[strata].astype(np.int64)
 
     @cached_property
     def corrections(self) -> Floats:
@@ -84,43 +93,49 @@ class Sample:
         return (1 - drawn / total) * drawn / np.maximum(drawn - 1, 1)
 
     @cached_property
-    def disagreement(self) -> float:
-        """Returns the squares that one row of difference 1 adds, in proportion to the strata's weights."""
-        total = np.bincount(self.strata, weights=self.weights)
-        sizes = np.bincount(self.strata)
-        return float((self.corrections * total / total.sum() * (total / sizes) ** 2).sum())
+    def agreement(self) -> float:
+        return float(np.average(self.human == self.model, weights=self.weights))
 
-    def covariance(self, a: Floats, b: Floats) -> float:
-        """Returns the design's covariance of the weighted sums of a and b."""
-        x, y = self.weights * a, self.weights * b
-        size = np.bincount(self.strata)
-        products, left, right = (np.bincount(self.strata, weights=sums) for sums in (x * y, x, y))
-        return float((self.corrections * (products - left * right / size)).sum())
+    def variance(self, values: Floats) -> float:
+        """Returns the design's variance of the weighted sum."""
+        x, size = self.weights * values, np.bincount(self.strata)
+        squares, sums = (np.bincount(self.strata, weights=each) for each in (x * x, x))
+        return float((self.corrections * (squares - sums**2 / size)).sum())
 
+    def count(self, code: int, inside: Flags, *, machine: int, rows: int) -> Interval:
+        """Estimates how many rows of a group have a code.
 
-def strata_of(weights: Floats) -> Ints:
-    """Returns the rows of one weight as a stratum; a single row joins the stratum of the nearest lower weight."""
-    values, strata, sizes = np.unique(weights.round(6), return_inverse=True, return_counts=True)
-    enough = sizes > 1
-    place = np.maximum(np.cumsum(enough) - 1, 0) if enough.any() else np.zeros(len(values), dtype=np.int64)
-    return place[strata].astype(np.int64)
+        Args:
+            inside: the sampled rows of the group.
+            machine, rows: of the group, with the model's code and in all.
+        """
+        human, given = inside & (self.human == code), inside & (self.model == code)
+        usual = (1 - self.agreement) * machine
+        wrong = self._errors(given & ~human, given, machine, usual=usual) or Interval(usual, 0.0, machine)
+        hits = machine - wrong.value
+        usual = hits * (1 - self.agreement) / max(self.agreement, _TINY)
+        missed = self._errors(human & ~given, inside & ~given, rows - machine, usual=usual) or Interval(0.0, 0.0, 0.0)
+        low = float(np.hypot(wrong.high - wrong.value, missed.value - missed.low))
+        high = float(np.hypot(wrong.value - wrong.low, missed.high - missed.value))
+        value, least, most = hits + missed.value, int(human.sum()), rows - int((inside & ~human).sum())
+        return Interval(*(min(max(end, least), most) for end in (value, value - low, value + high)))
 
-
-def predicted(sample: Sample, y: Floats, f: Floats, count: int, usual: float) -> Interval:
-    """Returns the prediction-powered estimate of a count.
-
-    Args:
-        y: 1 for a sampled row with the code by the human, in the group.
-        f: the same by the model.
-        count: rows with the model's code.
-        usual: L where the sample has no row with the model's code.
-    """
-    of_y, of_f, of_both = sample.covariance(y, y), sample.covariance(f, f), sample.covariance(y, f)
-    power = min(1.0, max(0.0, of_both / of_f)) if of_f > 0 else usual
-    value = power * count + float((sample.weights * (y - power * f)).sum())
-    variance = max(0.0, of_y - 2 * power * of_both + power**2 * of_f) + sample.disagreement * (1 + power**2)
-    half = _Z * variance**0.5
-    return Interval(value, value - half, value + half)
+    def _errors(self, errors: Flags, among: Flags, total: int, *, usual: float) -> Interval | None:
+        """Estimates how many of `total` rows are errors, if some of them are sampled; `usual`: by the whole sample."""
+        weight = float(self.weights[among].sum())
+        if not weight or not total:
+            return None
+        share = float(self.weights[errors].sum()) / weight
+        if share > 0.5 + _TINY:
+            right = self._errors(among & ~errors, among, total, usual=usual)
+            return right and Interval(total - right.value, total - right.high, total - right.low)
+        value = total * share
+        half = min(total, 1 / (among.sum() / total + 1 / max(2 * max(value, usual), _TINY)))
+        variance = self.variance(among * (errors.astype(float) - share)) * (total / weight) ** 2 + half**2 / 2
+        expected = (value + half / 2) / (total + half)
+        size = expected * (1 - expected) * total**2 / variance
+        ends = total * betaincinv(expected * size, (1 - expected) * size, _ENDS)
+        return Interval(value, min(value, float(ends[0])) if value else 0.0, max(value, float(ends[1])))
 
 
 @dataclass(frozen=True)
@@ -155,14 +170,13 @@ class Estimates:
                 f"{self.missing:,} rows of the sample have no code: others stand for them, which is wrong if they "
                 "differ"
             )
-        if without := [one for one in self.totals if one.note == "none"]:
-            most = max(without, key=lambda one: one.machine)
+        if few := [one for one in self.totals if one.note]:
+            most = max(few, key=lambda one: one.machine)
             lines.append(
-                f"the sample says nothing of {len(without)} codes ({sum(one.machine for one in without):,} rows by the "
-                f"model; the largest is {most.code}): they have no estimate. Sample more rows, or with --sensitive"
+                f"{len(few)} codes have fewer than {_FEW} rows in the sample, and no estimate "
+                f"({sum(one.machine for one in few):,} rows by the model; the largest is {most.code}): sample more, "
+                "or with --sensitive"
             )
-        if few := sum(one.note == "few" for one in self.totals):
-            lines.append(f"the sample has under {_FEW} rows of each of {few} codes: their intervals are rough")
         return lines
 
 
@@ -193,7 +207,7 @@ def estimate(
     weights = _adjusted(table, sample)
     names, numbers = np.unique([*table.codes, *table.human], return_inverse=True)
     model = numbers[: len(table.codes)]
-    drawn = Sample(numbers[len(model) :], model[table.rows], weights, strata_of(weights))
+    drawn = Sample(numbers[len(model) :], model[table.rows], weights)
     cells = Counter(zip(table.groups, model.tolist(), strict=True))
     of_rows = [table.groups[row] for row in table.rows]
     levels = [level for size in range(len(by) + 1) for level in combinations(range(len(by)), size)]
@@ -214,19 +228,16 @@ def _of_level(
     machine: defaultdict[tuple[str, ...], Ints] = defaultdict(lambda: np.zeros(len(names), dtype=np.int64))
     for (group, code), count in cells.items():
         machine[at_level(group)][code] += count
-    usual = float(np.average(sample.human == sample.model, weights=sample.weights))
     levels = [at_level(group) for group in of_rows]
     for group in sorted(machine):
-        inside, rows = np.array([one == group for one in levels], dtype=float), int(machine[group].sum())
+        inside, rows = np.array([one == group for one in levels]), int(machine[group].sum())
         for code, name in enumerate(names):
-            y, f = inside * (sample.human == code), inside * (sample.model == code)
-            count, sampled = int(machine[group][code]), int(np.maximum(y, f).sum())
+            count = int(machine[group][code])
+            sampled = int((inside & ((sample.human == code) | (sample.model == code))).sum())
             if not name or not (count or sampled):
                 continue
-            interval = predicted(sample, y, f, count, usual)
-            # what the human's codes leave possible
-            possible = np.clip([interval.value, interval.low, interval.high], y.sum(), rows - (inside - y).sum())
-            yield Estimate(group, name, rows, count, sampled, Interval(*possible.tolist()) if sampled else None)
+            found = sample.count(code, inside, machine=count, rows=rows) if sampled >= _FEW else None
+            yield Estimate(group, name, rows, count, sampled, found)
 
 
 def _adjusted(table: DoubleCoded, sample: Path) -> Floats:

@@ -26,7 +26,7 @@ from storage.spelling import human_codes
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.reader import pieces, survey
 from storage.tables.writer import open_writer, output_kind
-from tasks.coding.strata import Stratum, stratify
+from tasks.coding.strata import Stratum, scores_of, stratify
 
 ROW, HUMAN, WEIGHT = "qa_row", "human_code", "qa_weight"
 _BOOTSTRAP, _SEEN = 1000, 1000
@@ -98,7 +98,7 @@ def draw(
     elif size <= len(always):
         raise InputError(f"--rows: sensitive codes alone have {len(always)}. Give more than {size}.")
     else:
-        strata = stratify(table, others, prefix=prefix, size=size - len(always))
+        strata = stratify(*scores_of(table, prefix), others, size=size - len(always))
     weight = dict.fromkeys(always, 1.0)
     for stratum in strata:
         weight |= dict.fromkeys(rng.sample(stratum.rows, stratum.size), stratum.weight)

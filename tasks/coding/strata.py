@@ -58,13 +58,12 @@ def scores_of(table: Table, prefix: str) -> tuple[list[str], list[float]]:
     return codes, scores
 
 
-def stratify(table: Table, rows: Sequence[int], *, prefix: str, size: int) -> list[Stratum]:
+def stratify(codes: Sequence[str], scores: Sequence[float], rows: Sequence[int], *, size: int) -> list[Stratum]:
     """Divides these rows of a coded table into strata, with `size` rows to draw from all.
 
     Raises:
-        InputError: a score is missing, or too few rows are to be drawn.
+        InputError: too few rows are to be drawn.
     """
-    codes, scores = scores_of(table, prefix)
     counts = Counter(codes[row] for row in rows)
     apart = max(0, size // (2 * _FEWEST_DRAWN * (len(_BANDS) + 1)) - 1)
     frequent = {code for code, count in counts.most_common(apart) if count >= _FEWEST_ROWS}

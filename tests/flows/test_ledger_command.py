@@ -18,6 +18,8 @@ from storage.bundle.folder import bundle_digest
 from storage.bundle.seal import release_key
 from storage.errors import InputError
 from storage.ledger import Evaluation, Ledger, Policy
+from storage.ledger.budget import Account, BudgetLine
+from storage.ledger.policy import Cap
 from storage.ledger.recovery import draw_path
 from storage.paths import Workspace
 
@@ -209,6 +211,15 @@ def test_budget_of_two_populations(home):
     assert found["fires", "*", local] == ("0", "2.5")
     assert ("fires", "*", "formal") not in found
     assert "fires" in run("show", "--home", home)
+
+
+def test_a_budget_warns_of_a_cap_on_delta_that_many_records_share():
+    """As a release does: delta 1e-3 of 13,000 records is 13 of them in the mean; of 100 records nothing is said."""
+    cap = Cap(epsilon=Decimal(10), delta=Decimal("1e-3"))
+    account = Account("injuries", "2023", "formal", rule="basic")
+    said = {n: "\n".join(text.budget_text([BudgetLine(account, cap)], "p", {"injuries": n})) for n in (100, 13_000)}
+    assert "warning: the cap of δ 0.001 counts for each of about 13,000 records: 13 of them" in said[13_000]
+    assert "warning" not in said[100]
 
 
 def test_keys_head_and_verify(home, tmp_path):
