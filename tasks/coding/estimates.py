@@ -236,8 +236,8 @@ def _of_level(
             sampled = int((inside & ((sample.human == code) | (sample.model == code))).sum())
             if not name or not (count or sampled):
                 continue
-            found = sample.count(code, inside, machine=count, rows=rows) if sampled >= _FEW else None
-            yield Estimate(group, name, rows, count, sampled, found)
+            counted = sample.count(code, inside, machine=count, rows=rows) if sampled >= _FEW else None
+            yield Estimate(group, name, rows, count, sampled, counted)
 
 
 def _adjusted(table: DoubleCoded, sample: Path) -> Floats:
