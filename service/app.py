@@ -15,11 +15,12 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, HTTPException, Query, Request, Security
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from fastapi.security import APIKeyHeader
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.routing import Route
 
 from deployments import VERSION
 from service import files
@@ -36,8 +37,9 @@ from service.messages import (
     Problem,
     Version,
 )
+from storage.bundle.folder import STATEMENT
 from storage.errors import InputError
-from tasks.coding.coder import Coder, Coding
+from tasks.coding.coder import Coder, Coding, describe_release
 from tasks.running import installation
 
 _STATIC = Path(__file__).parent / "static"
@@ -78,7 +80,7 @@ class _AccessControl:
             return request.client.host if request.client else "unknown"
         if key is not None and (name := clients.name_of(key)) is not None:
             return f"client {name}"
-        raise HTTPException(401, "the header X-API-Key is missing or wrong", headers={"WWW-Authenticate": "ApiKey"})
+        raise HTTPException(401, "the API key (header X-API-Key) is wrong", headers={"WWW-Authenticate": "ApiKey"})
 
     def require_not_revoked(self) -> None:
         """Refuse to code with a withdrawn bundle."""
@@ -113,7 +115,10 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
     )
     page = _PAGES.get_template("page.html").render(
         coder=coder,
-        preset=_preset(coder, settings.accuracy),
+        targets=(targets := _targets(coder)),
+        preset=min((name for name, _ in targets), key=lambda name: abs(name - settings.accuracy), default=None),
+        fitted_on=_calibrated_on(coder),
+        origin=describe_release(coder.folder) if (coder.folder / STATEMENT).is_file() else coder.release,
         tables=Markup((_STATIC / "table.js").read_text(encoding="utf-8")),
         most_rows=files.MOST_ROWS,
         most_bytes=files.MOST_BYTES,
@@ -237,6 +242,11 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
     async def try_it() -> HTMLResponse:
         return HTMLResponse(page)
 
+    for document in (coder.folder / name for name in ("PRIVACY.md", "README.md")):
+        if document.is_file():
+            shown = PlainTextResponse(document.read_text(encoding="utf-8"))
+            app.router.routes.append(Route(f"/{document.name}", shown, include_in_schema=False))
+
     @app.get("/review", include_in_schema=False)
     async def review_it() -> HTMLResponse:
         return HTMLResponse(review)
@@ -250,14 +260,10 @@ def _review_page(coder: Coder) -> str:
     return _PAGES.get_template("static/review.html").render(coder=coder, parts=parts, most_rows=files.MOST_ROWS)
 
 
-def _preset(coder: Coder, accuracy: float) -> dict[str, float] | None:
-    """Returns score and accuracy of the threshold nearest to an accuracy; None without one."""
-    if coder.thresholds is None:
-        return None
-    fitted = coder.thresholds.get("thresholds", ())
-    scores = {entry["target_accuracy"]: entry["threshold"] for entry in fitted if entry["threshold"] is not None}
-    nearest = min(scores, key=lambda target: abs(target - accuracy), default=None)
-    return None if nearest is None else {"accuracy": nearest, "score": scores[nearest]}
+def _targets(coder: Coder) -> list[tuple[float, float]]:
+    """Returns the accuracies that have a threshold, each with its score."""
+    fitted = (coder.thresholds or {}).get("thresholds", ())
+    return [(one["target_accuracy"], one["threshold"]) for one in fitted if one["threshold"] is not None]
 
 
 def _result(coding: Coding) -> dict[str, Any]:

@@ -14,6 +14,7 @@ function headers(type) {
   return all;
 }
 async function refusal(response) {
+  if (response.status === 401) return "Enter your API key.";
   try { return (await response.json()).detail; } catch { return "the service answered " + response.status; }
 }
 const percent = (share) => (100 * share).toFixed(1) + " %";

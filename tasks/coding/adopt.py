@@ -59,8 +59,13 @@ class AdoptionReport:
         return [] if self.thresholds is None else list(lines(self.thresholds))
 
     @property
+    def coverage(self) -> list[tuple[int, float]]:
+        """Returns the percentage of the records that is coded without review, by percent right."""
+        fitted = () if self.thresholds is None else self.thresholds["thresholds"]
+        return [(round(100 * one["target_accuracy"]), 100 * one["coverage"]) for one in fitted if one["coverage"]]
+
+    @property
     def unchecked(self) -> list[str]:
-        """Returns what the adoption could not check, in words."""
         roots = "revocation: --roots names the file roots.json that the agency sends when it revokes a release"
         own = "how good the codes are on your narratives: --data names records that you coded manually"
         return [
@@ -75,7 +80,6 @@ class AdoptionReport:
 
     @property
     def next_commands(self) -> list[str]:
-        """Returns what to type next."""
         name = shlex.quote(str(self.adopted.folder))
         return [
             f"autocoder code --bundle {name} --data new.csv --out coded.csv",
@@ -84,7 +88,6 @@ class AdoptionReport:
         ]
 
     def page(self) -> str:
-        """Returns the report."""
         return render(
             "adoption.html",
             notice="Only for you: the thresholds depend on your records. Nothing here is sent to anyone."

@@ -44,11 +44,9 @@ class BundleSummary:
         self.total[code] = self.total.get(code, 0.0) + score
 
     @property
-    def tenths(self) -> list[tuple[str, int, float]]:
-        """Returns score range, rows, and rows as a share of the largest range, best scores first."""
-        most = max(*self.scores, 1)
-        ranges = [f"{tenth / _TENTHS:.1f} to {(tenth + 1) / _TENTHS:.1f}" for tenth in range(_TENTHS)]
-        return [(ranges[tenth], rows, rows / most) for tenth, rows in reversed(list(enumerate(self.scores)))]
+    def tenths(self) -> list[tuple[float, int]]:
+        """Returns the least score of each tenth, and its rows."""
+        return [(tenth / _TENTHS, rows) for tenth, rows in enumerate(self.scores)]
 
     def codes(self, *, reviewed: bool) -> tuple[list[str], list[list[str]]]:
         """Returns the table of codes, the most frequent first."""

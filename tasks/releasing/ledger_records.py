@@ -178,14 +178,22 @@ def reference_f1(ledger: Ledger, planned: PlannedRelease) -> float | None:
         for row in ledger.rows()
         if _is_of(planned.plan, row, Scores) and "base_weighted_f1" in row.details
     ]
-    scores += [
-        row.details["weighted_f1"]
-        for row in ledger.rows()
-        if isinstance(row.subject, ComparisonFit)
-        and (row.data_fingerprint, row.guarantee_kind) == (planned.plan.data_fingerprint, "none")
-        and "weighted_f1" in row.details
-    ]
+    scores += [row.details["weighted_f1"] for row in _compared(ledger, planned) if row.guarantee_kind == "none"]
     return max(scores, default=None)
+
+
+def accuracy_by_epsilon(ledger: Ledger, planned: PlannedRelease) -> dict[float, float]:
+    """Returns the weighted F1 of the plan's mechanism on these records by epsilon, means over a comparison's seeds."""
+    scores: dict[float, list[float]] = {}
+    for row in _compared(ledger, planned):
+        if row.mechanism == planned.plan.event.mechanism and row.epsilon is not None:
+            scores.setdefault(float(row.epsilon), []).append(row.details["weighted_f1"])
+    return {epsilon: sum(each) / len(each) for epsilon, each in scores.items()}
+
+
+def _compared(ledger: Ledger, planned: PlannedRelease) -> list[Row]:
+    rows = [row for row in ledger.rows() if isinstance(row.subject, ComparisonFit) and "weighted_f1" in row.details]
+    return [row for row in rows if row.data_fingerprint == planned.plan.data_fingerprint]
 
 
 def _is_of(plan: ReleasePlan, row: Row, subject: type[Scores]) -> bool:

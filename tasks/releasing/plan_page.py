@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
@@ -50,15 +50,13 @@ PlanVerdict = Verdict | Literal["note"]
 MARKS: dict[PlanVerdict, str] = {
     "fine": "✓ fine",
     "note": "○ note",
-    "investigate": "● look at this",
+    "investigate": "● review",
     "warning": "▲ warning",
 }
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Holds one question about a plan: its verdict, and the figures of its answer."""
-
     key: str
     verdict: PlanVerdict
     figures: Mapping[str, Any]
@@ -66,19 +64,15 @@ class Answer:
 
     @property
     def question(self) -> str:
-        """Returns the question in words."""
         return render("plan_words.txt", part="question", key=self.key, f=self.figures).strip()
 
     @property
     def text(self) -> str:
-        """Returns the answer in words, one paragraph."""
         return " ".join(render("plan_words.txt", part="answer", key=self.key, f=self.figures).split())
 
 
 @dataclass(frozen=True)
 class PlanPage:
-    """Holds a plan with its answers."""
-
     planned: PlannedRelease
     status: ApprovalStatus
     file: str
@@ -91,7 +85,6 @@ class PlanPage:
 
     @property
     def title(self) -> str:
-        """Returns what the page is about: a plan, or a release."""
         return "Planned release" if self.released is None else "Release"
 
     @property
@@ -104,7 +97,6 @@ class PlanPage:
 
     @property
     def summary(self) -> str:
-        """States how many answers speak against the release, or that it was released or revoked."""
         if self.released is not None and self.revoked is not None:
             day, reason = self.revoked.recorded_at[:10], self.revoked.details["reason"]
             return f"release {self.released.release_id} was REVOKED on {day}: {reason}"
@@ -114,12 +106,12 @@ class PlanPage:
         verdicts = [answer.verdict for answer in self.answers]
         against, open_ = verdicts.count("warning"), verdicts.count("investigate")
         if against:
-            return f"{against} of {len(verdicts)} answers speak against this release"
-        return "no objections" + (f"; {open_} of {len(verdicts)} answers need review" if open_ else "")
+            return f"{against} of {len(verdicts)} checks failed"
+        return "no objections" + (f"; {open_} of {len(verdicts)} need review" if open_ else "")
 
 
 def page_of(plan: CheckedPlan, status: ApprovalStatus, *, file: str, context: PlanContext | None = None) -> PlanPage:
-    """Answers all questions that an officer would ask about a plan, the measured leakage first.
+    """Answers what an officer would ask about a plan, the measured leakage first.
 
     Args:
         file: path that the officer gives to `autocoder approve`.
@@ -144,7 +136,7 @@ def page_of(plan: CheckedPlan, status: ApprovalStatus, *, file: str, context: Pl
         _leakage(plan, file),
         _promise(planned),
         _cost(plan, records),
-        _accuracy(scores, ledger_records.reference_f1(ledger, planned)),
+        _accuracy(scores, ledger, planned),
         _alone(scores),
         *([] if context.lists is None else [_lists(context.lists)]),
         *([] if context.outdated is None else [Answer("outdated", "warning", {"why": context.outdated})]),
@@ -157,7 +149,6 @@ def page_of(plan: CheckedPlan, status: ApprovalStatus, *, file: str, context: Pl
 
 
 def markdown(page: PlanPage) -> str:
-    """Renders the page as Markdown."""
     return render("plan.md", **_values(page))
 
 
@@ -167,7 +158,6 @@ def html(page: PlanPage) -> str:
 
 
 def facts(page: PlanPage) -> list[tuple[str, str]]:
-    """Returns the plan's names and digests."""
     plan = page.planned.plan
     return [
         ("population", plan.population),
@@ -192,6 +182,7 @@ def _values(page: PlanPage) -> dict[str, Any]:
         "page": page,
         "plan": page.planned.plan,
         "claim": page.planned.plan.claim,
+        "figures": {answer.key: answer.figures for answer in page.answers},
         "facts": facts(page),
         "marks": MARKS,
         "output": page.planned.output,
@@ -201,21 +192,13 @@ def _values(page: PlanPage) -> dict[str, Any]:
 def _leakage(plan: CheckedPlan, file: str) -> Answer:
     measurement, formal = plan.measurement, plan.plan.claim.guarantee_kind == "formal"
     if measurement is None:
-        figures = {
-            "audited": False,
-            "formal": formal,
-            "file": shlex.quote(file),
-            "required": plan.policy.require_audit,
-        }
-        return Answer("leakage", "note" if formal and not figures["required"] else "warning", figures)
+        required = plan.policy.require_audit
+        figures = {"audited": False, "formal": formal, "file": shlex.quote(file), "required": required}
+        return Answer("leakage", "note" if formal and not required else "warning", figures)
     verdicts: dict[str, PlanVerdict] = {CONTRADICTED: "warning", INCONCLUSIVE: "investigate"}
-    figures = {
-        "audited": True,
-        "verdict": measurement.verdict,
-        "line": measurement.line,
-        "row": measurement.ledger_sequence,
-    }
-    return Answer("leakage", verdicts.get(measurement.verdict, "fine"), figures)
+    verdict, row = measurement.verdict, measurement.ledger_sequence
+    figures = {"audited": True, "verdict": verdict, "line": measurement.line, "row": row}
+    return Answer("leakage", verdicts.get(verdict, "fine"), figures)
 
 
 def _promise(planned: PlannedRelease) -> Answer:
@@ -245,6 +228,8 @@ def _cost(checked: CheckedPlan, records: RecordSet | None) -> Answer:
         return Answer("cost", "warning", figures | {"refusal": str(refused), "fits": 0})
     figures["accounts"] = len(charges)
     tightest = min(charges, key=lambda one: one.left)
+    figures["left"], figures["cap"] = down(tightest.left), up(tightest.epsilon_cap)
+    figures["budget"] = _releases(tightest)
     caps = {one: checked.policy.cap(*one) for one in (_account(charge) for charge in charges)}
     more = min(further(charge.after, caps[_account(charge)]) for charge in charges)
     figures["further"] = f"ε {down(tightest.left)} remain; {describe_successors(more)}"
@@ -258,6 +243,15 @@ def _cost(checked: CheckedPlan, records: RecordSet | None) -> Answer:
     ]
     verdict: PlanVerdict = "warning" if same is not None else "investigate" if figures["delta_spent"] else "fine"
     return Answer("cost", verdict, figures, table=_charges(charges, plan))
+
+
+def _releases(charge: Charge) -> list[tuple[int, float]]:
+    """Returns epsilon spent before, with this release, and with more of its size until the cap."""
+    after, points = charge.after, [(0, float(charge.before.epsilon)), (1, float(charge.after.epsilon))]
+    while after.rule == "gaussian" and len(points) < 8 and points[-1][1] < charge.epsilon_cap:
+        after = replace(after, spent=after.spent.plus(charge.loss))
+        points.append((len(points), float(after.epsilon)))
+    return points if points[-1][1] <= charge.epsilon_cap else points[:-1]
 
 
 def _charges(charges: Sequence[Charge], plan: ReleasePlan) -> Table:
@@ -282,13 +276,14 @@ def _account(charge: Charge) -> tuple[str, str, GuaranteeKind]:
     return charge.after.population, charge.after.cohort, charge.after.guarantee_kind
 
 
-def _accuracy(scores: Mapping[str, float], reference: float | None) -> Answer:
-    """Holds the scores against the best fit without privacy.
-
-    Without one a figure says neither that it is good nor what was lost.
-    """
+def _accuracy(scores: Mapping[str, float], ledger: Ledger, planned: PlannedRelease) -> Answer:
+    """Compares the scores with the best model without privacy."""
+    reference = ledger_records.reference_f1(ledger, planned)
     loss = None if reference is None or not scores else reference - scores["weighted_f1"]
-    figures = {"scores": scores, "reference": reference, "loss": loss}
+    curve = ledger_records.accuracy_by_epsilon(ledger, planned)
+    if scores and planned.plan.claim.epsilon is not None:
+        curve |= {float(planned.plan.claim.epsilon): scores["weighted_f1"]}
+    figures = {"scores": scores, "reference": reference, "loss": loss, "curve": sorted(curve.items())}
     if loss is None or reference is None:
         return Answer("accuracy", "note", figures)
     return Answer("accuracy", "investigate" if loss > LARGE * reference else "fine", figures)
@@ -296,7 +291,12 @@ def _accuracy(scores: Mapping[str, float], reference: float | None) -> Answer:
 
 def _alone(scores: Mapping[str, float]) -> Answer:
     alone = {name.removeprefix("alone_at_"): share for name, share in scores.items() if name.startswith("alone_at_")}
-    figures = {"alone": alone, "missing": [target for target, share in alone.items() if not share], "scores": scores}
+    figures = {
+        "alone": alone,
+        "missing": [target for target, share in alone.items() if not share],
+        "scores": scores,
+        "points": [(int(target), 100 * share) for target, share in alone.items() if share],
+    }
     return Answer("alone", "fine" if alone and not figures["missing"] else "note", figures)
 
 
@@ -312,13 +312,7 @@ def _siblings(planned: PlannedRelease, ledger: Ledger, records: RecordSet | None
     head = ["release", "population", "cohorts", "mechanism", "guarantee", "ε", "state", "shares"]
     rows = [
         [
-            *(
-                one.release_id,
-                one.population,
-                ", ".join(one.cohorts),
-                one.mechanism,
-                one.guarantee_kind,
-            ),
+            *(one.release_id, one.population, ", ".join(one.cohorts), one.mechanism, one.guarantee_kind),
             *("–" if one.epsilon is None else up(Decimal(one.epsilon)), one.state, one.shares),
         ]
         for one in others
@@ -340,16 +334,12 @@ def _decision(status: ApprovalStatus, file: str) -> Answer:
         "refused": status.refusal is not None,
         "file": shlex.quote(file),
     }
-    verdict: Verdict = (
-        "warning" if figures["refused"] else "investigate" if status.missing or status.problems else "fine"
-    )
-    return Answer("decision", verdict, figures)
+    open_ = status.missing or status.problems
+    return Answer("decision", "warning" if status.refusal is not None else "investigate" if open_ else "fine", figures)
 
 
 @dataclass(frozen=True)
 class PlanContext:
-    """Holds what the workspace adds to the ledger about a plan."""
-
     records: RecordSet | None = None
     """Marks of its records: earlier releases of them, by whatever name, are charged and named with it."""
     lists: Sequence[CodeListVerdict] | None = ()

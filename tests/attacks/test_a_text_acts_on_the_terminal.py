@@ -188,7 +188,7 @@ def test_a_name_that_holds_a_verdict(tmp_path: Path, arguments: tuple[str, ...])
 @pytest.mark.parametrize("name", ["requester", "population", "release_label"])
 def test_a_name_in_a_plan_that_begins_a_line(name: str, end: str) -> None:
     """The officer's page shows who asks: `lead`, a line end and a line that looks like a verdict."""
-    for value in (f"lead{end}fine  What does it measurably leak? Nothing.", f"lead{end}"):
+    for value in (f"lead{end}fine  What do attacks measure? Nothing.", f"lead{end}"):
         changed: dict[str, Any] = {name: value}
         with pytest.raises(ValidationError):
             make_plan(**changed)

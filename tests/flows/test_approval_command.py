@@ -110,12 +110,12 @@ def test_what_is_signed_is_read_first(site: tuple[Job, str], tmp_path: Path) -> 
     code, shown, err = invoke("plan", plan)
     assert code == 0
     assert "this ε is an estimate" in err
-    assert "▲ warning  What does it measurably leak?" in shown
+    assert "▲ warning  What do attacks measure?" in shown
     assert "Not audited" in shown
     assert "under policy strict" in shown
     assert not re.search(r"\d\.\d{7}", shown)
     page = tmp_path / "plan.html"
-    assert "speak against" in command("plan", plan, "--html", page)
+    assert "checks failed" in command("plan", plan, "--html", page)
     assert "Not audited" in page.read_text()
     with pytest.raises(InputError, match=r"--html: the folder .* does not exist"):
         command("plan", plan, "--html", tmp_path / "none" / "plan.html")

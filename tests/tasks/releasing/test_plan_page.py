@@ -120,6 +120,21 @@ def test_not_audited_stands_first(ledger: Ledger, claim: Claim, verdict: str) ->
     assert plan_page.markdown(found).index("Not audited") < plan_page.markdown(found).index("What is promised")
 
 
+def test_what_decides_is_at_the_top_and_the_commands_at_the_end(ledger: Ledger) -> None:
+    """Claim, accuracy and budget before the first question, with the plot of the budget up to its cap."""
+    found = page(ledger, planned(FORMAL))
+    text = plan_page.html(found)
+    top = text[: text.index("<h2>")]
+    assert f"<b>ε {FORMAL.epsilon:g}</b>" in top
+    assert f"<b>ε {answer(found, 'cost').figures['left']} left</b>of 8" in top
+    assert "Budget over releases like this one" in top
+    spent = [epsilon for _, epsilon in answer(found, "cost").figures["budget"]]
+    assert len(spent) > 2
+    assert sorted(spent) == spent
+    assert spent[-1] <= 8
+    assert "autocoder approve plans/k.json --key KEY.pem" in text[text.index("<h2>Decide") :]
+
+
 def test_a_contradiction_is_a_warning_and_says_by_how_much(ledger: Ledger) -> None:
     """The gate's own line, in every form of the page; a bound below the claim is none."""
     plan = planned()
