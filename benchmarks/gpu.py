@@ -9,7 +9,7 @@ was left on the other side. `--device cpu` runs the parts on the processor itsel
 
 The encoder has distilRoBERTa's size (6 layers of 768, 82 million) and random weights, the narratives are random ids of
 OSHA's lengths: for speed, not for F1. Peaks are measured beside, by one large matrix product of each precision. Each
-part stands alone: what fails is named in the report, the others go on, and the exit code is 1. Prints one JSON object.
+part is independent: what fails is named, the others continue, and the exit code is 1. Prints one JSON object.
 
 Goals, on CUDA: the bfloat16 risk pass reaches 40 % of the bfloat16 peak; the paper's protocol (three fits of 10 + 20
 epochs and three passes over 500 draws, 5,346 records) takes less than 30 minutes. benchmarks/README.md has the results.

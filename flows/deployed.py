@@ -67,14 +67,14 @@ def estimated(parameters: Annotated[RecordsForm, with_title("Records")]) -> Retr
 )
 def compare(
     parameters: Annotated[RecordsForm, with_title("Records and SWAG-PPM")],
-    settings: Annotated[CompareSection, with_title("Rivals")],
+    settings: Annotated[CompareSection, with_title("Other methods")],
     branches: Annotated[str, with_title("Branches")] = "all",
 ) -> CompareResult:
     """Run every branch at every seed, write the report, and record each claim as internal.
 
     Args:
         parameters: records, columns and population; model and SWAG-PPM's fit as YAML. Its seed is the first.
-        settings: target, delta, seeds, the rivals' common settings, and further branches.
+        settings: target, delta, seeds, the other methods' common settings, and further branches.
         branches: names by comma, or `all`.
     """
     chosen = CompareParameters.model_validate(settings.model_dump())

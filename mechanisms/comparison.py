@@ -54,8 +54,8 @@ def compare(
 
     >>> from autocoder import NonPrivate, PriorDescent
     >>> X, y = np.repeat([[1.0, 0.0], [0.0, 1.0]], 500, axis=0), np.repeat(["fall", "burn"], 500)
-    >>> rivals = {"plain": NonPrivate(), "descent": PriorDescent()}
-    >>> table = compare(rivals, X, y, epsilon=[0.5, 1], classes=["burn", "fall"])
+    >>> methods = {"plain": NonPrivate(), "descent": PriorDescent()}
+    >>> table = compare(methods, X, y, epsilon=[0.5, 1], classes=["burn", "fall"])
     >>> table["guarantee_kind"].tolist()
     ['none', 'formal', 'formal']
     """

@@ -186,7 +186,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
 
     @property
     def claim(self) -> Claim:
-        """Returns the claim of what ran: epsilon, delta, the kind of guarantee, and all that it depends on."""
+        """Returns the claim of what ran: epsilon, delta, the type of guarantee, and all that it depends on."""
         check_is_fitted(self)
         return self.claim_
 
@@ -270,7 +270,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         )
 
     def _require_titles(self, y: np.ndarray) -> None:
-        """Refuses titles that leave out a class, before texts are encoded."""
+        """Refuses titles without some class, before texts are encoded."""
         if not isinstance(self.titles, Mapping):
             return
         labels = np.unique(y if self.classes is None else np.asarray(self.classes)).tolist()

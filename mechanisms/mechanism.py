@@ -164,7 +164,7 @@ class Releasable(Protocol):
     """A model that knows how to become a bundle."""
 
     def release_to(self, folder: Path, *, codes: Sequence[str], precision: Precision) -> Mapping[str, Shapes]:
-        """Write the files that leave; return the shape of each weight by file and name."""
+        """Write the released files; return the shape of each weight by file and name."""
         ...
 
 

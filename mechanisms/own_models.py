@@ -46,7 +46,7 @@ class Private:
     """Holds what one call returns.
 
     model: a copy of the given one, in evaluation mode, with the parameters that the claim is of. claim: epsilon, delta
-    or why there is none, the kind of guarantee, neighbours, unit, and its assumptions. figures: aggregates of the
+    or why there is none, the type of guarantee, neighbours, unit, and its assumptions. figures: aggregates of the
     run; those in nats are read from the records without protection and are no part of what is claimed. event: what ran,
     in numbers, which the claim is computed from.
     """

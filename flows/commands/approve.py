@@ -68,8 +68,8 @@ def approve(
     The signature covers everything that the plan releases, and counts only for that plan; it is saved next to the
     plan. One despite an audit covers the measurement too: a later audit blocks again. A plan without an audit cannot
     pass this way, and no one can sign for their own request. The budget policy names the keys that count, and how many
-    are needed. `--print` and `--post` save nothing here. What speaks
-    against a plan is shown first, and you are asked; one that `autocoder release` would refuse is not approved.
+    are needed. `--print` and `--post` save nothing here. Objections
+    to a plan are shown first, and you are asked; one that `autocoder release` would refuse is not approved.
 
     Examples
 
@@ -207,7 +207,7 @@ def _ask(planned: PlannedRelease, context: Context, settings: LedgerParameters, 
 
 
 def _show(planned: PlannedRelease, plan: Path, context: Context) -> None:
-    """Prints what is signed on stderr: claim, measured leakage, budget, other releases, and what speaks against it."""
+    """Prints what is signed on stderr: claim, measured leakage, budget, other releases, and objections."""
     from tasks.releasing import plan_page
 
     _say_contents(planned)

@@ -14,7 +14,7 @@ from flows.server.run_flow import run_command
 from tasks.running.failures import private_errors
 
 _RIVALS = "rivals."
-"""What `--set` of a rivals' setting begins with, such as rivals.epochs=10."""
+"""What `--set` of the other methods starts with, such as rivals.epochs=10."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def compare(
     Writes results.json, a table and a plot: claim, F1 with its errors and seconds of each branch at each epsilon. Each
     branch with a claim gets a release plan, which `autocoder release` takes.
 
-    `--set rivals.epochs=10` sets what the rivals have in common: epochs, batch_size.
+    `--set rivals.epochs=10` sets what the other methods have in common: epochs, batch_size.
 
     Examples
 

@@ -90,7 +90,7 @@ def _show_release(ledger: Ledger, release: str, *, as_json: bool) -> None:
     say_prose(f"Release {release}: {revoked + ' Do not use or share it.' if revoked else current.state}\n")
     partners = sorted({one.partner for one in handovers(ledger) if one.release_id == release})
     if partners or revocation is not None:
-        say_prose(f"Handed over to: {', '.join(partners) or 'nobody'}.\n")
+        say_prose(f"Shared with: {', '.join(partners) or 'no one'}.\n")
     for line in release_text(describe(ledger, release), width=min(Console().width, 110)):
         say(line)
     say("\nEvery field: --json")
@@ -194,7 +194,7 @@ def export(
     release: Annotated[str | None, typer.Option(help="The release, of page, record and answers.")] = None,
     key: Annotated[Path | None, typer.Option(help="Private key that signs the head (`autocoder keys new`).")] = None,
 ) -> None:
-    """Write what leaves the ledger for others.
+    """Export from the ledger for others.
 
     WHAT is one of: rows (every row as JSON, for `ledger verify --against`), head (sequence and hash of the newest row,
     so that a partner can verify the ledger later), page (all that is stated of one release, for a review board), record

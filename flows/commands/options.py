@@ -134,7 +134,7 @@ class RunOptions:
         if self.profile is None:
             raise InputError(
                 "--profile: missing. Choose formal (a proven epsilon; start here), osha-head (SWAG-PPM, whose "
-                "epsilon is an estimate that audits refuted), demo-formal (synthetic reports), or another of --help."
+                "epsilon is an estimate that audits contradicted), demo-formal (synthetic reports), or others."
             )
         return self.profile
 

@@ -152,5 +152,7 @@ def _approval(plan: dict[str, Any]) -> str:
         return str(plan["obstacle"])
     approvers, missing = ", ".join(plan["approved_by"]), plan["missing"]
     if missing:
-        return f"waits for {missing} more approval{'s' if missing > 1 else ''} (approved by {approvers or 'nobody'})"
+        return (
+            f"waits for {missing} more approval{'s' if missing > 1 else ''} (approved by {approvers or 'no one yet'})"
+        )
     return f"ready to release ({f'approved by {approvers}' if approvers else 'no approval needed'})"

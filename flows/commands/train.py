@@ -151,7 +151,7 @@ def _fit(parameters: RetrainParameters, context: Context, output: options.Output
     output.warn(given)
     with output.progress() as console:
         if missing:
-            console.expect("this retrain", estimate.of_labels(missing), measured=estimate.measured)
+            console.expect("training", estimate.of_labels(missing), measured=estimate.measured)
         result = run_command(
             partial(job.retrain, parameters),
             context,

@@ -51,7 +51,7 @@ class Rule:
 
 
 def one_run_bound(guesses: Guesses, *, delta: float = 0.0, confidence: float = 0.95) -> float:
-    """The largest epsilon that so many right guesses refute, at a false-alarm rate of 1 - confidence; 0 for none.
+    """The largest epsilon that so many right guesses contradict, at a false-alarm rate of 1 - confidence; 0 for none.
 
     With delta 0 it is the logit of the Clopper-Pearson lower bound on the share of right guesses.
     """

@@ -2,7 +2,7 @@
 
 Under independent Gaussian noise, and sampling record by record, what is seen of one canary says nothing of another
 one's coin, and each guess is right with probability (1 + TV)/2 at most, TV the total variation of the event's trade-off
-curve (Dong et al. 2022). The least noise that the guesses refute bounds the noise, and so epsilon if it is Gaussian.
+curve (Dong et al. 2022). The least noise that the guesses contradict bounds the noise, and epsilon if it is Gaussian.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SCALES = tuple(2 ** (power / 2) for power in range(8, -5, -1))
 
 
 def noise_at_most(*, right: int, coins: int, event: Event, alpha: float) -> float:
-    """The noise, relative to the event's, above which so many right guesses refute it; infinite for none."""
+    """The noise, relative to the event's, above which so many right guesses contradict it; infinite for none."""
 
     def refuted(factor: float) -> bool:
         return float(binom.sf(right - 1, coins, chance_right(event, factor=factor))) <= alpha

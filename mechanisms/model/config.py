@@ -88,7 +88,7 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
         default="",
         title="Sentence of the prior",
         description="A sentence as narratives say it, with {} for a title, such as `An employee suffered {}.`; for "
-        "`titles`, which are then read in it too. It comes from nobody's record. Empty: none.",
+        "`titles`, which are then read in it too. It comes from no record. Empty: none.",
         max_length=200,
         pattern=r"^([^{}]*\{\}[^{}]*)?$",
     )

@@ -82,7 +82,7 @@ def width(model: nn.Module) -> int:
 
 
 class _StatesAsEmbeddings(nn.Module):
-    """Stands in the place of the embeddings, and passes on the states that it is given."""
+    """Replaces the embeddings, and passes on the states that it is given."""
 
     def forward(self, inputs_embeds: Tensor, **_: object) -> Tensor:
         return inputs_embeds

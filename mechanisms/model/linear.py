@@ -3,7 +3,7 @@
 torch multiplies float32 matrices with MKL, which leaves half of the speed of an AVX-512 processor of another maker
 unused (measured on an AMD EPYC: 105 against 230 GFLOPS a core). oneDNN comes with torch as well and uses it. On Intel's
 own MKL is as fast forward and a tenth to a third faster backward, and stays. The choice depends on the processor and on
-shapes alone, never on a timing, so that a resumed run takes the same one.
+shapes only, never on a timing, so that a resumed run takes the same one.
 """
 
 from __future__ import annotations

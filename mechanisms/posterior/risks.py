@@ -144,7 +144,7 @@ class _Draws:
     """Puts the repeatable draws of a pass into the classifier, one after the other.
 
     A card computes a pass in less time than a core needs for the normals of one draw. So the posterior is on the
-    card where there is room. The normals of the next draws are made and copied meanwhile, each draw's by a core of its
+    card where they fit. The normals of the next draws are made and copied meanwhile, each draw's by a core of its
     own.
     """
 

@@ -1,1 +1,1 @@
-"""Checks what may leave: names, kinds and fields of a bundle's files, and contents that are forbidden. Fails closed."""
+"""Checks what may be released: names, kinds and fields of a bundle's files, and forbidden contents. Fails closed."""

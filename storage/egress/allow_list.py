@@ -1,4 +1,4 @@
-"""Lists the files that may leave and checks each of them from its first byte to its last."""
+"""Lists the files that may be released and checks each of them from its first byte to its last."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from storage.bundle.folder import UnsoundBundle
 
 _MAX_HEADER = 16 << 20
 _BYTES = {"F32": 4, "BF16": 2}
-"""Types that may leave: position ids and other buffers are not saved by the libraries."""
+"""Types that may be released: position ids and other buffers are not saved by the libraries."""
 
 Shapes = dict[str, tuple[int, ...]]
 

@@ -72,7 +72,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Account:
-    """What one cohort of a population has spent of one guarantee kind."""
+    """What one cohort of a population has spent of one type of guarantee."""
 
     population: str
     cohort: str

@@ -56,7 +56,7 @@ def plan_content(plan: ReleasePlan) -> dict[str, Any]:
     if claim.guarantee_kind == "none" or plan.event.mechanism == "non-private":
         raise BudgetRefused(
             f"{plan.release_label}: mechanism {plan.event.mechanism} with guarantee `{claim.guarantee_kind}`"
-            " protects nobody; it can be recorded as an evaluation, never released"
+            " protects no one; it can be recorded as an evaluation, never released"
         )
     if claim.epsilon is None:
         raise InputError(f"epsilon: a {claim.guarantee_kind} claim needs one")

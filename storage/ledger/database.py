@@ -198,7 +198,7 @@ class Database:
         return "".join(f", by role {role} (process {pid})" for role, pid in rows)
 
     def check(self) -> None:
-        """Require that this is the ledger that the journals know, and as far as they know it."""
+        """Require that this is the ledger that the journals know, with all rows that they know."""
         if self.journals:
             with self.read() as connection:
                 for journal in self.journals:

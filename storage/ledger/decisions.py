@@ -139,7 +139,7 @@ def _whose(decision: Decision, rule: ApprovalRule) -> tuple[str, EllipticCurvePu
     for name, key in rule.keys().items():
         if key_id(key) == decision.key_id:
             return name, key
-    names = ", ".join(sorted(rule.approvers)) or "nobody"
+    names = ", ".join(sorted(rule.approvers)) or "no one"
     raise InputError(f"approval: the policy does not list key {decision.key_id[:12]}…. Its approvers: {names}")
 
 

@@ -321,7 +321,7 @@ class State:
         return ""
 
     def sharing(self, row: Row, shared: Mapping[int, Shared | None]) -> list[Release]:
-        """Returns the releases of the same guarantee kind that share records with a row's, or with a plan's.
+        """Returns the releases of the same type of guarantee that share records with a row's, or with a plan's.
 
         So do those of another population that share units; within one, the account of its units has all of them. One
         whose marks are gone from the registry is taken to share them. Of one that was reserved without marks only the

@@ -1,4 +1,4 @@
-"""The budget policy: for each population, caps a guarantee kind and cohort, and who must approve.
+"""The budget policy: for each population, caps a type of guarantee and cohort, and who must approve.
 
 docs/reference/ledger.md has an example with every field.
 
@@ -49,7 +49,7 @@ _TEXT = PlainSerializer(amounts.text, when_used="json")
 
 
 class Cap(BaseModel):
-    """The most that one cohort of a population may spend of one guarantee kind."""
+    """The most that one cohort of a population may spend of one type of guarantee."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -62,7 +62,7 @@ class Cap(BaseModel):
 
 
 class CohortBudget(BaseModel):
-    """Caps a guarantee kind."""
+    """Caps a type of guarantee."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -78,7 +78,7 @@ class CohortBudget(BaseModel):
         return self
 
     def cap(self, kind: GuaranteeKind) -> Cap | None:
-        """Return the cap of a guarantee kind, None where there is none."""
+        """Return the cap of a type of guarantee, None where there is none."""
         return {"formal": self.formal, "asymptotic-local": self.asymptotic_local}.get(kind)
 
 

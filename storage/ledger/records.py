@@ -97,7 +97,7 @@ class Shared(NamedTuple):
 
 
 def same_records(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None, *, share: float = 0.0) -> bool:
-    """Checks that more than this share of either set, as far as their samples show, is in the other.
+    """Checks, by their samples, that more than this share of either set is in the other.
 
     Compared are the marks below the smaller of the samples' ends, up to which both are complete: contents added to a
     set leave fewer of the others in its sample, and still count as the whole that they contain. Samples of two keys,

@@ -60,7 +60,7 @@ def describe(ledger: LedgerReader, release_id: str) -> dict[str, Section]:
             measured_beside_the_claim=row.details.get("audit", {}).get("line"), trust_model=row.trust_model,
             randomness=row.randomness_source, floating_point=row.floating_point_caveat,
         ),
-        "Rests on": [("", line) for line in row.assumptions] or [("", "nothing stated")],
+        "Assumes": [("", line) for line in row.assumptions] or [("", "nothing stated")],
         "Not protected": [("", line) for line in row.unprotected_inputs] or [("", "nothing stated")],
         "Cost": [(charge.account, cost_text(charge)) for charge in release.charges],
         "Provenance": _present(
@@ -131,7 +131,7 @@ def read_export(path: Path) -> Sequence[Mark]:
 
 
 BUDGET_COLUMNS = (
-    "population", "cohort", "guarantee kind", "ε spent", "ε cap", "ε left", "δ spent", "δ cap", "δ left",
+    "population", "cohort", "type of guarantee", "ε spent", "ε cap", "ε left", "δ spent", "δ cap", "δ left",
     "relation",
 )  # fmt: skip
 

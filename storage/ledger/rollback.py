@@ -71,7 +71,7 @@ def restore(
     key: EllipticCurvePublicKey | None = None,
     policy: Policy | None = None,
 ) -> int:
-    """Adds the rows that the ledger lacks, as far as they follow from those that it has; returns how many.
+    """Adds the rows that the ledger does not have and that follow from those that it has; returns how many.
 
     Anyone who writes in the workspace can write in its journal. So a policy that no one signed is not put in force,
     unless the operator names it, or a later row that this machine's key signed depends on it.
@@ -117,7 +117,7 @@ def _require_known_policy(row: Row, named: Policy | None) -> None:
     # guard: test_a_first_policy_that_nobody_signed_in_the_journal
     if row.kind == "budget-change" and not row.approvals and row.policy_digest not in known:
         raise StorageError(
-            f"recover: row {row.sequence} would put policy {row.label} in force, which nobody signed. No row was put "
+            f"recover: row {row.sequence} would put policy {row.label} in force, which no one signed. No row was put "
             "back. Read it, then give its file by --policy"
         )
 

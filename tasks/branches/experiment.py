@@ -162,7 +162,7 @@ class Experiment:
         return self._outcome(mechanism, event, fitted)
 
     def fit_rounds(self) -> tuple[Chain[ArtifactRef], Event]:
-        """Runs SWAG-PPM's chain as far as the branch's round, and returns that round's event.
+        """Runs SWAG-PPM's chain up to the branch's round, and returns that round's event.
 
         A comparison and a training run reuse each other's finished stages.
         """

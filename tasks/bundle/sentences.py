@@ -72,7 +72,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Section:
-    """Holds the sentences of one guarantee kind. `mechanisms`: tags of events; empty means all of the kind."""
+    """Holds the sentences of one type of guarantee. `mechanisms`: tags of events; empty means all of the kind."""
 
     title: str
     kind: str

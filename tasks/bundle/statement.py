@@ -58,7 +58,7 @@ def statement_page(statement: Mapping[str, Any]) -> str:
 
 
 def claims_page() -> str:
-    """Renders `docs/reference/statement-sentences.md`: every possible sentence of a statement, by guarantee kind."""
+    """Renders `docs/reference/statement-sentences.md`: every possible sentence of a statement."""
     return render("claims.md", sections=SECTIONS, every=EVERY)
 
 
@@ -83,4 +83,4 @@ DOES_NOT_MEAN = {
         "It cannot be compared with an asymptotic-local ε.",
     ),
 }
-"""Disclaimers by guarantee kind."""
+"""Disclaimers by type of guarantee."""

@@ -83,7 +83,7 @@ def groups_of(codes: Sequence[str], *, classification: str, levels: str = "auto"
     if not names:
         if levels != "auto":
             raise InputError(
-                f"--groups {levels}: the codes give no groups that save work: none holds some of them alone. Leave it "
+                f"--groups {levels}: the codes give no groups that save work: none has only some of them. Leave it "
                 "out, or name a list with the columns code and parent"
             )
         return None

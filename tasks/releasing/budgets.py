@@ -32,7 +32,7 @@ from tasks.running.worker_metrics import running_stages
 
 @dataclass(frozen=True)
 class AccountBalance:
-    """Holds one cohort's budget of a guarantee kind, or that of a population's units; a cap of None allows nothing."""
+    """One cohort's budget of a type of guarantee, or that of a population's units; a cap of None allows nothing."""
 
     cohort: str
     spent: Decimal

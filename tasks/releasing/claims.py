@@ -21,7 +21,7 @@ TRUST_MODEL = (
 RANDOMNESS = "operating system entropy (os.urandom), one pair of 53-bit uniforms a pair of normals, no seed"
 NOISE_OF_THE_FIT = (
     "drawn once while training, from a secret AES-256 stream keyed by operating system entropy (os.urandom); the key "
-    "is kept with the checkpoints alone and goes with them when the fit ends"
+    "is kept only with the checkpoints and goes with them when the fit ends"
 )
 EXACT_ARITHMETIC = "none: sums are of integers, and the noise is a normal number rounded without error"
 FLOATING_POINT = (

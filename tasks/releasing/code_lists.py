@@ -34,7 +34,7 @@ class CodeListVerdict:
     def description(self) -> str:
         """Describes the verdict, with what to do where anything is to be done."""
         return {
-            "published": f"published as {self.published_name}",
+            "published": f"recognised as published ({self.published_name})",
             "numbers": "the list has numbers and no titles",
             "to be signed": f"not a published list: the plan lists its {self.texts} entries, and anyone who approves "
             f"the plan signs them. {self.advice}",

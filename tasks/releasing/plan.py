@@ -91,7 +91,7 @@ class Output(BaseModel, frozen=True, extra="forbid"):
     licence: str = Field(default=licence.OURS, pattern=r"^[A-Za-z0-9.+-]{1,64}$")
     """An SPDX name."""
     encoder: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
-    """Digest of the encoder that leaves in the model."""
+    """Digest of the encoder in the released model."""
     texts: tuple[str, ...] = ()
     """Every text of the bundle that no published list has and that is no name or number in a narrow form."""
 

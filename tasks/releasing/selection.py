@@ -1,4 +1,4 @@
-"""States in a plan how its fit was chosen, as far as the ledger knows.
+"""States in a plan how its fit was chosen, by what the ledger knows.
 
 A fit may have been chosen among several on the same records: by seed, sample, settings or mechanism. Each fit whose
 scores anyone saw is in the ledger. Records count as the same under one fingerprint, or where their samples of marks

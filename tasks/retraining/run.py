@@ -149,8 +149,8 @@ def _check_code_lists(context: Context, parameters: RetrainParameters, dataset: 
         signed = ledger_access.current_policy(context, settings).approvals.minimum > 0
         if settings.enabled and texts and not (signed or settings.accept_texts):
             raise InputError(
-                f"--codelist: the bundle would contain {texts} titles of no published list, and nobody has reviewed "
-                "them. Retrain without --release. `autocoder plan PLAN` then prints them with their digest, and "
+                f"--codelist: the bundle would contain {texts} titles of no published list that no one has reviewed. "
+                "Train without --release. `autocoder plan PLAN` then prints them with their digest, and "
                 "`autocoder release PLAN --accept-texts DIGEST` releases"
             )
 

@@ -113,7 +113,7 @@ def test_ten_seeds_and_the_best_of_them(made: Made) -> None:
 
 
 def test_the_page_says_that_it_is_outdated(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`plan show` and Prefect's pages speak against what the release refuses; away from its records no one can tell."""
+    """`plan show` and Prefect's pages object to what the release refuses; away from its records no one can tell."""
     context, planned = made
     first, file = replanned(context, planned), tmp_path / "plan.json"
     fresh = plan_page.load_plan_page(context, first, file=file)

@@ -38,7 +38,7 @@ from storage.paths import Workspace
 
 DECLARES = (
     (
-        "a key that was replaced, or a release that was revoked, is believed by nobody who has the newest roots",
+        "a key that was replaced, or a release that was revoked, is refused by everyone who has the newest roots",
         "a stolen release key that seals or signs a root; a thief's root, one signature of two, the same "
         "one twice; a root edited, left out, expired, older or of another chain; two next roots at one time, older "
         "ones put back into the workspace; pipes, devices and sparse files in the place of any file",

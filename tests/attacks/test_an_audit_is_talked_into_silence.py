@@ -28,7 +28,7 @@ DECLARES = (
     (
         "an audit that could not have refuted a claim does not clear it",
         "reruns, draws and seeds chosen so that nothing could be refuted; a bound that the settings exclude",
-        "attacks that nobody has synthetic yet",
+        "attacks that no one has invented yet",
     ),
 )
 """Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""

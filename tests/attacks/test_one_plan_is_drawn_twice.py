@@ -234,7 +234,7 @@ def test_a_first_policy_that_nobody_signed_in_the_journal(house: Workspace) -> N
     found = rollback.detect(house.ledger_url, house)
     assert found is not None
     own = release_key().public_key()
-    with pytest.raises(StorageError, match="policy strict in force, which nobody signed"):
+    with pytest.raises(StorageError, match="policy strict in force, which no one signed"):
         rollback.restore(house.ledger_url, house, found, key=own)
     assert Ledger.open(house.ledger_url).head()[0] == 0
     assert rollback.restore(house.ledger_url, house, found, key=own, policy=STRICT) == 1
@@ -243,7 +243,7 @@ def test_a_first_policy_that_nobody_signed_in_the_journal(house: Workspace) -> N
         left.unlink()
     found = rollback.detect(house.ledger_url, house)
     assert found is not None
-    with pytest.raises(StorageError, match="which nobody signed"):
+    with pytest.raises(StorageError, match="which no one signed"):
         rollback.restore(house.ledger_url, house, found, key=officer().public_key())
     assert rollback.restore(house.ledger_url, house, found, key=own) == 4
 

@@ -29,7 +29,7 @@ def shown(notebook: Any) -> str:
 
 
 def says_what_is_true(out: str) -> None:
-    """Both targets are met, both kinds of guarantee are named, the attack works where nothing protects, and no formal
+    """Both targets are met, both types of guarantee are named, the attack works where nothing protects, and no formal
     claim is contradicted."""
     accuracies = dict(re.findall(r"^epsilon (\d): accuracy ([\d.]+)", out, flags=re.MULTILINE))
     assert set(accuracies) == {"1", "5"}

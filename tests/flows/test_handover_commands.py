@@ -110,7 +110,7 @@ def test_the_house_does_not_code_with_what_it_revoked(sealed: Sealed, tmp_path: 
     assert "revoked" in run("ledger", "show", *home)[1]
     shown = run("ledger", "show", release, *home)[1]
     assert shown.startswith(f"Release {release}: REVOKED")
-    assert "an error in the list. Do not use or share it. Handed over to: Statistics Office." in " ".join(shown.split())
+    assert "an error in the list. Do not use or share it. Shared with: Statistics Office." in " ".join(shown.split())
     assert json.loads(run("ledger", "show", release, "--json", *home)[1])["revoked_on"]
     for given in (home, (*bundle, *home)):
         with pytest.raises(StorageError, match=r"was revoked on .*: an error in the list.* Name a newer one"):
@@ -156,7 +156,7 @@ def test_hand_over_and_revoke(sealed: Sealed, tmp_path: Path, monkeypatch: pytes
     archive = Path(told["archive"])
     assert told["release_row"] == sealed.row.sequence
     assert run("verify", archive, "--key", key, "--no-golden")[0] == 0
-    assert "Handed over to: Statistics Office." in run("ledger", "show", release, *home)[1]
+    assert "Shared with: Statistics Office." in run("ledger", "show", release, *home)[1]
     roots = tmp_path / "roots.json"
     _, out, _ = run("revoke", release, "--reason", "a test", "--out", roots, *home)
     assert "handed to: Statistics Office" in out

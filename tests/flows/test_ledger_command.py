@@ -155,7 +155,7 @@ def test_a_release_at_80_columns(home):
         "ε 4.5",
         "sensitivity 2.25",
         "Cost 2023 ε",
-        "Rests on - SWAG stands for the posterior",
+        "Assumes - SWAG stands for the posterior",
         "Not protected - weights",
         "History",
     ):

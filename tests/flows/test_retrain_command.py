@@ -153,7 +153,7 @@ def test_titles_that_nobody_read_are_refused_before_training(new: Job, tmp_path:
     few = write_csv(tmp_path / "few.csv", read_csv(new.data)[:120])
     job = new.at(tmp_path / "home", data=few, codelist=write_csv(tmp_path / "own.csv", listed))
     shown = job.run("--dry-run").stdout
-    assert "It has the entries of invented-of-storage.demo-data except entry 5" in " ".join(shown.split())
+    assert "It has the entries of demo-data except entry 5" in " ".join(shown.split())
     refused = job.run()
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "warning: code list: not a published list" in refused.stderr

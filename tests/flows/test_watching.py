@@ -70,7 +70,7 @@ def test_a_plan_without_its_approval_wants_a_person(finished: Job, tmp_path: Pat
     plan = job.planned_as(finished)
     done = job.command("status")
     assert done.returncode == 1
-    assert "waits for 1 more approval (approved by nobody)" in done.stdout
+    assert "waits for 1 more approval (approved by no one yet)" in done.stdout
     assert f"  next    autocoder approve {plan} --key YOUR-KEY.pem\n" in done.stdout
 
     # the same for Prometheus, where a server is named that does not answer

@@ -139,9 +139,9 @@ def test_what_has_no_cap_is_refused(sqlite_site, plan):
 def test_non_private_is_recorded_and_never_released(site, plan, claim):
     """A model without protection: an evaluation row with no epsilon, and no way to a reservation."""
     ledger = site.open(POLICY)
-    with pytest.raises(BudgetRefused, match="protects nobody"):
+    with pytest.raises(BudgetRefused, match="protects no one"):
         ledger.reserve(plan(claim={"guarantee_kind": "none", "epsilon": None}))
-    with pytest.raises(BudgetRefused, match="protects nobody"):
+    with pytest.raises(BudgetRefused, match="protects no one"):
         ledger.reserve(plan(event=NonPrivateEvent(epochs=3)))
     row = ledger.record(
         Evaluation(

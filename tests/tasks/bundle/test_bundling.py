@@ -81,7 +81,7 @@ def test_card_and_page_agree_with_the_statement(sealed: Sealed) -> None:
 
 
 def test_a_formal_statement_says_another_thing(sealed: Sealed) -> None:
-    """The two kinds of guarantee are not told in the same words."""
+    """The two types of guarantee are not described in the same words."""
     statement = json.loads((sealed.folder / bundle.STATEMENT).read_text())
     formal = statement | {"guarantee_kind": "formal", "delta": "0.000001", "sensitivity": None, "mechanism": "dp-sgd"}
     page = render("statement.md", statement=formal)

@@ -26,7 +26,7 @@ from tasks.releasing import code_lists
 from tasks.releasing.code_lists import Verdict
 from tasks.running.stage import run_step
 
-KNOWN_AS = "invented-of-storage.demo-data"
+KNOWN_AS = "demo-data"
 CODES = ("10", "111", "1311", "161", "1973")
 """On the known list, in its order; 1311 is the one that no record has where only some are observed."""
 TITLES = ("A first matter of our own", "A second such", "The third of them", "And a fourth one", "The last of all")

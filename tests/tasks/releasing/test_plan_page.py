@@ -153,7 +153,7 @@ def test_what_the_gate_will_say_of_the_code_lists(ledger: Ledger) -> None:
     known = CodeListVerdict("a-list", "published")
     own = CodeListVerdict(None, "to be signed", texts=7, advice="Register it")
     fine = answer(page(ledger, planned(), lists=[known]), "lists")
-    assert (fine.verdict, fine.text) == ("fine", "Published as a-list.")
+    assert (fine.verdict, fine.text) == ("fine", "Recognised as published (a-list).")
     found = page(ledger, planned(), lists=[known, own])
     assert answer(found, "lists").verdict == "investigate"
     for text in (plan_page.html(found), plan_page.markdown(found)):
