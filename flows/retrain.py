@@ -97,9 +97,8 @@ def _release(context: Context, done: retraining.RetrainResult, origin: Origin) -
     warned = (population_name_warning(names, planned.plan.population),) if names else ()
     warned += tuple(word.warning for word in plan_context.lists or () if word.warning is not None)
     facts = context.store.figures(planned.candidate.dataset)
-    split = retraining.warn_of_split(parameters.data.ingest, train=facts["train"], test=facts["test"])
-    few = retraining.warn_of_few(facts["train"], facts["codes_observed"])
-    warned += tuple(line for line in (split, few) if line is not None)
+    sizes = {"train": facts["train"], "test": facts["test"], "codes": facts["codes_observed"]}
+    warned += tuple(retraining.warnings_of(parameters.data, **sizes))
     return RetrainResult(
         plan=str(plan_file), release=released, release_run=release_run, warnings=() if released else warned
     )

@@ -55,11 +55,12 @@ class Console(rich.console.Console):
         return super().render_str(escape_text(text), **options)
 
 
-def say_prose(text: str) -> None:
-    """Print a sentence, broken at blanks where the terminal ends."""
-    console = Console()
-    lines = textwrap.wrap(text, console.width, break_long_words=False, break_on_hyphens=False)
-    say("\n".join(lines) if console.is_terminal else text)
+def say_prose(text: str, *, name: str | None = None) -> None:
+    """Print a sentence, broken at blanks where the terminal ends; behind a name, in a column of its own."""
+    console, start = Console(), "" if name is None else f"{name:<15} "
+    keep = {"break_long_words": False, "break_on_hyphens": False, "subsequent_indent": " " * len(start)}
+    lines = textwrap.wrap(start + text, console.width, **keep)
+    say("\n".join(lines) if console.is_terminal else start + text)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from flows.commands.console import duration
 from flows.commands.next_steps import command_line
 from flows.commands.plan import summary_of
 from flows.commands.release import ending
-from flows.commands.terminal import Console, say
+from flows.commands.terminal import Console, say, say_prose
 from flows.server.run_flow import run_command
 from storage.errors import InputError
 from tasks.running.failures import private_errors
@@ -274,6 +274,7 @@ def _show_dry_run(
             "estimated_disk_bytes": estimate.disk_bytes,
         }
         say(json.dumps(content, indent=2))
+        _end_over_budget(preview)
         return
     table = Table("stage", "state", title=f"Plan in {context.home}", title_justify="left")
     if len(missing) < len(stages):
@@ -285,21 +286,24 @@ def _show_dry_run(
     table.add_row("release", _release(parameters, row))
     console = Console()
     console.print(table)
-    for name, line in _facts(preview, parameters):
-        console.print(f"{name:<15} {line}", soft_wrap=True)
-    if not missing and search is None:
-        console.print(f"{'to compute':<15} nothing: every stage is finished")
-        return
     by = "by what stages took in this workspace" if estimate.measured else "rough: no stage was timed in this workspace"
     fits = "; with a search that needs two fits" if search else ""
-    console.print(f"{'to compute':<15} about {duration(seconds)} ({by}{fits})", soft_wrap=True)
-    console.print(f"{'disk':<15} {estimate.disk_bytes / 1e6:,.0f} MB in all")
+    time = f"about {duration(seconds)} ({by}{fits})" if missing or search else "nothing: every stage is finished"
+    disk = f"{estimate.disk_bytes / 1e6:,.0f} MB in all"
+    for name, line in (*_facts(preview, parameters), ("to compute", time), ("disk", disk)):
+        say_prose(line, name=name)
+    _end_over_budget(preview)
+
+
+def _end_over_budget(preview: Preview) -> None:
+    if preview.row is None and preview.charge.exceeds:
+        raise typer.Exit(1)
 
 
 def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[str, str]]:
     from storage.ledger.overlapping_releases import population_name_warning
     from tasks.bundle.thresholds import NONE_FOR_OTHERS, are_generated_for
-    from tasks.retraining.run import warn_of_few, warn_of_split
+    from tasks.retraining.run import warnings_of
 
     data, survey, charge = parameters.data, preview.source, preview.charge
     dropped = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in survey.dropped.items())
@@ -322,10 +326,8 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
     split = f"by the day {ingest.train_before}" if ingest.train_before else "at random"
     dates = "" if ingest.dates_from else "; no dates are read"
     yield "sampled", f"{halves}{f' (left out: {left_out})' if left_out else ''}; split {split}{dates}"
-    if warning := warn_of_split(ingest, train=survey.sampled["train"], test=survey.sampled["test"]):
-        yield "warning", warning
-    if warning := warn_of_few(survey.sampled["train"], survey.codes_observed):
-        yield "warning", warning
+    train, test = survey.sampled["train"], survey.sampled["test"]
+    yield from (("warning", line) for line in warnings_of(data, train=train, test=test, codes=survey.codes_observed))
     yield "model", _model(parameters.model)
     read, english = survey.language, parameters.model.encoder.startswith("packaged")
     stems = parameters.model.lexical_language if parameters.model.lexical != "none" else None
@@ -387,7 +389,7 @@ def _search(parameters: RetrainParameters) -> str:
 
 def _release(parameters: RetrainParameters, row: Row | None) -> str:
     if row is None and not parameters.release.enabled:
-        return "not by this command, which stops at the plan"
+        return "no: run `autocoder release` on the plan"
     if row is None:
         return f"at once, unaudited, label `{parameters.release.label}`"
     if row.state == "committed":

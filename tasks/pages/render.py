@@ -54,8 +54,8 @@ def _environment() -> Environment:
     )
     filters: dict[str, Callable[..., str]] = {
         "amount": amount,
-        "delta": lambda value: delta_text(Decimal(value)),
-        "epsilon": lambda value: epsilon_text(Decimal(value)),
+        "delta": lambda value: delta_text(Decimal(str(value))),
+        "epsilon": lambda value: epsilon_text(Decimal(str(value))),
         "exact": lambda value: short(Decimal(value)),
         "figure": lambda value: "none" if value is None else f"{value:.4g}",
         "odds": odds,

@@ -103,7 +103,7 @@ class ExpectedCharge:
             delta = "" if one.delta_left is None else f", and δ {delta_text(one.delta_left, rounding=ROUND_FLOOR)}"
             lines.append(f"{one.population}/{named}: ε {left_text(one.left)} of {short(one.cap)} left{delta}")
             if one.releases:
-                lines.append(f"  after this one {describe_successors(one.releases - 1)}")
+                lines.append(f"  after this one, {describe_successors(one.releases - 1)}")
         if self.other_unit is not None:
             lines.append(f"{self.population}: earlier releases protect a {self.other_unit}; these can't be added")
         return lines
@@ -185,7 +185,7 @@ class ExpectedCharge:
 
 def describe_successors(more: int) -> str:
     """Describes how many releases of a release's size fit after it."""
-    return f"about {more} more of its size fit" if more > 0 else "no more of its size fits"
+    return f"room for about {more} more like this" if more > 0 else "no room for another like this"
 
 
 def ledger_overview(context: Context, settings: LedgerParameters) -> dict[str, Any]:

@@ -187,7 +187,7 @@ def accuracy_by_epsilon(ledger: Ledger, planned: PlannedRelease) -> dict[float, 
     scores: dict[float, list[float]] = {}
     for row in _compared(ledger, planned):
         if row.mechanism == planned.plan.event.mechanism and row.epsilon is not None:
-            scores.setdefault(float(row.epsilon), []).append(row.details["weighted_f1"])
+            scores.setdefault(float(f"{row.epsilon:.3g}"), []).append(row.details["weighted_f1"])
     return {epsilon: sum(each) / len(each) for epsilon, each in scores.items()}
 
 

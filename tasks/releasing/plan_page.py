@@ -282,7 +282,7 @@ def _accuracy(scores: Mapping[str, float], ledger: Ledger, planned: PlannedRelea
     loss = None if reference is None or not scores else reference - scores["weighted_f1"]
     curve = ledger_records.accuracy_by_epsilon(ledger, planned)
     if scores and planned.plan.claim.epsilon is not None:
-        curve |= {float(planned.plan.claim.epsilon): scores["weighted_f1"]}
+        curve |= {float(f"{planned.plan.claim.epsilon:.3g}"): scores["weighted_f1"]}
     figures = {"scores": scores, "reference": reference, "loss": loss, "curve": sorted(curve.items())}
     if loss is None or reference is None:
         return Answer("accuracy", "note", figures)
@@ -295,7 +295,7 @@ def _alone(scores: Mapping[str, float]) -> Answer:
         "alone": alone,
         "missing": [target for target, share in alone.items() if not share],
         "scores": scores,
-        "points": [(int(target), 100 * share) for target, share in alone.items() if share],
+        "points": [(int(target), 100 * share) for target, share in alone.items()],
     }
     return Answer("alone", "fine" if alone and not figures["missing"] else "note", figures)
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from storage.artifacts import ArtifactRef
 from storage.errors import InputError
-from storage.ingest import IngestConfig, SourcePreview, preview
+from storage.ingest import SourcePreview, preview
 from storage.ledger import Row
 from tasks.branches import formal, search
 from tasks.branches.plan import plan_formal
 from tasks.branches.swag_chain import Chain, run_chain
 from tasks.comparing import summary
 from tasks.fitting.risks import running_maximum
-from tasks.parameters import RetrainParameters
+from tasks.parameters import DataParameters, RetrainParameters
 from tasks.releasing import code_lists, ledger_access, ledger_records, preflight, publish
 from tasks.releasing.budgets import ExpectedCharge
 from tasks.releasing.code_lists import CodeListVerdict
@@ -57,28 +57,25 @@ def _with_its_fit(estimate: Estimate, parameters: RetrainParameters) -> Estimate
     return replace(extended, counts=dict(extended.counts) | {branch.name: 1})
 
 
-def warn_of_split(ingest: IngestConfig, *, train: int, test: int) -> str | None:
-    """Warns of a day before which hardly any record is dated; None where the split needs no warning."""
-    if ingest.train_before is None or 5 * train >= train + test:
-        return None
-    return (
-        f"training has {train:,} of {train + test:,} records, those dated before {ingest.train_before}. Set "
-        "data.ingest.train_before to a later day, or to null for a random split"
-    )
-
-
 _FEWEST = 2
 """Training records per code below which a model is hardly better than a guess."""
 
 
-def warn_of_few(train: int, codes: int) -> str | None:
-    """Warns of fewer training records than a classifier can learn from; None where there are enough."""
-    if train >= max(100, _FEWEST * codes):
-        return None
-    return (
-        f"{train:,} training records for {codes:,} codes: the model will be useless, and ε protects little at this "
-        "size. Give more records"
-    )
+def warnings_of(data: DataParameters, *, train: int, test: int, codes: int) -> Iterator[str]:
+    """Yields what makes a training run useless, or hides whose budget it would spend."""
+    day = data.ingest.train_before
+    if day is not None and 5 * train < train + test:
+        yield (
+            f"training has {train:,} of {train + test:,} records, those dated before {day}. Set "
+            "data.ingest.train_before to a later day, or to null for a random split"
+        )
+    if train < max(100, _FEWEST * codes):
+        yield (
+            f"{train:,} training records for {codes:,} codes: the model will be useless, and ε protects little at this "
+            "size. Give more records"
+        )
+    if data.population == "default":
+        yield "no population is named. Name whose records these are by --population: budgets belong to it"
 
 
 def run(

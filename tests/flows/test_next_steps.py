@@ -10,7 +10,8 @@ import pytest
 from in_process import invoke
 
 from flows.commands.next_steps import command_line
-from tasks.retraining.run import warn_of_few
+from flows.commands.profiles import parameters
+from tasks.retraining.run import warnings_of
 
 
 def printed(text: str) -> list[list[str]]:
@@ -47,7 +48,15 @@ def test_each_printed_command_runs(tiny_bert: Path, tmp_path: Path, monkeypatch:
     assert len(list((tmp_path / "outbox").glob("*.tar.zst"))) == 1
 
 
-def test_few_records_are_warned_of() -> None:
-    assert warn_of_few(100, 20) is None
+def test_useless_training_runs_are_warned_of() -> None:
+    """Few records, few before the day of the split, and records of no named population."""
+    data = parameters("demo", [], data=Path("d.csv")).data
+    assert list(warnings_of(data, train=100, test=100, codes=20)) == []
     for train, codes in ((99, 2), (100, 51), (6, 46)):
-        assert f"{train} training records for {codes} codes" in str(warn_of_few(train, codes))
+        (line,) = warnings_of(data, train=train, test=9, codes=codes)
+        assert f"{train} training records for {codes} codes" in line
+    early = data.model_copy(update={"ingest": data.ingest.model_copy(update={"train_before": "2015-01-05"})})
+    assert "dated before 2015-01-05" in next(warnings_of(early, train=400, test=1601, codes=2))
+    assert list(warnings_of(early, train=400, test=1600, codes=2)) == []
+    unnamed = data.model_copy(update={"population": "default"})
+    assert "--population" in next(warnings_of(unnamed, train=999, test=9, codes=2))

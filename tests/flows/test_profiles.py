@@ -11,7 +11,6 @@ from flows.commands.profiles import OPTIONS, apply_settings, load_profile, param
 from mechanisms.dp_sgd import DpSgd
 from storage.errors import InputError
 from tasks.branches import formal
-from tasks.retraining.run import warn_of_split
 
 DATA = Path("injuries.csv")
 
@@ -170,13 +169,3 @@ def test_no_profile_lends_its_day_or_sentence_to_other_records() -> None:
     chosen = parameters("osha-formal", ["data.ingest.train_before=2020-01-01"], data=DATA, named=JOBS | {"date": "Day"})
     assert str(chosen.data.ingest.train_before) == "2020-01-01"
     assert str(parameters("osha-formal", [], data=DATA).data.ingest.train_before) == "2016-05-01"
-
-
-def test_a_split_that_leaves_little_to_train_on_is_named() -> None:
-    """Less than a fifth, only by the day: a cap per code is meant to leave few."""
-    ingest = parameters("osha-formal", [], data=DATA).data.ingest
-    warning = warn_of_split(ingest, train=22, test=1510)
-    assert warning is not None
-    assert "22 of 1,532 records, those dated before 2016-05-01" in warning
-    assert warn_of_split(ingest, train=400, test=1600) is None
-    assert warn_of_split(ingest.model_copy(update={"train_before": None}), train=1, test=99) is None

@@ -125,7 +125,7 @@ def test_what_decides_is_at_the_top_and_the_commands_at_the_end(ledger: Ledger) 
     found = page(ledger, planned(FORMAL))
     text = plan_page.html(found)
     top = text[: text.index("<h2>")]
-    assert f"<b>ε {FORMAL.epsilon:g}</b>" in top
+    assert "<b>ε 4.9877</b>δ 1e-5, formal" in top
     assert f"<b>ε {answer(found, 'cost').figures['left']} left</b>of 8" in top
     assert "Budget over releases like this one" in top
     spent = [epsilon for _, epsilon in answer(found, "cost").figures["budget"]]
@@ -328,12 +328,12 @@ def test_a_loss_is_told_against_the_retrains_own_fit_without_privacy(ledger: Led
     scores = {"base_weighted_f1": 0.7, "base_macro_f1": 0.5, "weighted_weighted_f1": 0.6, "weighted_macro_f1": 0.4}
     evaluated(ledger, Scores(), scores)
     told = answer(page(ledger, planned()), "accuracy")
-    assert "0.100 (14.3 %) below a fit without privacy, 0.700" in told.text
+    assert "0.100 (14.3 %) below the best model without privacy, 0.700" in told.text
     assert told.verdict == "investigate"
     other = answer(page(ledger, planned(FORMAL, parameters_digest="q", data_fingerprint="g")), "accuracy")
     assert (other.verdict, "It has no scores" in other.text) == ("note", True)
     compared(ledger, "non-private", 0.8)
-    assert "below a fit without privacy, 0.800" in answer(page(ledger, planned()), "accuracy").text
+    assert "below the best model without privacy, 0.800" in answer(page(ledger, planned()), "accuracy").text
 
 
 def test_a_score_beside_nothing_is_not_fine(ledger: Ledger) -> None:
