@@ -232,7 +232,7 @@ def _cost(checked: CheckedPlan, records: RecordSet | None) -> Answer:
     figures["budget"] = _releases(tightest)
     caps = {one: checked.policy.cap(*one) for one in (_account(charge) for charge in charges)}
     more = min(further(charge.after, caps[_account(charge)]) for charge in charges)
-    figures["further"] = f"ε {down(tightest.left)} remain; {describe_successors(more)}"
+    figures["further"] = f"ε {down(tightest.left)} is left, with {describe_successors(more)}"
     figures["after"] = [up(tightest.after.epsilon), up(tightest.epsilon_cap)]
     figures["delta_spent"] = [
         charge.account

@@ -249,7 +249,7 @@ def test_a_fit_that_was_released_under_another_plan_is_warned_of(ledger: Ledger)
     again = planned(earlier.plan.claim, idempotency_key="other", artifact_digests=digests)
     told = answer(page(ledger, again), "cost")
     assert told.verdict == "warning"
-    assert told.text.startswith(f"This fit is release {row.release_id} already")
+    assert told.text.startswith(f"This trained model is release {row.release_id} already")
     assert answer(page(ledger, planned(idempotency_key="draw")), "cost").verdict == "fine"
 
 
