@@ -30,7 +30,7 @@ FLOATING_POINT = (
 )
 WEIGHTS = "risk weights alpha, sensitivity Delta and constant k are computed from the records"
 NUMBER = "the number of records n"
-SETTINGS = "settings (rates, epochs, encoder, c, g, k), as far as someone chose them by looking at these records"
+SETTINGS = "settings (rates, epochs, encoder, c, g, k) that someone chose by looking at these records"
 LABELS = "the label set: the codes observed in the records"
 COHORTS = "the names of the cohorts: the periods that the records are dated in; one record of another would add a name"
 
@@ -107,7 +107,7 @@ def _prior_settings(model: ModelConfig) -> str:
     sentences = [model.prior_sentence] if model.prior_sentence else []
     quoted = " or ".join(f"`{one}`" for one in sentences)
     words = f"the sentence that titles are read in ({quoted}) and their scale" if quoted else "the scale of the titles"
-    return f"{words} ({model.prior_scale:g}): hyperparameters, as far as someone chose them by looking at these records"
+    return f"{words} ({model.prior_scale:g}): hyperparameters that someone chose by looking at these records"
 
 
 def swag_event(

@@ -41,8 +41,8 @@ class Selection(BaseModel, frozen=True, extra="forbid"):
             *([SEARCHED] if self.searched else []),
             *dict.fromkeys(line for name in self.tuned for line in _lines_of(name)),
             *([COMPARED] if self.compared else []),
-            f"the choice of this fit among {self.fits} on these records whose figures the ledger has: seed, sample, "
-            "settings or mechanism, as far as someone chose by them",
+            f"how this model was chosen among {self.fits} on these records with figures in the ledger: seed, sample, "
+            "settings or mechanism may have been chosen by them",
         )
 
     def since(self, earlier: Selection) -> str:

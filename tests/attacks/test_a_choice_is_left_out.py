@@ -35,7 +35,7 @@ DECLARES = (
 Made = tuple[Context, PlannedRelease]
 Chosen = tuple[Context, RetrainParameters]
 REFUSED = "unprotected_inputs|this plan is out of date"
-TUNED = "hyperparameters: found on the training half of public OSHA severe injury reports"
+TUNED = "hyperparameters found on the training half of public OSHA severe injury reports"
 
 
 def look(context: Context, planned: PlannedRelease, number: int, subject: Subject | None, **changes: Any) -> None:
@@ -79,14 +79,14 @@ def released_without(context: Context, planned: PlannedRelease, left_out: Callab
 
 def fits(planned: PlannedRelease) -> int:
     """The number that a plan states."""
-    (line,) = (line for line in lines(planned) if line.startswith("the choice of this fit"))
+    (line,) = (line for line in lines(planned) if line.startswith("how this model was chosen"))
     return int(line.split(" among ")[1].split()[0])
 
 
 def test_the_number_left_out_or_another(made: Made) -> None:
     """The line goes, or says one fewer, or one more: refused; nor may it stand twice."""
     context, planned = made
-    released_without(context, replanned(context, planned), lambda line: line.startswith("the choice of this fit"))
+    released_without(context, replanned(context, planned), lambda line: line.startswith("how this model was chosen"))
     stated, content = fits(planned), planned.model_dump(mode="json")
     for other in (f" among {stated + 1} ", " among 0 ", " among no "):
         text = json.dumps(content).replace(f" among {stated} ", other)

@@ -58,9 +58,9 @@ def test_every_branch_has_its_claim_and_kind(given: dict) -> None:
     for name in ("dp-sgd-tuned", "prior-descent"):
         assert branches[name]["guarantee_kind"] == "formal"
         assert branches[name]["epsilon"] == pytest.approx(GIVEN, rel=0.005)
-        assert any("without account" in line for line in branches[name]["unprotected"])
+        assert any("without spending" in line for line in branches[name]["unprotected"])
     assert branches["dp-sgd"]["epsilon"] < GIVEN, "calibrated by Mironov's conversion"
-    assert not any("without account" in line for line in branches["dp-sgd"]["unprotected"])
+    assert not any("without spending" in line for line in branches["dp-sgd"]["unprotected"])
     assert all(one["epsilon"] <= 2 for one in given["branches"][len(CHOSEN) :])
 
 
