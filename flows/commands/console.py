@@ -39,7 +39,8 @@ class StageHeartbeat:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._lock = clock, Lock()
         self._began: dict[str, float] = {}
-        self._first: dict[str, int] = {}
+        self._base: dict[str, tuple[int, float]] = {}
+        """Work done, and when, at the first report and then at the last line: the start of a stage is slower."""
         self._due: dict[str, float] = {}
 
     def started(self, label: str) -> None:
@@ -47,21 +48,21 @@ class StageHeartbeat:
         with self._lock:
             self._began[label] = self._clock()
             self._due[label] = self._began[label] + self.FIRST
-            self._first.pop(label, None)
+            self._base.pop(label, None)
 
     def line(self, label: str, done: int, total: int | None) -> str | None:
-        """Returns the line to print now, or None; time left is estimated from the work since the first report."""
+        """Returns the line to print now, or None; time left follows from the work since the last one."""
         now = self._clock()
         with self._lock:
-            began, first = self._began.setdefault(label, now), self._first.setdefault(label, done)
+            began, (first, since) = self._began.setdefault(label, now), self._base.setdefault(label, (done, now))
             if now < self._due.setdefault(label, now + self.FIRST):
                 return None
-            self._due[label] = now + self.EVERY
+            self._due[label], self._base[label] = now + self.EVERY, (done, now)
         if not total:
             return f"{'':>7} {label}: {done:,} done, {duration(now - began)} so far"
         if done <= first:
             return f"{'':>7} {label}: {done / total:.0%} in {duration(now - began)}"
-        took = (now - began) / (done - first)
+        took = (now - since) / (done - first)
         left = f", {1 / took:.3g}/s, about {duration(took * (total - done))} left"
         return f"{'':>7} {label}: {done / total:.0%} in {duration(now - began)}{left}"
 

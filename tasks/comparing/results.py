@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
 
 from storage.artifacts import digest
 from storage.durable import write_atomically
+from storage.figures import delta_text
 from tasks.comparing.run import Group
 from tasks.comparing.summary import SCORES, BranchSummary, Difference
 from tasks.pages.render import Table, render
@@ -52,7 +54,8 @@ def table(summaries: Sequence[BranchSummary]) -> Table:
         [
             one.title,
             one.guarantee_kind,
-            *(_figure(value, ".3g") for value in (one.epsilon, one.epsilon_replaced, one.delta)),
+            *(_figure(value, ".3g") for value in (one.epsilon, one.epsilon_replaced)),
+            "–" if one.delta is None else delta_text(Decimal(str(one.delta))),
             *(f"{one.mean[s]:.3f} ± {one.spread[s]:.3f} ± {one.record_errors[s]:.3f}" for s in SCORES),
             _difference(one.difference["weighted_f1"]) if one.difference else "–",
             _figure(one.seconds, ".1f"),

@@ -164,14 +164,13 @@ def test_stopping_lets_the_waiting_go() -> None:
 
 
 def test_the_page_begins_with_the_nearest_threshold(coder: Coder) -> None:
-    """The score of the wanted accuracy, or of the nearest that has one; without one the field is empty."""
-    assert 'placeholder="none">' in TestClient(create_app(coder, Settings())).get("/").text
+    """The score of the wanted accuracy, or of the nearest that has one; without one none is chosen."""
+    assert " selected>" not in TestClient(create_app(coder, Settings())).get("/").text
     fitted = [{"target_accuracy": at, "threshold": score} for at, score in ((0.8, 0.25), (0.9, None), (0.95, 0.875))]
     known = replace(coder, thresholds={"temperature": 1.0, "thresholds": fitted, "fitted_on": "records"})
     for wanted, score, shown in ((0.8, 0.25, "80"), (0.9, 0.875, "95")):
         page = TestClient(create_app(known, Settings(accuracy=wanted))).get("/").text
-        assert f'value="{score}"' in page
-        assert f"{shown} % right above" in page
+        assert f'value="{score}" selected>{shown} % right' in page
 
 
 def test_the_page_runs_its_own_script_alone(client: TestClient) -> None:

@@ -32,7 +32,7 @@ def test_reruns_are_timed_by_their_branch() -> None:
 
 
 def test_off_a_terminal_a_long_stage_says_how_far_it_is() -> None:
-    """Nothing of a short one; then a line after 15 seconds and each minute, with the time left."""
+    """Nothing of a short one; then a line after 15 seconds and each minute, with the time left by the latest pace."""
     now = 0.0
     told = StageHeartbeat(lambda: now)
     told.started("features")
@@ -43,6 +43,11 @@ def test_off_a_terminal_a_long_stage_says_how_far_it_is() -> None:
     assert len(said) == 4
     assert said[0].startswith("features: 4% in 15 s, 1/s, about ")
     assert said[3] == "features: 49% in 3 min, 1/s, about 3 min left"
+    told.started("slow start")
+    began, slow = now, []
+    for now in range(began, began + 401, 5):
+        slow.append(told.line("slow start", max(1, 10 * (now - began - 200)), 2000))
+    assert "slow start: 57% in 5 min, 10/s, about 85 s left" in [line.strip() for line in slow if line]
 
 
 def test_an_interrupted_stage_is_still_told_of(tmp_path: Path) -> None:
