@@ -2,7 +2,7 @@
 
 Claim: 90 to 97 % where the sample has five rows or more; the intervals of before (one disagreement added to each
 stratum) and those without anything added do not. With `ppi-python` installed (in an environment of its own), its
-intervals of the same samples stand beside them. Prints one JSON object.
+intervals of the same samples are next to them. Prints one JSON object.
 """
 
 from __future__ import annotations

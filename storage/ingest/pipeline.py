@@ -1,7 +1,7 @@
 """Turns a file of records into the splits that a coder learns from and is tested on.
 
-The first pass surveys every row without its text, then the sample is drawn, and the second pass reads the texts of the
-sample alone.
+The first pass surveys every row without its text, then the sample is drawn, and the second pass reads only the
+texts of the sample.
 """
 
 from __future__ import annotations
