@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import ast
 import bz2
 import csv
 import gzip
 import io
 import json
 import lzma
+import re
 import zipfile
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import InputError
+from storage.tables import reader
 from storage.tables.csv_rows import dialect
 from storage.tables.options import ReadOptions
 from storage.tables.reader import Marks, open_table
@@ -168,7 +173,7 @@ def test_json_in_an_array(tmp_path: Path) -> None:
         (json.dumps(records)[:-9], "it is not valid JSON"),
         (json.dumps([*records, ["PLANTED"]]), "record 13: it is not a JSON object"),
         (json.dumps({"columns": [], "data": []}), "one JSON object, not a list of records"),
-        ('[{"text": NaN}]', "it has NaN or Infinity, which JSON lacks"),
+        ('[{"text": NaN}]', "it has NaN or Infinity"),
         ('[{"text": 0.4e00669999999999999999999}]', "it is not valid JSON"),
     ):
         with pytest.raises(InputError, match=said):
@@ -270,6 +275,99 @@ def test_marks_of_missing_values_are_blank_and_counted(tmp_path: Path) -> None:
     assert not Marks(()).sentence
 
 
+def odd(text: str, **more: object) -> dict[str, Any]:
+    return {"text": text} | more
+
+
+PLAIN = written()
+ODD: dict[str, dict[str, Any]] = {
+    "header again": odd(PLAIN + written(rows=[]), note="1 repeated headers left out"),
+    "files put together": odd(
+        PLAIN[: PLAIN.index("5,")] + "\ufeff" + PLAIN.replace(PLAIN[: PLAIN.index("5,")], PLAIN[:14])
+    ),
+    "carets": odd(written("^")),
+    "tildes": odd(written("~")),
+    "R's row names": odd("\n".join(["text,code", *(f'"{n}","{t}",{c}' for n, (_, t, c) in enumerate(ROWS, 1))])),
+    "a total": odd(PLAIN + "Total,,12\n", note="Its last row looks like a total"),
+    "line ends of three kinds": odd(PLAIN.replace("\r\n", "\n", 3).replace("\n1", "\r1", 1)),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_files_that_no_one_expects(tmp_path: Path, name: str) -> None:
+    """Put together, exported with row numbers, ended by a total: read as meant, or the dry run says so."""
+    path = tmp_path / "in.csv"
+    path.write_text(ODD[name]["text"], encoding="utf-8", newline="")
+    table = open_table(path, ["text", "code"])
+    rows = list(table.text_rows(["text", "code"]))
+    assert [row for row in rows if row[0]] == [row[1:] for row in ROWS]
+    assert list(open_table(path, ["text"]).text_rows(["text"])) == [row[:1] for row in rows]
+    assert ODD[name].get("note", "") in table.reading[0]
+
+
+def test_a_second_reading_leaves_out_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a file that is not kept in memory, where a repeated header shows only beside its other cells."""
+    monkeypatch.setattr(reader, "_HELD", 0)
+    text = written(rows=[*ROWS, ("13", "text", "code"), HEADER, ("id", "text", "7")])
+    rows = read(tmp_path / "in.csv", text, ["text"])
+    assert rows == [*(row[1:2] for row in ROWS), ("text",), ("text",)]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"text" + b" " * 30 + b"code\n" + b"fell; cut" + b" " * 25 + b"1\n" * 9, "a file of fixed widths"),
+        ("text,code\ncafé brûlé,1\n".encode("cp850") * 9, "lines 2, 4, 6, 8, 10 and 4 more, if read as cp1252"),
+        ("text,code\ncafé brûlé,1\n".encode("mac_roman") * 9, "cp850 or mac_roman may be right"),
+        ("text,code\na,1\n".encode("utf-32"), "is UTF-32"),
+        ("text,code\nfell,1\n".encode("utf-16-le"), "encoding=utf-16-le"),
+        (b"<table><tr><td>text</td></tr></table>", "is HTML or XML"),
+        (bytes(257) + b"ustar" + bytes(300), "is a tar archive"),
+        (b"\x1f\x9d\x90abc", "is packed with compress"),
+    ],
+)
+def test_the_cause_is_the_true_one(tmp_path: Path, content: bytes, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        read(tmp_path / "in.csv", content, ["text", "code"])
+
+
+def _as_csv_reads(path: Path) -> None:
+    """Refused, or the rows of Python's csv under the layout that the table names."""
+    try:
+        table = open_table(path, [])
+    except InputError:
+        return
+    lines = io.StringIO(path.read_bytes().decode(table.source.encoding).removeprefix("\ufeff"), newline="")
+    for _ in range(table.source.first_line):
+        lines.readline()
+    rows = [row for row in csv.reader(lines, **dialect(table.source.delimiter, table.source.quotes)) if row]
+    width, names = len(table.columns), list(table.columns)
+    again = [n for n, row in enumerate(rows) if [cell.removeprefix("\ufeff") for cell in row[:width]] == names]
+    assert table.source.repeated == tuple(again)
+    rows = [row for n, row in enumerate(rows) if n not in again]
+    assert list(table.read()) == [tuple(row[:width]) for row in rows]
+    assert not any("".join(row[width:]).strip() for row in rows)
+
+
+def _texts(package: str, folder: str) -> list[str]:
+    """Every text of several lines that a package's own tests of CSV read."""
+    where = Path(str(find_spec(package).origin)).parent / folder  # pyrefly: ignore[missing-attribute]
+    files = sorted(where.rglob("*.py")) if where.is_dir() else [where]
+    trees = (ast.parse(file.read_bytes()) for file in files)
+    values = {node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    return sorted(text for text in values if isinstance(text, str) and re.search(r"\S[\r\n]+\S", text))
+
+
+@pytest.mark.parametrize(("package", "folder"), [("pandas", "tests/io/parser"), ("test", "test_csv.py")])
+def test_inputs_of_other_libraries_tests(tmp_path: Path, package: str, folder: str) -> None:
+    texts = _texts(package, folder)
+    assert len(texts) > 5
+    for number, text in enumerate(texts):
+        path = tmp_path / f"{number}.csv"
+        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+        _as_csv_reads(path)
+
+
 SIGNS = 'a1",;|\t\\ \n\r'
 
 
@@ -277,17 +375,7 @@ SIGNS = 'a1",;|\t\\ \n\r'
 def test_what_is_accepted_is_what_csv_reads(
     tmp_path_factory: pytest.TempPathFactory, content: str, separator: str
 ) -> None:
-    """Whatever follows a header: refused, or the rows of Python's csv under the layout that the table names."""
+    """Whatever follows a header."""
     path = tmp_path_factory.mktemp("any") / "in.csv"
     path.write_bytes(f"id{separator}text\n1{separator}a\n{content}".encode())
-    try:
-        table = open_table(path, [])
-    except InputError:
-        return
-    lines = io.StringIO(path.read_bytes().decode(), newline="")
-    for _ in range(table.source.first_line):
-        lines.readline()
-    rows = [row for row in csv.reader(lines, **dialect(table.source.delimiter, table.source.quotes)) if row]
-    width = len(table.columns)
-    assert list(table.read()) == [tuple(row[:width]) for row in rows]
-    assert not any("".join(row[width:]).strip() for row in rows)
+    _as_csv_reads(path)
