@@ -80,16 +80,25 @@ def parser() -> argparse.ArgumentParser:
     four.add_argument("--models", default="linear,convolutional,short", help="of linear, convolutional, short")
     four.add_argument("--schedules", default="all", help="names by comma, such as sad,constant,non-private (all)")
     four.add_argument("--epsilons", type=numbers, default=(3, 8, 16), help="for one image added or removed")
+    six = add(
+        "rmia",
+        "A membership attack of others, RMIA, on SWAG-PPM and prior descent: bounds beside claims.",
+        "rmia --records osha.csv --codelist oiics201_nature.csv --out results",
+        seeds=None,
+    )
+    six.add_argument("--targets", type=int, default=5, help="fits that are attacked (5)")
+    six.add_argument("--references", type=int, default=11, help="further fits that the attacker has (11)")
     five = add(
         "rare-codes",
         "What is learned of classes with few records, on narratives and on thinned tables.",
         "rare-codes --records osha.csv --codelist oiics201_nature.csv --data imblearn --out results",
         seeds=5,
     )
-    five.add_argument("--records", type=Path, help="CSV of narratives; without it, only tables")
-    five.add_argument("--codelist", type=Path, help="CSV of code and title")
-    five.add_argument("--text", default="Final Narrative", help="column of the narrative")
-    five.add_argument("--label", default="Nature", help="column of the code")
+    for command in (five, six):
+        command.add_argument("--records", type=Path, help="CSV of narratives")
+        command.add_argument("--codelist", type=Path, help="CSV of code and title")
+        command.add_argument("--text", default="Final Narrative", help="column of the narrative")
+        command.add_argument("--label", default="Nature", help="column of the code")
     five.add_argument("--data", type=Path, help=f"{FOLDER}; without it, only narratives")
     five.add_argument("--epsilons", type=numbers, default=(1, 5))
     return top
@@ -119,6 +128,13 @@ def run(given: argparse.Namespace) -> Path:
         models = names(given.models, tuple(images.EPOCHS), "--models")
         schedules = names(given.schedules, ("non-private", *images.SCHEDULES), "--schedules")
         return images.run(out, models=models, schedules=schedules, epsilons=given.epsilons, seeds=given.seeds)
+    if given.study == "rmia":
+        from studies import rmia
+
+        if given.records is None or given.codelist is None:
+            raise MechanismError("give --records and --codelist")
+        columns, sizes = (given.text, given.label), {"targets": given.targets, "references": given.references}
+        return rmia.run(given.records, given.codelist, out, columns=columns, **sizes)
     from studies import imbalance
 
     if given.study == "rare-codes":

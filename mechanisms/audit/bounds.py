@@ -51,10 +51,7 @@ class Rule:
 
 
 def one_run_bound(guesses: Guesses, *, delta: float = 0.0, confidence: float = 0.95) -> float:
-    """The largest epsilon that so many right guesses contradict, at a false-alarm rate of 1 - confidence; 0 for none.
-
-    With delta 0 it is the logit of the Clopper-Pearson lower bound on the share of right guesses.
-    """
+    """The largest epsilon that so many right guesses contradict, at a false-alarm rate of 1 - confidence; 0 for none."""
     v, r = guesses.correct, guesses.made
     if not 0 <= v <= r <= guesses.coins:
         raise MechanismError(f"{v} right of {r} guesses at {guesses.coins} coins: these counts contradict each other")
@@ -135,11 +132,7 @@ _PRIOR = 8.0
 
 
 def reference(seen: np.ndarray, bits: np.ndarray) -> Reference:
-    """Fit from R runs. seen float [R, n]; bits bool [R, n]. A record that all runs had, or none, gets the common mean.
-
-    Where no run had any of the records, or every run all of them, both kinds get the same Gaussian: such runs tell
-    nothing apart. Fewer than two runs are refused.
-    """
+    """Fit from R runs, seen and bits [R, n]. A record that all runs had, or none, gets the common mean."""
     if len(seen) < 2:
         raise MechanismError(f"{len(seen)} reference run(s); a reference needs at least 2")
     parts = [_gaussian(seen, bits if bits.any() else ~bits), _gaussian(seen, bits if bits.all() else ~bits)]

@@ -216,12 +216,7 @@ def chain(
     config: PseudoPosteriorConfig,
     progress: Progress | None = None,
 ) -> dict[RoundName, Drawn]:
-    """All rounds of the chain in every trial, and one draw of each round's posterior.
-
-    Args:
-        initial: parameters float32 [classes, width + 1] that every fit starts from.
-        names: the rounds, in order.
-    """
+    """All rounds of the chain in every trial, and one draw of each round's posterior."""
     trials, classes = len(records.seeds), initial.shape[0]
     drawn: dict[RoundName, Drawn] = {}
     whole = len(names) * (fine_tune.epochs + collect.epochs)

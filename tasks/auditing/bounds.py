@@ -48,11 +48,7 @@ class Bound:
 
 
 def trial_bounds(pool: Pool, trials: Trials, *, delta: float, alpha: float) -> list[Bound]:
-    """Returns one bound per family: half its turns are reference, an eighth choose the rule, the rest measure.
-
-    Args:
-        alpha: false-alarm rate of all families together.
-    """
+    """Returns one bound per family: half its turns are reference, an eighth choose the rule, the rest measure."""
     logits, bits = bounds.confidence_logit(trials.ell.numpy()), trials.included.numpy()
     from_records = float(trials.epsilon.std()) > 0
     measured = []

@@ -34,11 +34,7 @@ def gradients(
     prepared: ArtifactRef,
     planned: ArtifactRef,
 ) -> Step:
-    """Declares one more fit of a plan, on the same records and canaries. As a candidate's, its noise has no seed.
-
-    Args:
-        event: the candidate's, which the fit is tested against.
-    """
+    """Declares one more fit of a plan, on the same records and canaries. As a candidate's, its noise has no seed."""
 
     def body(work: Work) -> Mapping[str, Any]:
         given = run_of(work, model, seed)

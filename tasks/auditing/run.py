@@ -36,15 +36,7 @@ def run(
     seeds: int = 1,
     candidate: ArtifactRef | None = None,
 ) -> AuditResult:
-    """Audits branches at every seed; trials run once per branch, at the first seed's settings.
-
-    Args:
-        seeds: how many candidates a branch has, from the run's seed on.
-        candidate: the candidate of a plan; nothing else is audited then.
-
-    Raises:
-        InputError: invalid numbers of draws, or another fit than the candidate.
-    """
+    """Audits branches at every seed; trials run once per branch, at the first seed's settings."""
     _refuse_draws(parameters, terms, settings, chosen)
     parameters, terms = _settled(context, parameters, terms, do=do, prefect_run_id=prefect_run_id)
     groups = comparison.run(context, parameters, terms, chosen, seeds=seeds, do=do)
@@ -64,7 +56,6 @@ def run(
 def _refuse_draws(
     parameters: RetrainParameters, terms: Terms, settings: AuditParameters, chosen: Sequence[Branch]
 ) -> None:
-    """Refuses, before anything is computed, more draws in reruns than a branch itself takes."""
     for branch in chosen if settings.trials else ():
         trial_draws_of(branch.name, branch.mechanism_for(parameters, terms), settings)
 

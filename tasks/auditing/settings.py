@@ -70,14 +70,7 @@ def choose_branches(names: str, parameters: RetrainParameters, branches: Mapping
 
 
 def trial_draws_of(name: str, mechanism: Mechanism, settings: AuditParameters) -> int:
-    """Returns the draws of each rerun of a settled mechanism, at most as many as the mechanism itself takes.
-
-    A rerun's Delta is a maximum over its draws, and a bound counts only above what the reruns claim: with more draws
-    than the candidate's they would claim more than it does, and nothing measured in them would count.
-
-    Raises:
-        InputError: more than both the usual number and the mechanism's.
-    """
+    """Returns the draws of each rerun of a settled mechanism, at most as many as the mechanism itself takes."""
     config: PseudoPosteriorConfig | None = getattr(mechanism, "pseudo_posterior", None)
     if config is None:
         return settings.trial_draws

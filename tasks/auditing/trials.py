@@ -97,11 +97,7 @@ def reruns(
     planned: ArtifactRef,
     mechanism: Mechanism,
 ) -> Step:
-    """Declares the reruns of a planned mechanism, with the sampling and scale of its plan. The noise has no seed.
-
-    Args:
-        delta, unit: of each rerun's claim: delta of a formal one; privacy unit and its records.
-    """
+    """Declares the reruns of a planned mechanism, with the sampling and scale of its plan. The noise has no seed."""
     return Step(
         name="audit-trials",
         label=label_of(name),
@@ -113,7 +109,6 @@ def reruns(
 
 
 def _reruns(work: Work, *, selection: TrialRange) -> Mapping[str, Any]:
-    """Runs all trials by parts, then writes one file per mechanism."""
     head = selection.model.linear_head
     mechanism = plan_of(work.inputs["plan"]).mechanism
     at_once = torch.get_num_threads() if head and isinstance(mechanism, Batched) else 1
@@ -154,7 +149,6 @@ def part_step(store: Store, selection: TrialRange, inputs: Mapping[str, Artifact
 
 
 def _concatenate(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Concatenates consecutive trials."""
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 

@@ -27,17 +27,7 @@ def calibrate(
     sets: bool = False,
     **how: Any,
 ) -> dict[str, Any]:
-    """Writes a thresholds file, and returns its content.
-
-    Args:
-        name: describes the records to readers.
-        targets: accuracies to find a score for; the usual ones by default.
-        sets: also finds the limits of conformal sets.
-        how: `allow_unlisted`, `read` and `report` of `thresholds_on_table`.
-
-    Raises:
-        InputError, MechanismError: the table cannot be read, or has too few records.
-    """
+    """Writes a thresholds file, and returns its content."""
     fitted = thresholds_on_table(
         coder.model,
         data,

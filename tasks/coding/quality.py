@@ -42,11 +42,7 @@ class DrawnSample:
 
 
 def text_column(coded: Path, prefix: str = "", read: ReadOptions = AS_IT_LOOKS) -> str:
-    """Returns the column of a coded table that the narratives seem to be in: the longest texts left of the answers.
-
-    Raises:
-        InputError: it is no coded table, or has the answers alone.
-    """
+    """Returns the column of a coded table that the narratives seem to be in: the longest texts left of the answers."""
     table = survey(coded, text_columns=[f"{prefix}code"], option="CODED", read=read)
     given = table.columns[: table.columns.index(f"{prefix}code")]
     if not given:
@@ -212,7 +208,6 @@ def _plain(cell: str) -> str:
 
 
 def _number(text: str) -> float:
-    """Returns a number; 0 where it is none."""
     try:
         value = float(text)
     except ValueError:

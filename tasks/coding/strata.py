@@ -39,11 +39,7 @@ class Stratum:
 
 
 def scores_of(table: Table, prefix: str) -> tuple[list[str], list[float]]:
-    """Returns code and score of every row of a coded table; the score of a row without a code is 0.
-
-    Raises:
-        InputError: a score is not a number of 0 to 1.
-    """
+    """Returns code and score of every row of a coded table; the score of a row without a code is 0."""
     codes: list[str] = []
     scores: list[float] = []
     for number, (code, score) in enumerate(table.text_rows([f"{prefix}code", f"{prefix}score"]), start=1):
@@ -59,11 +55,7 @@ def scores_of(table: Table, prefix: str) -> tuple[list[str], list[float]]:
 
 
 def stratify(codes: Sequence[str], scores: Sequence[float], rows: Sequence[int], *, size: int) -> list[Stratum]:
-    """Divides these rows of a coded table into strata, with `size` rows to draw from all.
-
-    Raises:
-        InputError: too few rows are to be drawn.
-    """
+    """Divides these rows of a coded table into strata, with `size` rows to draw from all."""
     counts = Counter(codes[row] for row in rows)
     apart = max(0, size // (2 * _FEWEST_DRAWN * (len(_BANDS) + 1)) - 1)
     frequent = {code for code, count in counts.most_common(apart) if count >= _FEWEST_ROWS}

@@ -11,7 +11,7 @@ from studies import __main__ as commands
 from studies import rare_codes, results
 
 
-@pytest.mark.parametrize("study", ["imbalance", "oversampling", "mixture", "images", "rare-codes"])
+@pytest.mark.parametrize("study", ["imbalance", "oversampling", "mixture", "images", "rare-codes", "rmia"])
 def test_help_has_an_example(study: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         commands.main([study, "--help"])
@@ -27,6 +27,7 @@ def test_help_has_an_example(study: str, capsys: pytest.CaptureFixture[str]) -> 
         (["oversampling", "--data", "nowhere", "--sets", "ecoli"], "is not there. --data is a folder"),
         (["images", "--models", "ham"], "--models: `ham` is unknown"),
         (["rare-codes"], "give --records and --codelist"),
+        (["rmia"], "give --records and --codelist"),
         (["rare-codes", "--records", "nowhere.csv"], "nowhere.csv is not there"),
     ],
 )

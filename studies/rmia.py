@@ -1,0 +1,110 @@
+"""RMIA, a membership attack that nobody here designed, on SWAG-PPM and prior descent (this project's implementation).
+
+Zarifzadeh, Liu and Shokri 2024 (arXiv 2312.03262, ML Privacy Meter): a record x scores the share of population records
+z with (p(x | model) / p(x)) / (p(z | model) / p(z)) >= gamma; p() is the mean over reference models, of which half saw
+x. Each fit takes part of the records by coins; it is the target once, with all other fits as references. A rule is
+chosen on half of the target's coins and measured on the other half: a lower bound on epsilon at 95 % confidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mechanisms.audit import bounds
+from mechanisms.audit.trials import Records
+from mechanisms.estimator import PrivateClassifier
+from mechanisms.mechanism import Task
+from mechanisms.model import prior
+from mechanisms.model.config import ModelConfig, OptimiserPhase
+from mechanisms.posterior.config import PseudoPosteriorConfig
+from mechanisms.prior_descent import PriorDescent
+from mechanisms.privacy.claims import claim_of, of_one_record
+from mechanisms.swag_ppm import SwagPpm
+from studies import results
+from studies.rare_codes import DELTA, SENTENCE, sampled
+
+GAMMA, POPULATION, EPSILON = 2.0, 0.2, 5.0
+
+
+def scores(target: np.ndarray, references: np.ndarray, included: np.ndarray, population: np.ndarray) -> np.ndarray:
+    """RMIA's score of every record.
+
+    Args:
+        target: probabilities of the right labels [n]. references: the same of the other models [m, n].
+        included: who trained each reference, bool [m, n]. population: bool [n], records that trained none.
+    """
+    seen = np.where(included, references, 0).sum(0) / np.maximum(included.sum(0), 1)
+    unseen = np.where(included, 0, references).sum(0) / np.maximum((~included).sum(0), 1)
+    mean = np.where(population | ~included.any(0), unseen, (seen + unseen) / 2)
+    ratio = target / np.maximum(mean, 1e-30)
+    return np.searchsorted(np.sort(ratio[population]), ratio / GAMMA, side="right") / population.sum()
+
+
+def bound(score: np.ndarray, member: np.ndarray, delta: float, draws: np.random.Generator) -> tuple[float, float]:
+    """The lower bound on epsilon, and the share of right guesses behind it."""
+    choosing = draws.random(len(score)) < 0.5
+    # a score of few values has ties, which a rule would take or leave together
+    score = score + draws.uniform(0, 1e-9, len(score))
+    rule = bounds.choose(score[choosing], member[choosing])
+    guesses = rule.apply(score[~choosing], member[~choosing])
+    return bounds.one_run_bound(guesses, delta=delta), guesses.correct / max(guesses.made, 1)
+
+
+def fits(features: Tensor, labels: Tensor, titles: Tensor, included: Tensor) -> dict[str, tuple[Tensor, list[float]]]:
+    """Log-likelihoods [fits, n] and the epsilon claimed by each fit, by mechanism."""
+    classes, seeds = len(titles), tuple(range(1, len(included) + 1))
+    swag = SwagPpm(
+        fine_tune=OptimiserPhase(optimiser="adamw", learning_rate=0.003, epochs=10, batch_size=8),
+        collect=OptimiserPhase(optimiser="sgd", learning_rate=0.01, epochs=20, batch_size=8),
+        pseudo_posterior=PseudoPosteriorConfig(risk_draws=50, sensitivity_draws=50),
+    )
+    plan = swag.plan(Task(records=int(included[0].sum()), classes=classes))
+    assert isinstance(plan.mechanism, SwagPpm)
+    pool = Records(features, labels, included, seeds=seeds)
+    many = plan.mechanism.fit_many(plan, pool, torch.zeros(classes, features.shape[1] + 1))[swag.round]
+    unit: dict[str, Any] = {
+        "delta": None,
+        "privacy_unit": "record",
+        "max_records_per_unit": 1,
+        "unprotected_inputs": (),
+    }
+    claimed = [of_one_record(claim_of(event, **unit)) for event in many.events]
+    found = {"swag-ppm": (many.ell, [float(epsilon or np.nan) for epsilon in claimed])}
+    alone = []
+    for own in included:
+        model = PrivateClassifier(
+            PriorDescent(), epsilon=EPSILON, delta=DELTA, classes=np.arange(classes), titles=titles.numpy()
+        )
+        model.fit(features[own].numpy(), labels[own].numpy())
+        alone.append(np.log(model.predict_proba(features.numpy())[np.arange(len(labels)), labels.numpy()]))
+    return found | {"prior-descent": (torch.tensor(np.array(alone)), [EPSILON] * len(included))}
+
+
+def run(records: Path, codelist: Path, out: Path, *, columns: tuple[str, str], targets: int, references: int) -> Path:
+    texts, codes, titles = sampled(records, codelist, text=columns[0], label=columns[1])
+    known, labels = np.unique(codes, return_inverse=True)
+    config = ModelConfig(encoder="packaged-minilm", trainable="head", pooling="mean")
+    features = prior.embed(config, texts, device="cpu")
+    vectors = prior.embed(config, [SENTENCE.format(titles[code]) for code in known], device="cpu")
+    draws = np.random.default_rng(0)
+    population = draws.random(len(labels)) < POPULATION
+    included = (draws.random((targets + references, len(labels))) < 0.5) & ~population
+    made: Mapping[str, Any] = fits(features, torch.tensor(labels), vectors, torch.tensor(included))
+    rows = []
+    for name, (ell, claimed) in made.items():
+        right = np.exp(ell.numpy().astype(float))
+        for target in range(targets):
+            others = np.arange(len(right)) != target
+            score = scores(right[target], right[others], included[others], population)
+            delta = DELTA if name == "prior-descent" else 0.0
+            least, correct = bound(score[~population], included[target][~population], delta, draws)
+            figures = {"claimed": claimed[target], "bound": least, "right": correct}
+            rows.append({"mechanism": name, "target": target} | figures)
+    results.save(out / "rmia.csv", rows)
+    return out / "rmia.csv"
