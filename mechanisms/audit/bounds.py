@@ -51,7 +51,7 @@ class Rule:
 
 
 def one_run_bound(guesses: Guesses, *, delta: float = 0.0, confidence: float = 0.95) -> float:
-    """The largest epsilon that so many right guesses contradict, at a false-alarm rate of 1 - confidence; 0 for none."""
+    """The largest epsilon that so many right guesses contradict at a false-alarm rate of 1 - confidence; or 0."""
     v, r = guesses.correct, guesses.made
     if not 0 <= v <= r <= guesses.coins:
         raise MechanismError(f"{v} right of {r} guesses at {guesses.coins} coins: these counts contradict each other")
