@@ -1,4 +1,4 @@
-"""RMIA, a membership attack that nobody here designed, on SWAG-PPM and prior descent (this project's implementation).
+"""RMIA, a published membership attack, on SWAG-PPM and prior descent (this project's implementation).
 
 Zarifzadeh, Liu and Shokri 2024 (arXiv 2312.03262, ML Privacy Meter): a record x scores the share of population records
 z with (p(x | model) / p(x)) / (p(z | model) / p(z)) >= gamma; p() is the mean over reference models, of which half saw
