@@ -67,7 +67,7 @@ def take_plan(picture: Path) -> None:
         )
         plan = Path(trained["plan"]).resolve().relative_to(Path(folder).resolve())
         run("plan", str(plan), "--html", "plan.html")
-        with page_at((Path(folder) / "plan.html").as_uri(), width=1000, height=900) as page:
+        with page_at((Path(folder) / "plan.html").as_uri(), width=1000, height=590) as page:
             page.screenshot(path=picture)
 
 
