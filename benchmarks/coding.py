@@ -81,7 +81,11 @@ def main() -> None:
         cores[number] = json.loads(done.stdout.splitlines()[-1])
     agreement = {} if "agreement" in options.skip else {"agreement": _agreement(options.bundle, texts)}
     streaming = {} if "streaming" in options.skip else {"reading_a_million_rows": _streaming()}
-    result = {"benchmark": "coding", "records_a_round": options.chunk, "cores": cores} | agreement | streaming
+    result = (
+        {"benchmark": "coding", "device": "cpu", "records_a_round": options.chunk, "cores": cores}
+        | agreement
+        | streaming
+    )
     workload.report(result, options.json)
 
 

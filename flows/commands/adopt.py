@@ -83,7 +83,7 @@ def adopt(
         return
     answers = "" if report.answers is None else f", {report.answers} test vectors"
     say(f"adopted: release {report.sound.release_id}, {report.sound.files} files{answers}; written to {out}")
-    for line in report.threshold_lines:
+    for line in report.threshold_lines if report.thresholds else ():
         say(f"  {line}")
     if accuracy is not None and report.adopted.adoption.accuracy is None:
         say(f"  rows are not marked for review: no score reaches {accuracy:g}")

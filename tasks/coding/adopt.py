@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,8 +56,9 @@ class AdoptionReport:
 
     @property
     def threshold_lines(self) -> list[str]:
-        """Returns the partner's thresholds in words."""
-        return [] if self.thresholds is None else list(lines(self.thresholds))
+        """Returns the partner's thresholds in words, or those of the bundle."""
+        fitted = self.thresholds or self.sound.contents.get(THRESHOLDS)
+        return [] if fitted is None else list(lines(fitted))
 
     @property
     def coverage(self) -> list[tuple[int, float]]:
@@ -111,14 +113,19 @@ def adopt(source: Path, out: Path, key: Path, roots: Path | None, own: OwnRecord
             raise InputError("--label: missing. Name the column of --data with the codes that people gave.")
         texts = own.columns or ("Final Narrative",)
         survey(own.data, text_columns=[*texts, own.label], option="--data", read=own.read)
-    staging = out.with_name(f".{out.name}.adopting")
-    shutil.rmtree(staging, ignore_errors=True)  # of an adoption that was killed
-    staging.mkdir(mode=0o700, parents=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    # its own folder, so that two adoptions into one place do not meet
+    staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.adopting-", dir=out.parent))
     try:
         made = _fill(source, staging, key, roots, own)
         report = AdoptionReport(AdoptedBundle(out, made.adopted.adoption), made.sound, made.answers, made.thresholds)
         write_atomically(staging / REPORT, report.page().encode())
-        staging.replace(out)
+        try:
+            staging.rename(out)
+        except OSError:
+            if not out.exists():
+                raise
+            raise InputError(f"--out: {out} was made meanwhile, by another adoption. Name another folder.") from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return report

@@ -137,6 +137,29 @@ def test_what_cannot_be_adopted_leaves_nothing(
     assert {path.name for path in set(tmp_path.iterdir()) - before} <= {"state"}
 
 
+def test_two_adoptions_into_one_folder_at_once(
+    archive: Path, sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second to end is refused; the first's folder stays whole, and nothing of the second is left."""
+    from tasks.coding import adopt as module
+
+    out, real = tmp_path / "coder", module._fill
+
+    def with_another(*arguments: Any) -> Any:
+        monkeypatch.setattr(module, "_fill", real)
+        assert _adopt(archive, sealed, out)[0] == 0
+        return real(*arguments)
+
+    monkeypatch.setattr(module, "_fill", with_another)
+    with pytest.raises(InputError, match="by another adoption"):
+        _adopt(archive, sealed, out)
+    assert command("code", "--bundle", out, "Employee fell.")
+    assert not list(tmp_path.glob(".coder.*"))
+    page = (out / "report.html").read_text()
+    for heading in ("What is protected", "Accuracy on generated narratives", "Whom to ask"):
+        assert heading in page
+
+
 def test_a_revoked_or_changed_bundle_codes_no_more(archive: Path, sealed: Sealed, tmp_path: Path) -> None:
     """The file of roots is read at each use: it revokes, and no older one brings back; a changed file is named."""
     roots, folder, signing = tmp_path / "roots.json", tmp_path / "coder", load_private_key(sealed.signer.key)
