@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from flows.commands.terminal import Column
 from storage.figures import delta_text, epsilon_text, left_text
-from tasks.releasing.ledger_access import describe_large_delta
 
 if TYPE_CHECKING:
     from storage.ledger import Row
@@ -109,6 +108,8 @@ def budget_text(lines: Sequence[BudgetLine], policy: str, records: Mapping[str, 
     Args:
         records: about how many of each population its largest release was trained on.
     """
+    from tasks.releasing.ledger_access import describe_large_delta  # opens ledgers: not in a light installation
+
     used = [line for line in lines if line.used]
     for population, group in groupby(used, key=lambda line: line.account.population):
         accounts = list(group)
