@@ -150,7 +150,6 @@ def _places(header: Sequence[str], columns: Sequence[str], place: str) -> tuple[
 
 
 def _letters(name: str) -> str:
-    """Returns a name's words without accents, in lower case."""
     plain = unicodedata.normalize("NFKD", name).casefold()
     return " ".join(re.findall(r"[a-z]+", "".join(sign for sign in plain if not unicodedata.combining(sign))))
 
@@ -160,7 +159,6 @@ def _joined(separator: str, texts: Sequence[str]) -> str:
 
 
 def _chain(code: str, parents: Mapping[str, str], titles: Mapping[str, str]) -> list[str]:
-    """Returns the titles of the codes above, the nearest first; a circle ends."""
     seen = [code]
     while (code := parents.get(code, "")) and code not in seen:
         seen.append(code)

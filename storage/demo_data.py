@@ -75,7 +75,6 @@ def _words() -> dict[str, Any]:
 
 
 def _sizes(records: int, codes: int) -> list[int]:
-    """Returns the records of each code: a power law, four or more of each where there are enough."""
     weights = [(rank + _TAIL_SHIFT) ** -_TAIL_POWER for rank in range(1, codes + 1)]
     least = min(4, records // codes)
     rest = records - least * codes
@@ -111,7 +110,6 @@ def _records(words: dict[str, Any], records: int, rng: random.Random) -> Iterato
 
 
 def _mistaken(words: dict[str, Any], code: dict[str, Any], rng: random.Random) -> dict[str, Any]:
-    """Picks another code as a hurried coder would: one that the same kind of event leads to."""
     near = [other for other in words["codes"] if other is not code and set(other["from"]) & set(code["from"])]
     return rng.choice(near or words["codes"])
 
@@ -151,8 +149,6 @@ def _narrative(
 
 
 def _filled(pattern: str, fill: dict[str, str]) -> str:
-    """Replaces {slot}; {Slot} begins a sentence."""
-
     def value(match: re.Match[str]) -> str:
         word = fill[match[1].lower()]
         return word[0].upper() + word[1:] if match[1][0].isupper() else word
@@ -161,7 +157,6 @@ def _filled(pattern: str, fill: dict[str, str]) -> str:
 
 
 def _misspelt(word: str, rng: random.Random) -> str:
-    """Swaps, drops or doubles a letter inside a word."""
     if len(word) < 4 or not word.isalpha():
         return word
     at = rng.randrange(1, len(word) - 2)

@@ -118,7 +118,6 @@ def _parse(path: Path) -> Graph:
 
 
 def _of_scheme(graph: Graph, path: Path, wanted: str | None) -> list[Any]:
-    """Returns the concepts of a scheme; without a name those of the only one."""
     concepts = sorted(set(graph.subjects(_uri(f"{_RDF}type"), _uri(f"{_SKOS}Concept"))), key=str)
     schemes: dict[str, set[Any]] = defaultdict(set)
     for concept in concepts:
@@ -155,7 +154,6 @@ def _end(address: object) -> str:
 
 
 def _texts(graph: Graph, concept: Any, names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yields texts with their language tags; of a title or note that is a resource, the texts inside it."""
     for value in (value for name in names for value in graph.objects(concept, _uri(name))):
         inside = (text for name in _INSIDE for text in graph.objects(value, _uri(name)))
         for text in [value] if hasattr(value, "language") else inside:
@@ -163,7 +161,6 @@ def _texts(graph: Graph, concept: Any, names: Iterable[str]) -> Iterator[tuple[s
 
 
 def _spoken(texts: Iterable[tuple[str, str]], tag: str) -> str:
-    """Returns the first text in a language, or of none where that lacks; blanks are single."""
     fitting = sorted(texts, key=lambda text: (not text[1], text[0]))
     return next((" ".join(text.split()) for text, spoken in fitting if spoken in (tag, "")), "")
 
@@ -177,7 +174,6 @@ def _notations(graph: Graph, concept: Any) -> dict[str, str]:
 
 
 def _notation(kinds: dict[str, str], wanted: str | None, path: Path) -> str:
-    """Returns a concept's code; "" where it has none, or none of the kind."""
     different = {text for kind, text in kinds.items() if wanted is None or wanted in (kind, *kind.split())}
     if wanted is not None and len(set(kinds.values())) == 1:
         different = set(kinds.values())
@@ -188,7 +184,6 @@ def _notation(kinds: dict[str, str], wanted: str | None, path: Path) -> str:
 
 
 def _without_code(title: str, codes: Iterable[str]) -> str:
-    """Returns a title without the code, or its digits, that it begins with: "01.19 Growing of flowers"."""
     for code in sorted(codes, key=len, reverse=True):
         for spelling in {code, code.lstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ") or code}:
             begin = rf"(?:section )?{re.escape(spelling)}(?:\s*[-\u2013\u2014:.]\s*|\s+)(?=\S)"

@@ -222,7 +222,6 @@ class IngestConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _other_defaults(cls, values: Any) -> Any:
-        """Limits the paper's cap to records sampled as in the paper."""
         if not isinstance(values, dict):
             return values
         defaults: dict[str, Any] = {}
@@ -233,13 +232,11 @@ class IngestConfig(BaseModel):
     @field_validator("text_columns", mode="before")
     @classmethod
     def _one_column(cls, value: Any) -> Any:
-        """Turns one column into a list of one."""
         return (value,) if isinstance(value, str) else value
 
     @field_validator("cohorts", mode="before")
     @classmethod
     def _years_as_text(cls, value: Any) -> Any:
-        """Turns years into text, since YAML reads 2015 as a number."""
         if not isinstance(value, list | tuple):
             return value
         return tuple(str(one) if isinstance(one, int) and not isinstance(one, bool) else one for one in value)
@@ -288,7 +285,6 @@ class IngestConfig(BaseModel):
             raise ValueError(f"cohorts: {wrong[0]!r} is not a {self.cohort}. Write it as {example}")
 
     def _check_sampling(self) -> None:
-        """Refuses settings with `per-record` that would let one record decide about another's use."""
         if self.sampling != "per-record":
             return
         if self.cap_per_code is not None or self.min_per_code != 1:

@@ -200,7 +200,6 @@ def _read_list(codelist: Path | None, config: IngestConfig) -> tuple[Code, ...] 
 
 
 def _select(overview: Survey, config: IngestConfig, records: Table) -> Selection:
-    """Draws the sample; requires records on both sides, which a day or a draw per record does not guarantee."""
     selection = select(
         overview.codes,
         overview.units,
@@ -234,7 +233,6 @@ def _counts(selection: Selection, config: IngestConfig) -> dict[str, int]:
 def _classes(
     overview: Survey, selection: Selection, listed: Sequence[Code] | None, config: IngestConfig
 ) -> tuple[Sequence[Code], np.ndarray]:
-    """Returns the classes in order, and the label of each of the survey's codes (-1: not a class)."""
     if listed is not None and config.label_space == "codelist":
         return listed, np.arange(len(listed), dtype=np.int32)
     names = sorted(overview.code_names[code] for code in selection.codes_of(overview.codes))
@@ -254,7 +252,6 @@ def _sampled(
     digest: Any,
     cells: bytearray,
 ) -> pa.RecordBatch:
-    """Returns the sampled records of a batch; adds them to the fingerprint, and their cells to the others'."""
     split = selection.split[start : start + batch.num_rows]
     chosen = np.flatnonzero(split != UNUSED)
     rows = chosen + start

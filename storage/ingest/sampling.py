@@ -125,7 +125,6 @@ def _numbers(identities: Digests) -> Indices:
 
 
 def _threshold(share: float) -> np.uint64:
-    """Returns the number below which a uniform 64-bit number lies with this probability."""
     return np.uint64(min(int(share * 2**64), 2**64 - 1))
 
 
@@ -204,7 +203,6 @@ def apportion(counts: Indices, share: float, *, at_most: Indices, tie_break: NDA
 
 
 def _positions(groups: NDArray[Any], ranks: NDArray[Any]) -> tuple[Indices, Indices]:
-    """Returns an order by group, then rank; and each ordered entry's position in its group, from 0."""
     order = np.lexsort((ranks, groups))
     ordered = groups[order]
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(ordered) else np.empty(0, dtype=np.int64)

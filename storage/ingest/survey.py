@@ -83,8 +83,6 @@ class Survey:
 
 @dataclass(frozen=True)
 class _Column:
-    """Trimmed cells: each value once, in order of appearance, and the value of each row."""
-
     values: list[str]
     index: NDArray[Any]
 
@@ -209,7 +207,6 @@ def _checked(
 def _codes(
     column: _Column, config: IngestConfig, listed: Sequence[Code] | None, label: str
 ) -> tuple[NDArray[np.int32], list[str], Counter[str], int]:
-    """Returns each row's code, the codes' names, rows by code that the list lacks, and codes in another spelling."""
     place = {code.code: number for number, code in enumerate(listed or ())}
     spellings = Spellings(place) if config.unknown_codes == "match" else None
     counts = np.bincount(column.index, minlength=len(column.values)).tolist()
@@ -238,7 +235,6 @@ def _codes(
 def _dates(
     column: _Column, config: IngestConfig, state: NDArray[np.int8], label: str
 ) -> tuple[NDArray[np.int32], list[str], NDArray[np.bool_], list[str]]:
-    """Returns each row's cohort, their names, if it is after the split's day, and notes; marks undeclared cohorts."""
     label = f"{label}, column {config.dates_from!r}"
     days = [_day(cell, config.date_format) for cell in column.values]
     slashed = [match for cell in column.values if (match := _US.fullmatch(cell))] if config.date_format is None else []
@@ -280,7 +276,6 @@ def _dates(
 
 
 def _fitting(unread: Sequence[str], *, month_first: bool) -> str:
-    """Says which formats every date without a reading has; of / day first only where none reads month first."""
     cells = [re.split(r"[T ]", cell)[0] if ":" in cell else cell for cell in filter(None, unread[:_TRIED])]
     if cells and all(re.fullmatch(r"[2-6]\d{4}", cell, re.ASCII) for cell in cells):
         return "; they are a spreadsheet's numbers of days: give that column the format of a date and save it again"

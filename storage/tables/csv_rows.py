@@ -145,7 +145,6 @@ def _layouts(text: str, read: ReadOptions, required: Sequence[str], *, whole: bo
 def _first_rows(
     text: str, delimiter: str, quotes: Quotes, skip: int, *, whole: bool
 ) -> tuple[list[tuple[int, int, list[str]]], bool]:
-    """Returns rows with the lines above them and above the next one, and whether a row is broken."""
     end = 0 if whole else max(text.rfind("\n"), text.rfind("\r")) + 1  # the last line may be cut
     file = io.StringIO(text[: end or None], newline="")
     for _ in range(skip):
@@ -175,7 +174,6 @@ def dialect(delimiter: str, quotes: Quotes) -> dict[str, Any]:
 
 
 def _header_at(rows: Sequence[Sequence[str]], required: Sequence[str]) -> tuple[int, bool]:
-    """Returns the place of the header, below titles of one cell at most, and whether it has the required columns."""
     for at, row in enumerate(rows[:_TITLES]):
         if required and set(required) <= set(row):
             return at, True
@@ -185,8 +183,6 @@ def _header_at(rows: Sequence[Sequence[str]], required: Sequence[str]) -> tuple[
 
 
 class _Bytes:
-    """The records in UTF-8, without what is above them, and a row behind them that shows that all were read."""
-
     closed = False
 
     def __init__(self, source: Source, raw: IO[bytes], end: bytes) -> None:
@@ -318,7 +314,6 @@ def _bad_row(source: Source, row: int, fault: str) -> InputError:
 
 
 def _first_filled(column: pa.Array) -> int:
-    """Returns the number, from 1, of the first cell that is not blank; 0 without one."""
     lengths = pc.call_function("binary_length", [pc.call_function("utf8_trim_whitespace", [column])])
     filled = pc.call_function("indices_nonzero", [lengths])
     return filled[0].as_py() + 1 if len(filled) else 0

@@ -55,7 +55,6 @@ def scan_json(source: Source, required: Sequence[str], skipped: list[int]) -> tu
 
 
 def _arrow_type(kinds: set[type]) -> pa.DataType:
-    """Returns the type of every value of a key; text where there is none."""
     kinds = kinds - {type(None)}
     if kinds == {bool}:
         return pa.bool_()
@@ -63,7 +62,6 @@ def _arrow_type(kinds: set[type]) -> pa.DataType:
 
 
 def _records(source: Source, skipped: list[int]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields each object with its place: its line, or its number in the array."""
     for place, record, fault in _array(source) if source.array else _lines(source):
         if isinstance(record, dict):
             yield place, record
@@ -104,7 +102,6 @@ def _array(source: Source) -> Iterator[tuple[str, Any, str]]:
 
 
 def _parsed(content: bytes) -> tuple[Any, str]:
-    """Returns a value, or what is wrong with it."""
     try:
         text = content.decode("utf-8-sig")
         value = json.loads(text, object_pairs_hook=_object, parse_constant=_no_number, parse_float=_number)
@@ -122,7 +119,6 @@ def _parsed(content: bytes) -> tuple[Any, str]:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Builds a JSON object; refuses a repeated key, of which a mapping would have the last value only."""
     record = dict(pairs)
     if len(record) < len(pairs):
         raise ValueError
@@ -140,5 +136,4 @@ class _NotANumber(Exception):
 
 
 def _no_number(name: str) -> Any:
-    """Refuses NaN and Infinity, which JSON lacks (RFC 8259, section 6)."""
     raise _NotANumber

@@ -300,7 +300,6 @@ _OF_NESTED = 16
 
 
 def _weight(value: Any) -> int:
-    """Returns the characters that a value counts for; numbers are bounded by their cells."""
     if isinstance(value, bytes):
         return len(value)
     if isinstance(value, Decimal):
@@ -309,7 +308,6 @@ def _weight(value: Any) -> int:
 
 
 def _as_text(value: Any) -> str:
-    """Returns a cell of JSON as text: absent values are blank, NUL characters become blanks."""
     if isinstance(value, str):
         return "" if value == ABSENT else value.replace("\0", " ")
     if value is None:

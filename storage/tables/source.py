@@ -272,7 +272,6 @@ _USUAL = frozenset(
 
 
 def _usual(columns: Sequence[str]) -> bool:
-    """Checks whether a first row is column names only by its words, such as title,code."""
     return (
         len(columns) > 1
         and all(set(re.findall(r"[a-z]+", name.casefold())) & _USUAL for name in columns)

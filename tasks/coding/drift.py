@@ -148,7 +148,6 @@ def compare(now: Period, reference: Period) -> Drift:
 
 
 def _pooled(now: NDArray[np.str_], reference: NDArray[np.str_]) -> tuple[list[str], NDArray[np.int64]]:
-    """Returns the codes and their rows in each period, [2, codes], with rare ones as one category."""
     both = np.concatenate([now, reference])
     names, code = np.unique(both, return_inverse=True)
     period = np.repeat([0, 1], [len(now), len(reference)])

@@ -93,7 +93,6 @@ def groups_of(codes: Sequence[str], *, classification: str, levels: str = "auto"
 
 
 def _by_signs(code: str) -> tuple[str, ...]:
-    """Returns the beginnings of a code; points and hyphens belong to the level above: 62.01 is under 62.0 and 62."""
     beginnings = (code[:end].rstrip(_SIGNS) for end in range(1, len(code)))
     return tuple(dict.fromkeys(name for name in beginnings if name and name != code.rstrip(_SIGNS)))
 
