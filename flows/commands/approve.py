@@ -260,7 +260,6 @@ def outcome_of(context: Context, plan: CheckedPlan, decision: Decision, name: st
 
 
 def _post(plan: Path, planned: PlannedRelease, decision: Decision) -> str:
-    """Send a decision to the release run that waits for this plan; return the run's id."""
     if "PREFECT_API_URL" not in os.environ:
         raise InputError("--post: no server is named. Set PREFECT_API_URL (and PREFECT_API_AUTH_STRING).")
     from flows.server.waiting_runs import answer, waiting_releases

@@ -171,7 +171,6 @@ def change_policy(
 
 
 def _content(text: str) -> str:
-    """Returns the content of a file of this name, or the text itself without one."""
     if len(text) >= 250 or not Path(text).is_file():
         return text
     try:

@@ -56,7 +56,6 @@ def cohorts(names: Iterable[str]) -> str:
 
 
 def when(row: Row) -> str:
-    """Returns day and minute of a row, in UTC."""
     return row.recorded_at[:16].replace("T", " ")
 
 
@@ -97,7 +96,6 @@ def relation(row: Row) -> str:
 
 
 def relation_in_words(name: str | None, unit: str | None) -> str:
-    """Returns in words which data sets a relation compares."""
     verbs = {"add-remove": "added or removed", "replace-one": "replaced"}
     return f"one {unit or 'record'} {verbs[name]}" if name in verbs else "relation not fixed yet"
 
@@ -165,6 +163,5 @@ _COMPOSITION = {
 
 
 def _whose(population: str, cohort: str) -> str:
-    """Returns in words which accounts a cap of the policy is for."""
     named = "any other population" if population == "*" else population
     return f"{named}, {'each other cohort' if cohort == '*' else cohort}"

@@ -19,6 +19,7 @@ import typer
 from flows.commands.help import MORE, unwrap
 from flows.commands.terminal import say
 from flows.server.settings import configure_prefect, home_of, workspace_of
+from storage.durable import read_regular
 from storage.errors import InputError
 from storage.paths import Workspace
 
@@ -268,9 +269,7 @@ def home_of_plan(plan: Path, home: Path | None) -> Path:
     Refuses a plan that cannot be read, before anything large is imported.
     """
     try:
-        json.loads(plan.expanduser().read_bytes())
-    except OSError as error:
-        raise InputError(f"plan {plan}: {error.strerror}") from None
+        json.loads(read_regular(plan.expanduser(), 64 << 20, option="plan"))
     except (ValueError, RecursionError):
         raise InputError(f"plan {plan} is not a release plan: file: Invalid JSON") from None
     return home_of(home) if home else workspace_of(plan)

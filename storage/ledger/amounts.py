@@ -69,7 +69,6 @@ def epsilon(value: float | int | str | Decimal, *, name: str = "epsilon") -> Dec
 
 
 def probability(value: float | int | str | Decimal, *, name: str) -> Decimal:
-    """Return a probability below one, rounded up to 18 decimals."""
     number = amount(value, name=name, scale=DELTA_SCALE)
     if number >= 1:
         raise InputError(f"{name}: {value} is not below one")
@@ -89,7 +88,6 @@ ZERO_EPSILON, ZERO_DELTA = Decimal(0).scaleb(-EPSILON_SCALE), Decimal(0).scaleb(
 
 
 def add(left: Decimal, right: Decimal) -> Decimal:
-    """Return the exact sum."""
     return _CONTEXT.add(left, right)
 
 

@@ -50,7 +50,6 @@ class Cost:
     formal: bool = False
 
     def loss(self, relation: str) -> Loss:
-        """Returns what it adds to an account that is kept in this relation."""
         if not self.formal:
             doubled = 1 if relation == self.relation else 2
             return Loss(self.epsilon * doubled, self.delta, None, None)
@@ -101,7 +100,6 @@ class Account:
 
     @property
     def delta(self) -> Decimal:
-        """The delta that `epsilon` holds at."""
         return self.delta_cap if self.exact and self.delta_cap is not None else self.spent.delta
 
     @property
@@ -128,7 +126,6 @@ class Charge:
 
     @property
     def left(self) -> Decimal:
-        """What remains of epsilon, for display."""
         return self.epsilon_cap - self.after.epsilon
 
     @property
@@ -206,7 +203,6 @@ def charge_account(
 
 
 def arithmetic(charge: Charge) -> str:
-    """Returns the sum in words and figures."""
     show, before, after = amounts.short, charge.before, charge.after
     if after.exact:
         sign, verdict = ("<=", "within") if charge.fits else (">", "over")
@@ -275,7 +271,6 @@ class BudgetLine:
 
     @property
     def delta_left(self) -> Decimal | None:
-        """None where deltas aren't counted."""
         if self.cap is None or self.cap.delta is None or self.account.exact:
             return None
         return self.cap.delta - self.account.delta

@@ -79,7 +79,6 @@ def hash_of(connection: Connection, sequence: int) -> str | None:
 
 
 def hashes(connection: Connection, first: int, last: int) -> list[str]:
-    """Returns the hashes of a run of rows."""
     query = sa.select(_T.hash).where(_T.sequence.between(first, last)).order_by(_T.sequence)
     return list(connection.scalars(query))
 

@@ -193,7 +193,6 @@ def _number(value: Decimal) -> Any:
 
 
 def _first(holds: Callable[[int], bool]) -> int:
-    """Returns the first whole number from 0 on that it holds at, where it holds at every later one too."""
     high = 1
     while not holds(high):
         high *= 16

@@ -76,7 +76,6 @@ class Database:
 
     @property
     def name(self) -> str:
-        """The URL without its password."""
         return self.url.render_as_string(hide_password=True)
 
     @staticmethod

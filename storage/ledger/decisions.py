@@ -59,7 +59,6 @@ class Decision(BaseModel):
 
     @staticmethod
     def read(text: str) -> Decision:
-        """Read a token, or the JSON of a decision."""
         content: str | bytes = text
         try:
             if not text.lstrip().startswith("{"):
@@ -88,7 +87,6 @@ def sign(
     terms: Mapping[str, str],
     reason: str = "",
 ) -> Decision:
-    """Decide with this key, now."""
     plain = Decision(
         subject=subject,
         decision=decision,

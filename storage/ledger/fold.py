@@ -393,7 +393,6 @@ def fold(entries: Iterable[Entry], state: State | None = None) -> State:
 
 
 def _measured(row: Row, before: Row) -> dict[str, Any]:
-    """Returns the fields that follow from what a draw measured, the larger of planned and measured."""
     measured: dict[str, Any] = {"epsilon": max(row.epsilon or amounts.ZERO_EPSILON, before.epsilon or 0)}
     if row.sensitivity is not None and row.sensitivity > (before.sensitivity or 0):
         measured["sensitivity"] = row.sensitivity

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
@@ -98,7 +97,6 @@ def load_public_key(path: Path) -> EllipticCurvePublicKey:
 
 
 def parse_public_key(pem: bytes, *, name: str) -> EllipticCurvePublicKey:
-    """Read a public P-256 key from PEM; `name` is what an error calls it."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -112,7 +110,6 @@ def parse_public_key(pem: bytes, *, name: str) -> EllipticCurvePublicKey:
 
 
 def public_pem(key: EllipticCurvePublicKey) -> bytes:
-    """Return a public key as partners get it: PEM, SubjectPublicKeyInfo."""
     from cryptography.hazmat.primitives import serialization
 
     return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
@@ -145,7 +142,6 @@ def signature_of(statement: BaseModel, key: EllipticCurvePrivateKey) -> str:
 
 
 def is_signed(statement: BaseModel, signature: str, key: EllipticCurvePublicKey) -> bool:
-    """Checks a signature that `signature_of` made."""
     return verify_bytes(_signed_bytes(statement), signature, key)
 
 
@@ -181,7 +177,6 @@ def _signed_bytes(statement: BaseModel) -> bytes:
 
 
 def check_signature(head: Head, key: EllipticCurvePublicKey) -> None:
-    """Require that this key signed a head."""
     if head.signature is None or head.key_id != key_id(key):
         raise InputError(f"head of row {head.sequence}: not signed with this key")
     if not is_signed(head, head.signature, key):
@@ -191,10 +186,8 @@ def check_signature(head: Head, key: EllipticCurvePublicKey) -> None:
 def read_head(path: Path, *, key: EllipticCurvePublicKey | None = None) -> Head:
     """Read a head from a file, and check its signature when a public key is given."""
     try:
-        head = Head.model_validate(json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+        head = Head.model_validate_json(read_regular(path, _MOST))
+    except ValueError as error:
         raise InputError(f"{path}: not an exported ledger head") from error
     if key is not None:
         check_signature(head, key)

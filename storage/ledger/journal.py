@@ -69,7 +69,6 @@ class Journal:
         return self._entries(_Reading())
 
     def _entries(self, reading: _Reading) -> Iterator[Entry]:
-        """Yields the rows behind those that were read, each linked to the one before."""
         try:
             with self.file.open("rb") as opened:
                 if os.fstat(opened.fileno()).st_size < reading.offset:
@@ -93,7 +92,6 @@ class Journal:
             ) from error
 
     def _entry(self, line: str, reading: _Reading) -> Entry | None:
-        """Returns a line's row; None of a torn one, which the next line does not go on from."""
         sequence, row_hash, body = [*line.split(" ", 2), "", ""][:3]
         if not sequence.isdecimal() or chain.digest(body) != row_hash:
             return None

@@ -140,7 +140,6 @@ class Ledger(LedgerReader):
         return row
 
     def _append_to(self, connection: Connection, state: State, release: Release, state_name: str, **fields: Any) -> Row:
-        """Adds a later row of a release, which says what it adds alone."""
         content = {"kind": "release", "release_id": release.row.release_id, "state": state_name, **fields}
         return self._append(connection, state, content)
 

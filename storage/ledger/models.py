@@ -79,7 +79,6 @@ class Mark(BaseModel):
 
     @property
     def text(self) -> str:
-        """Returns all of it in one word, for what is signed."""
         return f"{self.ledger}:{self.sequence}:{self.hash}"
 
 
@@ -187,7 +186,6 @@ class Evaluation(_Provenance):
 
     @property
     def title(self) -> str:
-        """Returns the label, or the subject's."""
         return self.label or (self.subject.label if self.subject is not None else "")
 
 

@@ -78,7 +78,6 @@ class CohortBudget(BaseModel):
         return self
 
     def cap(self, kind: GuaranteeKind) -> Cap | None:
-        """Return the cap of a type of guarantee, None where there is none."""
         return {"formal": self.formal, "asymptotic-local": self.asymptotic_local}.get(kind)
 
 
@@ -112,11 +111,9 @@ class ApprovalRule(BaseModel):
 
     @property
     def signatures_required(self) -> str:
-        """Returns the number of approvals in words."""
         return f"{self.minimum} signed approval{'' if self.minimum == 1 else 's'}"
 
     def keys(self) -> dict[str, EllipticCurvePublicKey]:
-        """The approvers' keys by name."""
         return {name: parse_public_key(pem.encode(), name=name) for name, pem in self.approvers.items()}
 
 
@@ -163,7 +160,6 @@ class Policy(BaseModel):
 
     @staticmethod
     def load(path: Path | str | None) -> Policy:
-        """Read a policy file; without one, return the default policy."""
         if path is None:
             return DEFAULT_POLICY
         import yaml

@@ -64,7 +64,6 @@ class LedgerReader:
         return state
 
     def state(self) -> State:
-        """Returns what the ledger says now."""
         with self._reading() as (_, state):
             return state
 
@@ -73,21 +72,17 @@ class LedgerReader:
         return self.state().release(release_id).row
 
     def revocation(self, release_id: str) -> Row | None:
-        """Returns the row that revokes a release, None where none does."""
         release = self.state().releases.get(release_id)
         return None if release is None else release.revoked
 
     def revoked(self) -> frozenset[str]:
-        """Returns the ids of the releases that were revoked."""
         return frozenset(name for name, one in self.state().releases.items() if one.revoked is not None)
 
     def find(self, idempotency_key: str) -> Row | None:
-        """Returns the current row of the release of a key, None where it has none."""
         release = self.state().release_of_key(idempotency_key)
         return None if release is None else release.row
 
     def release_of(self, plan: ReleasePlan) -> Row | None:
-        """Returns the current row of the release that a plan has already, None where it has none."""
         return self.find(plan.idempotency_key)
 
     def history(self, release_id: str) -> Sequence[Row]:
@@ -115,7 +110,6 @@ class LedgerReader:
         return [one.row for one in self.state().releases.values() if one.row.state in ("reserved", "drawn")]
 
     def mark(self) -> Mark | None:
-        """Returns which ledger this is and how far it went; None of an empty one."""
         return self.state().mark
 
     def head(self) -> tuple[int, str]:
@@ -190,7 +184,6 @@ class LedgerReader:
             return ProjectedBalance(tuple(accounts[: len(own)]), tuple(accounts[len(own) :]), other)
 
     def refusal(self, plan: ReleasePlan) -> Row | None:
-        """Returns the row that refuses this plan, None where no one did."""
         return self.state().refusals.get(plan.idempotency_key)
 
     def charges(self, release_id: str) -> tuple[Charge, ...]:
@@ -237,7 +230,6 @@ class LedgerReader:
         return charges, shared
 
     def _overlap(self, connection: Connection, state: State, row: Row, records: RecordSet | None) -> list[Release]:
-        """Returns earlier releases that share records with a planned one; without its records none is known."""
         if records is None:
             return []
         shared = compare(connection, records)
@@ -250,5 +242,4 @@ class LedgerReader:
 
 
 def _row(content: dict[str, Any]) -> Row:
-    """Returns the row of a release that no ledger has yet."""
     return Row.model_construct(**content, sequence=0, previous_hash=GENESIS, recorded_at="", state="reserved")

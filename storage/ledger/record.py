@@ -72,7 +72,6 @@ def stated_deployment(ledger: LedgerReader, release_id: str) -> Deployment:
 
 
 def registry_record(deployment: Deployment) -> dict[str, Any]:
-    """Returns the registry's record of a release, tier 3."""
     row, stated, many = deployment.row, deployment.stated, deployment.repeated
     pure = row.delta is not None and row.delta == 0
     parameters: dict[str, Any] = {"epsilon": float(row.epsilon or 0)}
@@ -172,7 +171,6 @@ def _variant(row: Row, *, pure: bool) -> str:
 
 
 def _unit(row: Row) -> str:
-    """Returns the protected unit, with the most records that it may have where they are several."""
     most = row.max_records_per_unit or 1
     return (row.privacy_unit or "record") + (f" of at most {most} records" if most > 1 else "")
 
@@ -183,7 +181,6 @@ def _neighbours(row: Row) -> str:
 
 
 def _paragraph(*sentences: str) -> str:
-    """Joins texts to sentences of one paragraph."""
     return " ".join(f"{text[:1].upper()}{text[1:].rstrip('. ')}." for text in sentences if text)
 
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.durable import sync
+from storage.durable import read_regular, sync
 from storage.errors import StorageError
 
 VARIABLE = "AUTOCODER_REGISTRY_KEY"
@@ -52,7 +52,6 @@ class RecordSet:
 
     @staticmethod
     def decode(content: bytes) -> RecordSet:
-        """Read what `encode` wrote."""
         start = len(_MAGIC) + _KEY_ID
         marks = np.frombuffer(content[start:], dtype="<u8") if (len(content) - start) % 8 == 0 else np.empty(0)
         if content[: len(_MAGIC)] != _MAGIC or not len(marks) or int(marks[0]) > len(marks) - 1:
@@ -61,7 +60,6 @@ class RecordSet:
         return RecordSet(content[len(_MAGIC) : start], contents, units)
 
     def encode(self) -> bytes:
-        """Return all of it: 8 bytes a mark, as the workspace keeps it."""
         length = np.array([len(self.contents)], dtype=np.uint64)
         return _MAGIC + self.key_id + np.concatenate([length, self.contents, self.units]).astype("<u8").tobytes()
 
@@ -91,7 +89,6 @@ class Shared(NamedTuple):
 
     @property
     def records(self) -> bool:
-        """Checks that the two share records."""
         # guard: test_what_counts_as_the_same_records
         return self.contents > 0
 
@@ -126,10 +123,7 @@ def registry_key(private: Path) -> bytes:
     file = Path(named).expanduser() if named else private / "registry.key"
     if not named and not file.exists():
         _make_key(file)
-    try:
-        key = file.read_bytes()
-    except OSError as error:
-        raise StorageError(f"{VARIABLE}: {file}: {error.strerror}") from error
+    key = read_regular(file, 1 << 10, option=f"{VARIABLE}:")
     if len(key) != 32:
         raise StorageError(f"{file}: not a key of 32 bytes. Restore it: the ledger's records are marked with it")
     return key
@@ -161,7 +155,6 @@ def _sorted(marks: list[bytes]) -> NDArray[np.uint64]:
 
 
 def _common(marks: NDArray[np.uint64], among: NDArray[np.uint64]) -> int:
-    """Counts sorted marks that are among others."""
     if not len(marks) or not len(among):
         return 0
     return int((among[np.searchsorted(among, marks).clip(max=len(among) - 1)] == marks).sum())

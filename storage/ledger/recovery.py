@@ -66,12 +66,10 @@ class Finding:
 
 
 def release_folder(workspace: Workspace, release_id: str) -> Path:
-    """Return where a release's draw is kept."""
     return workspace.private / "releases" / release_id
 
 
 def draw_path(workspace: Workspace, release_id: str) -> Path:
-    """Return where a release's one draw is or will be."""
     return release_folder(workspace, release_id) / DRAW_NAME
 
 
@@ -181,7 +179,6 @@ def _apply(ledger: Ledger, workspace: Workspace, finding: Finding) -> list[Findi
 
 
 def _plan_of(draw: Path) -> str | None:
-    """Returns the digest of the plan that a draw says it is of, None where it says none; reads no tensor."""
     try:
         with safe_open(draw, framework="np") as file:
             described = json.loads((file.metadata() or {})["meta"])["plan_digest"]

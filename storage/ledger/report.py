@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from storage.durable import read_regular
 from storage.errors import InputError
 from storage.figures import delta_text, epsilon_text, escape
 from storage.ledger import chain
@@ -38,7 +39,6 @@ _STATE = {
 
 
 def describe(ledger: LedgerReader, release_id: str) -> dict[str, Section]:
-    """Returns all that the ledger says of a release, in sections."""
     release, history = ledger.state().release(release_id), ledger.history(release_id)
     row, revoked = release.row, release.revoked
     tree = {True: "with uncommitted changes", False: "clean", None: "unknown"}[row.code_dirty]
@@ -101,7 +101,6 @@ def page(ledger: LedgerReader, release_id: str) -> str:
 
 
 def markdown(title: str, sections: Mapping[str, Section]) -> str:
-    """Returns a page: a table or a list a section."""
     parts = [f"# {escape(title)}"]
     for name, rows in sections.items():
         parts.append(f"## {escape(name)}")
@@ -120,12 +119,9 @@ def export(ledger: LedgerReader) -> str:
 
 
 def read_export(path: Path) -> Sequence[Mark]:
-    """Reads which rows an export has."""
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
+        rows = json.loads(read_regular(path, 1 << 32))
         return [Mark(ledger=rows[0]["hash"], sequence=row["sequence"], hash=row["hash"]) for row in rows]
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
     except (ValueError, TypeError, KeyError, IndexError, RecursionError, ValidationError) as error:
         raise InputError(f"{path}: not a JSON export of a ledger") from error
 

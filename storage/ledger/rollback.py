@@ -56,7 +56,6 @@ def detect(url: str, workspace: Workspace) -> RollbackFinding | None:
 
 
 def _missing(last: tuple[int, str], journal: Journal) -> tuple[Entry, ...]:
-    """Returns the rows of a journal behind the ledger's last one, where they go on from it."""
     rows = list(dropwhile(lambda entry: entry.sequence < last[0], journal.rows()))
     if last[0] == 0:
         return tuple(rows)

@@ -124,7 +124,6 @@ class _Registry:
 
 
 def _compare(hashes: Mapping[int, str], heads: Iterable[Head], earlier: Iterable[Mark]) -> list[BadRow]:
-    """Compares the chain, its hashes by sequence, with heads and rows that someone kept outside."""
     bad, agreed, end = [], 0, max(hashes)
     for sequence, row_hash in sorted({(mark.sequence, mark.hash) for mark in (*heads, *earlier)}):
         if sequence == 0 and row_hash != GENESIS:

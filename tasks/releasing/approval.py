@@ -45,7 +45,6 @@ def decisions_folder(context: Context, planned: PlannedRelease) -> Path:
 
 
 def saved_decisions(context: Context, planned: PlannedRelease) -> tuple[Decision, ...]:
-    """Returns the saved decisions on a plan, in the order of their key ids."""
     files = sorted(decisions_folder(context, planned).glob("*.json"))
     return tuple(Decision.read(file.read_text(encoding="utf-8")) for file in files)
 

@@ -207,7 +207,6 @@ def ledger_overview(context: Context, settings: LedgerParameters) -> dict[str, A
 
 
 def _plans(context: Context, ledger: Ledger) -> list[dict[str, Any]]:
-    """Returns the state of each plan without a release, with the command to type next; empty for a refused one."""
     plans = []
     for file in sorted((context.workspace.private / "plans").glob("*.json")):
         try:

@@ -29,7 +29,6 @@ class CheckedPlan:
 
     @property
     def plan(self) -> ReleasePlan:
-        """Returns the plan that the ledger takes."""
         return self.planned.plan
 
     @property

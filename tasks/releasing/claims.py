@@ -63,7 +63,6 @@ def release_method(parameters: RetrainParameters) -> dict[str, Any]:
 
 
 def method_digest(parameters: RetrainParameters) -> str:
-    """Returns the digest of `release_method`."""
     return digest(release_method(parameters))
 
 
@@ -186,7 +185,6 @@ def key_of(method: Mapping[str, Any], fingerprint: str, label: str) -> str:
 
 
 def decode_event(value: Any) -> Any:
-    """Decodes an event of any registered mechanism from JSON."""
     if isinstance(value, dict) and value.get("mechanism") not in Event.by_tag:
         from mechanisms.mechanism import kinds
 

@@ -64,12 +64,10 @@ def assess_parameters(context: Context, parameters: RetrainParameters) -> CodeLi
 
 
 def assess_dataset(context: Context, dataset: ArtifactRef) -> CodeListVerdict:
-    """Assesses the list of ingested records."""
     return assess(load_codes(context.store.open(dataset)))
 
 
 def assess(codes: Sequence[Code]) -> CodeListVerdict:
-    """Returns the verdict on a list."""
     known = published_name(codes)
     if known is not None:
         return CodeListVerdict(known, "published")

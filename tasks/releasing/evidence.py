@@ -43,7 +43,6 @@ class Evidence(BaseModel, frozen=True, extra="ignore"):
 
     @classmethod
     def of(cls, details: Mapping[str, Any]) -> Evidence:
-        """Reads a row's details."""
         return cls.model_validate(details)
 
     def verdict(self, claim: Claim, *, minimum: float = 1.0) -> str:
@@ -133,12 +132,10 @@ def audits_of(ledger: Ledger, fitted: str) -> Sequence[Row]:
 
 
 def _audits(ledger: Ledger) -> Iterator[Row]:
-    """Yields rows with a measurement; overrides and blocks are audit rows without one."""
     return (row for row in ledger.rows() if row.kind == "audit" and "epsilon_lower_bound" in row.details)
 
 
 def _overlapping(ledger: Ledger, fingerprint: str) -> set[str]:
-    """Returns the fingerprints of the same records: in another order, or sharing over half of the smaller set."""
     samples: dict[str, list[Any]] = {}
     for row in ledger.rows():
         if row.data_fingerprint is not None and SAMPLE in row.details:

@@ -87,7 +87,6 @@ def obstacle(plan: CheckedPlan) -> str | None:
 
 
 def _require_audit(plan: CheckedPlan, measurement: Measurement | None) -> None:
-    """Refuses a plan whose candidate has no audit that could have contradicted the claim."""
     policy, claim = plan.policy, plan.plan.claim
     rows = [Evidence.of(row.details) for row in audits_of(plan.ledger, plan.planned.candidate.fitted.sha256)]
     usual = [one for one in rows if one.confidence <= USUAL_CONFIDENCE]
@@ -153,7 +152,6 @@ def override(plan: CheckedPlan, decision: Decision) -> Row:
 
 
 def _blocks(plan: CheckedPlan, measurement: Measurement) -> bool:
-    """Checks whether a measurement blocks a release until someone overrides it."""
     return measurement.verdict == CONTRADICTED or (plan.policy.require_audit and measurement.verdict == INCONCLUSIVE)
 
 

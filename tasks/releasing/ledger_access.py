@@ -71,7 +71,6 @@ def policy_of(ledger: Ledger | None, settings: LedgerParameters) -> Policy:
 
 
 def existing_ledger(context: Context, settings: LedgerParameters) -> Ledger | None:
-    """Returns the ledger of a workspace, None without one. Creates no ledger."""
     return open_ledger(context, settings) if database_exists(ledger_url(context)) else None
 
 

@@ -197,13 +197,11 @@ def _compared(ledger: Ledger, planned: PlannedRelease) -> list[Row]:
 
 
 def _is_of(plan: ReleasePlan, row: Row, subject: type[Scores]) -> bool:
-    """Checks whether a row has this of the training run that made a plan."""
     same = row.data_fingerprint == plan.data_fingerprint and row.parameters_digest == plan.parameters_digest
     return same and isinstance(row.subject, subject)
 
 
 def _scores(details: Mapping[str, Any], stem: str) -> dict[str, float]:
-    """Returns the scores of one fit, by their names without the round's prefix."""
     alone = (f"alone_at_{round(100 * target)}" for target in TARGETS)
     named = ("weighted_f1", "macro_f1", *alone, "surest_accuracy", "surest_share")
     return {name: details[stem + name] for name in named if stem + name in details}

@@ -69,7 +69,6 @@ class Request(BaseModel, frozen=True):
 
     @staticmethod
     def of(parameters: RetrainParameters, *, prefect_run_id: str | None) -> Request:
-        """Returns the request of a run, with the code that runs."""
         settings, code = parameters.release, provenance()
         return Request(
             population=parameters.data.population,
@@ -154,7 +153,6 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         measured: ArtifactRef,
         prefect_run_id: str | None,
     ) -> PlannedRelease:
-        """Plans one draw of a SWAG posterior."""
         candidate = Candidate(
             dataset=dataset,
             prepared=prepared,
@@ -286,7 +284,6 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         _require_equal(self, self.model_copy(update={"plan": stated.model_copy(update=followed)}))
 
     def _again(self, context: Context) -> PlannedRelease:
-        """Builds the plan again, from its artifacts and what it takes at someone's word."""
         try:
             return build_plan(
                 context,
@@ -305,7 +302,6 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
             raise MechanismError("release plan: its artifacts are of other stages than a fit's. Plan again") from None
 
     def file(self, context: Context) -> Path:
-        """Returns the plan's path in the private workspace."""
         return context.workspace.private / "plans" / f"{self.plan.idempotency_key[:16]}.json"
 
     def save(self, context: Context) -> Path:
@@ -337,7 +333,6 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
 
     @staticmethod
     def load(file: Path) -> PlannedRelease:
-        """Reads a plan."""
         try:
             return PlannedRelease.model_validate_json(read_regular(file, _MOST, option="plan"))
         except ValidationError as error:
@@ -404,7 +399,6 @@ def build_plan(
 
 
 def _as_recorded(store: Store, candidate: Candidate) -> Candidate:
-    """Returns the candidate as the stage that measured the posterior, or made the fit, recorded it."""
     recipe = store.recipe(candidate.measured or candidate.fitted)
     config, inputs = recipe["config"], recipe["inputs"]
     recorded: dict[str, Any] = {
@@ -438,7 +432,6 @@ def _event_as_run(store: Store, candidate: Candidate, method: Mapping[str, Any])
 def _method_as_run(
     store: Store, candidate: Candidate, method: Mapping[str, Any], *, population: str, ingest: Any
 ) -> dict[str, Any]:
-    """Returns the settings with what the stages recorded of them in its place."""
     settled: dict[str, Any] = json.loads(json.dumps(method))
     settings = _section(settled, "parameters") if "parameters" in settled else settled
     _section(settings, "data").update(population=population, ingest=ingest)
@@ -463,7 +456,6 @@ def _section(settings: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _recipe_by_digest(store: Store, kind: str, sha256: str | None) -> dict[str, Any]:
-    """Returns the recipe of the stage whose manifest has this digest; empty where this workspace has none."""
     for manifest in (store.private / "stages" / kind).glob(f"*/{MANIFEST}"):
         if file_digest(manifest) == sha256:
             return json.loads(manifest.read_bytes())["recipe"]
@@ -478,7 +470,6 @@ def _require_equal(stated: PlannedRelease, built: PlannedRelease) -> None:
 
 
 def _differences(stated: Any, built: Any, name: str = "") -> Iterator[str]:
-    """Yields the dotted names of the fields that differ, never their values."""
     if isinstance(stated, dict) and isinstance(built, dict):
         for key in stated.keys() | built.keys():
             yield from _differences(stated.get(key), built.get(key), f"{name}.{key}" if name else key)

@@ -95,7 +95,6 @@ def publish_artifacts(
 
 
 def publish_plan(run: Run, text: str) -> None:
-    """Publishes the planned release for the officer."""
     run.publish_markdown(key="release-plan", markdown=text, description="What would be released, and at what cost.")
 
 
@@ -106,7 +105,6 @@ def publish_audit(run: Run, lines: Sequence[str]) -> None:
 
 
 def publish_budget(context: Context, settings: LedgerParameters) -> None:
-    """Publishes what each cohort has spent and has left."""
     if context.run.shows:
         context.run.publish_markdown(
             key="budget",

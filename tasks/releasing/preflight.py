@@ -53,7 +53,6 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        """Returns the seconds of a whole retrain."""
         return _START + sum(self.of_kind(kind) * count for kind, count in self.counts.items())
 
     @property
@@ -209,7 +208,6 @@ def estimate_retrain(
 
 
 def check_device(context: Context) -> str:
-    """Returns `cpu` or `cuda`."""
     try:
         kind = classifier.device_of(context.device).type
     except RuntimeError:

@@ -205,7 +205,6 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
 
 
 def _threshold_warnings(folder: Path) -> list[str]:
-    """Returns the warnings about a bundle's thresholds."""
     file = folder / bundle.THRESHOLDS
     return thresholds.warnings(thresholds.read_thresholds(file) if file.is_file() else None)
 

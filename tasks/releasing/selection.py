@@ -36,7 +36,6 @@ class Selection(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """Returns the lines of `unprotected_inputs`."""
         return (
             *([SEARCHED] if self.searched else []),
             *dict.fromkeys(line for name in self.tuned for line in _lines_of(name)),

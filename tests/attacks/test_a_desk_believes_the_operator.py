@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 from releases import make_candidate, make_event, make_plan, release_key
 
+from flows.commands.options import home_of_plan
 from mechanisms.errors import MechanismError
 from mechanisms.privacy.claims import claim_of
 from storage.artifacts import digest
 from storage.bundle.trust import read_roots
 from storage.errors import InputError, StorageError
 from storage.ledger import Ledger, Policy, heads
+from storage.ledger.report import read_export
 from tasks.releasing import desk
 from tasks.releasing.claims import key_of
 from tasks.releasing.plan import PlannedRelease
@@ -89,7 +91,11 @@ def test_a_ledger_of_the_operators_own(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    "read", [PlannedRelease.load, Policy.load, heads.load_private_key, heads.load_public_key, read_roots]
+    "read",
+    [
+        *(PlannedRelease.load, Policy.load, heads.load_private_key, heads.load_public_key, read_roots),
+        *(heads.read_head, read_export, lambda file: home_of_plan(file, None)),
+    ],
 )
 def test_a_file_that_never_ends(tmp_path: Path, read: Callable[[Path], object]) -> None:
     """A pipe that no one writes into, and a device: refused at once."""
