@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from flows.release import request
 from flows.server.form import RecordsForm, parameters_of_run
-from storage.ledger.overlapping_releases import other_population_names, overlapping_releases, population_name_warning
+from storage.ledger.registry import other_population_names, overlapping_releases, population_name_warning
 from tasks.branches.plan import Origin
 from tasks.parameters import RetrainParameters
 from tasks.releasing import approval, ledger_access, plan_page, prefect_page, publish

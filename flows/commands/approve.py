@@ -159,6 +159,8 @@ def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: DecisionTarg
     from tasks.releasing.plan import PlannedRelease
 
     planned, private = PlannedRelease.load(plan), load_private_key(key)
+    if desk is not None:
+        planned.require_consistent()  # before anything of it is shown
     _show(planned, plan, context)
     if desk is not None:
         _ask(planned, context, settings, desk)
@@ -189,7 +191,6 @@ def _ask(planned: PlannedRelease, context: Context, settings: LedgerParameters, 
 
     pinned, ledger = checks.pinned_key(desk.agency_key), ledger_access.existing_ledger(context, settings)
     with private_errors("approve"):
-        planned.require_consistent()
         if ledger is not None:
             checks.require_releasable(context, check(planned, ledger))
         if ledger is not None and pinned is not None:

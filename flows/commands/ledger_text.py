@@ -25,11 +25,6 @@ def spent(epsilon: Decimal | None) -> str:
     return "–" if epsilon is None else epsilon_text(epsilon)
 
 
-def left(epsilon: Decimal) -> str:
-    """Returns an epsilon that remains, rounded down to four decimals."""
-    return left_text(epsilon)
-
-
 def delta(value: Decimal | None, *, rounding: str = ROUND_CEILING) -> str:
     """Returns a delta with three digits: up where it is spent, down where it remains."""
     return "–" if value is None else delta_text(value, rounding=rounding)
@@ -39,8 +34,8 @@ def budget_after(charge: Charge) -> str:
     """Says what is used and left of an account after a charge, with the delta at which that epsilon holds."""
     account = charge.after
     holds = "" if not account.delta else f" at δ {delta(account.delta)}"
-    used = f"ε {spent(account.epsilon)} of {left(charge.epsilon_cap)} used"
-    return f"budget{holds}: {used}, {left(charge.left)} left"
+    used = f"ε {spent(account.epsilon)} of {left_text(charge.epsilon_cap)} used"
+    return f"budget{holds}: {used}, {left_text(charge.left)} left"
 
 
 def cohorts(names: Iterable[str]) -> str:
@@ -53,10 +48,6 @@ def cohorts(names: Iterable[str]) -> str:
         else:
             runs.append([name])
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
-
-
-def when(row: Row) -> str:
-    return row.recorded_at[:16].replace("T", " ")
 
 
 def row_columns(rows: Sequence[Row], revoked: Collection[str], *, numbered: bool) -> list[Column]:
@@ -129,7 +120,7 @@ def budget_text(lines: Sequence[BudgetLine], policy: str, records: Mapping[str, 
     for line in lines:
         if not line.used and line.cap is not None:
             counted = f" (δ {delta(line.cap.delta, rounding=ROUND_FLOOR)})" if line.cap.delta is not None else ""
-            text = f"{KINDS[line.account.guarantee_kind]} ε {left(line.cap.epsilon)}{counted}"
+            text = f"{KINDS[line.account.guarantee_kind]} ε {left_text(line.cap.epsilon)}{counted}"
             granted.setdefault(_whose(line.account.population, line.account.cohort), []).append(text)
     for whose, texts in granted.items():
         yield f"not yet used by {whose}: {', '.join(texts)}"
@@ -146,9 +137,9 @@ def _balance(line: BudgetLine) -> Iterator[str]:
         adding = cap.delta is not None and not account.exact
         counted = f" and δ {delta(account.delta)} of {delta(cap.delta, rounding=ROUND_FLOOR)}" if adding else ""
         at = f", at δ {delta(cap.delta, rounding=ROUND_FLOOR)}" if account.exact else ""
-        yield f"spent ε {spent(account.epsilon)} of {left(cap.epsilon)}{counted}{at}"
+        yield f"spent ε {spent(account.epsilon)} of {left_text(cap.epsilon)}{counted}{at}"
         counted = f" and δ {delta(line.delta_left, rounding=ROUND_FLOOR)}" if adding else ""
-        yield f"left ε {left(line.epsilon_left)}{counted}"
+        yield f"left ε {left_text(line.epsilon_left)}{counted}"
         more = line.further or 0
         years = f", {more // 4} year{'' if more // 4 == 1 else 's'} of them" if more >= 4 else ""
         yield f"at this size about {more} more quarterly release{'' if more == 1 else 's'}{years}"

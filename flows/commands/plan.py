@@ -98,7 +98,7 @@ def summary_of(file: str, home: str, settings: LedgerParameters) -> list[str]:
     delta = "not quantified" if claim.delta is None else delta_text(claim.delta)
     reached = f"; weighted F1 {scores['weighted_f1']:.3f} (internal)" if "weighted_f1" in scores else ""
     whose = f"{plan.population} {cohorts(plan.cohorts)}".strip()
-    released = ledger.release_of(plan)
+    released = ledger.find(plan.idempotency_key)
     if released is not None:
         return [f"This plan is release {released.release_id} already ({released.state}); nothing more is charged."]
     lines = [

@@ -16,6 +16,7 @@ from flows.commands.console import duration
 from flows.commands.next_steps import command_of
 from flows.commands.terminal import Console, say
 from flows.server.settings import home_of
+from storage.figures import left_text
 
 _SHOWN = 10
 """Stopped runs that are shown, the newest."""
@@ -136,7 +137,7 @@ def _show(overview: dict[str, Any]) -> None:
     table = Table("account", "kind", "ε spent", "ε left", "ε cap")
     for line in overview["budget"]:
         account = f"{line['population']}/{line['cohort']}"
-        cells = (ledger_text.spent(Decimal(line["epsilon_spent"])), ledger_text.left(Decimal(line["epsilon_left"])))
+        cells = (ledger_text.spent(Decimal(line["epsilon_spent"])), left_text(Decimal(line["epsilon_left"])))
         table.add_row(account, line["guarantee_kind"], *cells, line["epsilon_cap"] or "–")
     if overview["budget"]:
         console.print(table)

@@ -301,7 +301,7 @@ def _end_over_budget(preview: Preview) -> None:
 
 
 def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[str, str]]:
-    from storage.ledger.overlapping_releases import population_name_warning
+    from storage.ledger.registry import population_name_warning
     from tasks.bundle.thresholds import NONE_FOR_OTHERS, are_generated_for
     from tasks.retraining.run import warnings_of
 

@@ -37,46 +37,17 @@ if TYPE_CHECKING:
     from storage.ledger.policy import Policy
 
 __all__ = [
-    "Account",
-    "BudgetLine",
-    "BudgetRefused",
-    "Charge",
-    "ComparisonFit",
-    "Decision",
-    "Evaluation",
-    "Ledger",
-    "Policy",
-    "ReleasePlan",
-    "Row",
-    "Scores",
-    "SearchFit",
-    "Sensitivity",
-    "Subject",
-    "database_exists",
-]
+    "Account", "BudgetLine", "BudgetRefused", "Charge", "ComparisonFit", "Decision", "Evaluation", "Ledger", "Policy",
+    "ReleasePlan", "Row", "Scores", "SearchFit", "Sensitivity", "Subject", "database_exists",
+]  # fmt: skip
 
-_PLACES = {
-    "Account": "budget",
-    "BudgetLine": "budget",
-    "BudgetRefused": "budget",
-    "Charge": "budget",
-    "database_exists": "database",
-    "Decision": "decisions",
-    "Ledger": "ledger",
-    "ComparisonFit": "models",
-    "Evaluation": "models",
-    "ReleasePlan": "models",
-    "Row": "models",
-    "Scores": "models",
-    "SearchFit": "models",
-    "Sensitivity": "models",
-    "Subject": "models",
-    "Policy": "policy",
-}
+_PLACES = dict.fromkeys(("Account", "BudgetLine", "BudgetRefused", "Charge"), "budget")
+_PLACES |= {"database_exists": "database", "Decision": "decisions", "Ledger": "ledger", "Policy": "policy"}
+"""Modules by their names; those of the others are in `models`."""
 
 
 def __getattr__(name: str) -> Any:
     """Loads a module at the first use of a name of it: anyone who checks a signature needs no database."""
-    if name not in _PLACES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_PLACES.get(name, 'models')}"), name)

@@ -224,14 +224,6 @@ def _sum(name: str, before: Decimal, charged: Decimal, cap: Decimal) -> str:
     return f"{name} spent {show(before)} + asked {show(charged)} = {show(after)} {sign} {show(cap)}, {verdict}"
 
 
-def further(account: Account, cap: Cap | None) -> int:
-    """Returns how many more releases like the account's last one fit."""
-    if account.last is None or cap is None:
-        return 0
-    rule = account.rule or "basic"
-    return composition.more(account.spent, account.last, rule=rule, epsilon=cap.epsilon, delta=cap.delta)
-
-
 def forecast(account: Account, cap: Cap | None, epsilon: Decimal, delta: Decimal | None) -> int:
     """Returns how many releases of this claim fit, as if their noise were Gaussian."""
     if cap is None:
@@ -267,7 +259,11 @@ class BudgetLine:
     @property
     def further(self) -> int | None:
         """How many more releases of the last one's size fit; None before the first, or without a cap."""
-        return None if self.cap is None or self.account.last is None else further(self.account, self.cap)
+        account, cap = self.account, self.cap
+        if cap is None or account.last is None:
+            return None
+        rule = account.rule or "basic"
+        return composition.more(account.spent, account.last, rule=rule, epsilon=cap.epsilon, delta=cap.delta)
 
     @property
     def delta_left(self) -> Decimal | None:

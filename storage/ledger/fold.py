@@ -10,14 +10,12 @@ stops everything.
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -29,13 +27,10 @@ from storage.ledger.chain import Entry
 from storage.ledger.composition import Loss
 from storage.ledger.content import policy_terms, signed_terms
 from storage.ledger.decisions import Matter, approvers, from_row, signer
-from storage.ledger.heads import key_id, verify_bytes
+from storage.ledger.heads import decoded_key, key_id, verify_bytes
 from storage.ledger.models import GENESIS, SCHEMA_VERSION, SIGNED, Mark, Row
 from storage.ledger.policy import ALL_COHORTS, DEFAULT_POLICY, Policy
 from storage.ledger.records import Shared
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 _MAY_FOLLOW = {"drawn": ("reserved",), "committed": ("drawn",), "burned": ("reserved", "drawn")}
 _ADDED = ("sequence", "previous_hash", "hash", "recorded_at", "state", "reason", "cause", "signer", "signature")
@@ -163,11 +158,13 @@ class State:
 
     def _require_signed(self, row: Row, content: dict[str, Any]) -> None:
         # guard: test_a_reservation_without_the_workers_key
-        if row.signer is None or not verify_bytes(chain.signed_bytes(content), row.signature or "", _key(row.signer)):
+        if row.signer is None or not verify_bytes(
+            chain.signed_bytes(content), row.signature or "", decoded_key(row.signer)
+        ):
             raise Inconsistent(f"a row of kind {row.kind} without the signature of a releasing worker")
         listed = self.in_force.release_key_ids()
         reserved = self.releases.get(row.release_id or "")
-        if listed and key_id(_key(row.signer)) not in listed:
+        if listed and key_id(decoded_key(row.signer)) not in listed:
             raise Inconsistent("signed by a key that the policy does not list among its `release_keys`")
         foreign = reserved is not None and row.signer != reserved.reserved.signer
         if not listed and row.kind == "release" and foreign:
@@ -402,21 +399,6 @@ def _measured(row: Row, before: Row) -> dict[str, Any]:
             most = row.sensitivity * (before.max_records_per_unit or 1)
             measured["epsilon_add_remove"] = max(before.epsilon_add_remove, most)
     return measured
-
-
-@lru_cache(maxsize=64)
-def _key(encoded: str) -> EllipticCurvePublicKey:
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import load_der_public_key
-
-    try:
-        key = load_der_public_key(base64.b64decode(encoded, validate=True))
-    except (ValueError, UnsupportedAlgorithm):
-        raise Inconsistent("its signer is not a public key") from None
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise Inconsistent("its signer is not a P-256 key")
-    return key
 
 
 def _read(entry: Entry) -> dict[str, Any]:

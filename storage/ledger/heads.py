@@ -9,18 +9,21 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 import rfc8785
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 from pydantic import BaseModel, ConfigDict, Field
 
 from storage.durable import read_regular
 from storage.errors import InputError
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 
 _MOST = 1 << 16
 """Bytes of a key's file."""
@@ -46,9 +49,6 @@ class Head(BaseModel):
 
 def new_keys(folder: Path) -> tuple[Path, Path]:
     """Make a P-256 key pair in `folder`: the private key readable only by its owner, the public one for partners."""
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     key = ec.generate_private_key(ec.SECP256R1())
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -73,9 +73,6 @@ def new_keys(folder: Path) -> tuple[Path, Path]:
 
 def load_private_key(path: Path) -> EllipticCurvePrivateKey:
     """Read a private P-256 key (PEM, unencrypted) from a file that is closed to others."""
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     try:
         content = read_regular(path, _MOST)
         if b"PUBLIC KEY" in content:
@@ -97,30 +94,45 @@ def load_public_key(path: Path) -> EllipticCurvePublicKey:
 
 
 def parse_public_key(pem: bytes, *, name: str) -> EllipticCurvePublicKey:
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
+    """Read a public P-256 key from PEM; `name` is what an error calls it."""
+    return _public(serialization.load_pem_public_key, pem, name=name, form=" in PEM")
 
+
+@lru_cache(maxsize=64)
+def decoded_key(encoded: str) -> EllipticCurvePublicKey:
+    """Reads a public key as a row of the ledger has it: Base64, DER."""
     try:
-        key = serialization.load_pem_public_key(pem)
-    except ValueError as error:
-        raise InputError(f"{name}: not a public key in PEM") from error
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        return _public(serialization.load_der_public_key, base64.b64decode(encoded, validate=True), name="its signer")
+    except ValueError:
+        raise InputError("its signer: not Base64") from None
+
+
+def _public(load: Callable[[bytes], Any], content: bytes, *, name: str, form: str = "") -> EllipticCurvePublicKey:
+    try:
+        key = load(content)
+    except (ValueError, UnsupportedAlgorithm):
+        raise InputError(f"{name}: not a public key{form}") from None
+    if not isinstance(key, EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise InputError(f"{name}: not a P-256 key")
     return key
 
 
 def public_pem(key: EllipticCurvePublicKey) -> bytes:
-    from cryptography.hazmat.primitives import serialization
-
     return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def encoded_key(key: EllipticCurvePublicKey) -> str:
+    """Returns a public key as a row of the ledger has it: Base64, DER."""
+    return base64.b64encode(_der(key)).decode()
 
 
 def key_id(key: EllipticCurvePublicKey) -> str:
     """Return the SHA-256 of a public key's DER encoding, in hex."""
-    from cryptography.hazmat.primitives import serialization
+    return hashlib.sha256(_der(key)).hexdigest()
 
-    der = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return hashlib.sha256(der).hexdigest()
+
+def _der(key: EllipticCurvePublicKey) -> bytes:
+    return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def state_head(
@@ -146,30 +158,15 @@ def is_signed(statement: BaseModel, signature: str, key: EllipticCurvePublicKey)
 
 
 def sign_bytes(content: bytes, key: EllipticCurvePrivateKey) -> str:
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     return base64.b64encode(key.sign(content, ec.ECDSA(hashes.SHA256()))).decode()
 
 
 def verify_bytes(content: bytes, signature: str, key: EllipticCurvePublicKey) -> bool:
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     try:
         key.verify(base64.b64decode(signature, validate=True), content, ec.ECDSA(hashes.SHA256()))
     except (InvalidSignature, ValueError):
         return False
     return True
-
-
-def encoded_key(key: EllipticCurvePublicKey) -> str:
-    """Returns a public key as a row of the ledger has it: Base64, DER."""
-    from cryptography.hazmat.primitives import serialization
-
-    der = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return base64.b64encode(der).decode()
 
 
 def _signed_bytes(statement: BaseModel) -> bytes:

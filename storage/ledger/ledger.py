@@ -20,11 +20,11 @@ from storage.ledger.content import (
     refusal_content,
     release_terms,
     replaced_details,
-)
+)  # fmt: skip
 from storage.ledger.database import Database, database_exists, parse_url
 from storage.ledger.decisions import Decision, Matter, approvers, signer
 from storage.ledger.fold import Release, State
-from storage.ledger.heads import encoded_key
+from storage.ledger.heads import encoded_key, key_id
 from storage.ledger.journal import Journal
 from storage.ledger.models import SIGNED, Evaluation, Mark, ReleasePlan, Row
 from storage.ledger.policy import DEFAULT_POLICY, Policy
@@ -37,14 +37,8 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 _IDENTITY = (
-    "population",
-    "cohorts",
-    "data_fingerprint",
-    "mechanism",
-    "guarantee_kind",
-    "parameters_digest",
-    "artifact_digests",
-)
+    "population", "cohorts", "data_fingerprint", "mechanism", "guarantee_kind", "parameters_digest", "artifact_digests",
+)  # fmt: skip
 """Fields that make two plans of one key different releases; a rerun elsewhere may differ in the others."""
 
 
@@ -170,21 +164,14 @@ class Ledger(LedgerReader):
             InputError: when a number can't be kept, the key belongs to another plan, or an approval doesn't count.
         """
 
-        def work(connection: Connection, state: State) -> Row:
-            return self._reserve(connection, state, plan, plan_digest, decisions, audit, records)
-
-        return self._transact(work)
+        return self._transact(
+            lambda connection, state: self._reserve(connection, state, plan, plan_digest, decisions, audit, records)
+        )
 
     def _reserve(
-        self,
-        connection: Connection,
-        state: State,
-        plan: ReleasePlan,
-        plan_digest: str | None,
-        decisions: Sequence[Decision],
-        audit: dict[str, Any] | None,
-        records: RecordSet | None,
-    ) -> Row:
+        self, connection: Connection, state: State, plan: ReleasePlan, plan_digest: str | None,
+        decisions: Sequence[Decision], audit: dict[str, Any] | None, records: RecordSet | None,
+    ) -> Row:  # fmt: skip
         content = plan_content(plan)
         existing = state.release_of_key(plan.idempotency_key)
         if existing is not None:
@@ -230,6 +217,15 @@ class Ledger(LedgerReader):
         if records is not None:
             register(connection, row.sequence, records)
         return row
+
+    def require_signer(self) -> None:
+        """Refuses a worker whose key the policy does not list: what it reserved would have no effect."""
+        listed = self.policy().release_key_ids()
+        if listed and self._key is not None and key_id(self._key.public_key()) not in listed:
+            raise BudgetRefused(
+                "this machine's signing key is not among the policy's `release_keys`. Release where that key is, or "
+                "list this one (`autocoder ledger change-policy`)"
+            )
 
     def require_drawable(self, release_id: str) -> Row:
         """Returns the row of a release that may be drawn here; refuses one whose reservation does not bear it out.
@@ -305,23 +301,19 @@ class Ledger(LedgerReader):
             "sensitivity": None if sensitivity is None else amounts.epsilon(sensitivity, name="sensitivity"),
         }
 
-        def work(connection: Connection, state: State) -> Row:
-            return self._mark_drawn(connection, state, state.release(release_id), draw_digest, plan_digest, measured)
-
-        row = self._transact(work)
+        row = self._transact(
+            lambda connection, state: self._mark_drawn(
+                connection, state, state.release(release_id), draw_digest, plan_digest, measured
+            )
+        )
         if row.state == "burned":
             raise BudgetRefused(f"release {release_id} is burned: {row.reason}")
         return row
 
     def _mark_drawn(
-        self,
-        connection: Connection,
-        state: State,
-        release: Release,
-        draw_digest: str,
-        plan_digest: str | None,
+        self, connection: Connection, state: State, release: Release, draw_digest: str, plan_digest: str | None,
         measured: dict[str, Decimal | None],
-    ) -> Row:
+    ) -> Row:  # fmt: skip
         row, release_id = release.row, release.row.release_id
         require_plan(row, plan_digest)
         if row.draw_digest is not None:

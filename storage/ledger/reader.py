@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.engine import Connection
@@ -25,17 +25,6 @@ from storage.ledger.registry import compare
 if TYPE_CHECKING:
     from storage.ledger.heads import Head
     from storage.ledger.verify import Report
-
-
-@dataclass(frozen=True)
-class ProjectedBalance:
-    """Accounts as they would be just before a release is charged to them, in the terms of the claims."""
-
-    accounts: tuple[Account, ...]
-    overlapping: tuple[Account, ...]
-    """Of earlier releases that share records or units."""
-    conflicting_unit: str | None
-    """What else the population protects; where it is something, the release would be refused."""
 
 
 class LedgerReader:
@@ -81,9 +70,6 @@ class LedgerReader:
     def find(self, idempotency_key: str) -> Row | None:
         release = self.state().release_of_key(idempotency_key)
         return None if release is None else release.row
-
-    def release_of(self, plan: ReleasePlan) -> Row | None:
-        return self.find(plan.idempotency_key)
 
     def history(self, release_id: str) -> Sequence[Row]:
         """Returns all rows about a release, its audits included, oldest first."""
@@ -152,16 +138,12 @@ class LedgerReader:
             return self._charges(connection, state, plan_content(plan), records)[0]
 
     def projected_balance(
-        self,
-        kind: GuaranteeKind,
-        population: str,
-        cohorts: Sequence[str],
-        privacy_unit: str,
-        *,
-        fingerprint: str = "",
-        records: RecordSet | None = None,
-    ) -> ProjectedBalance:
-        """Returns the accounts that a release would be charged to, and what these accounts would have before it.
+        self, kind: GuaranteeKind, population: str, cohorts: Sequence[str], privacy_unit: str, *,
+        fingerprint: str = "", records: RecordSet | None = None,
+    ) -> tuple[list[Account], str | None]:  # fmt: skip
+        """Returns the accounts that a release would be charged to, as they would be just before, its own first.
+
+        With them what else the population protects, where that is something: the release would be refused.
 
         Args:
             records: what it would be made from, with the fingerprint; without it names alone tell.
@@ -180,8 +162,7 @@ class LedgerReader:
                     charge, _ = charge_account(account, cap, taken, policy=policy.name)
                     account = replace(charge.after, last=account.last or charge.loss)
                 accounts.append(replace(account, delta_cap=account.delta_cap if cap is None else cap.delta))
-            other = state.other_unit(population, kind, privacy_unit)
-            return ProjectedBalance(tuple(accounts[: len(own)]), tuple(accounts[len(own) :]), other)
+            return accounts, state.other_unit(population, kind, privacy_unit)
 
     def refusal(self, plan: ReleasePlan) -> Row | None:
         return self.state().refusals.get(plan.idempotency_key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -126,12 +126,6 @@ def read_export(path: Path) -> Sequence[Mark]:
         raise InputError(f"{path}: not a JSON export of a ledger") from error
 
 
-BUDGET_COLUMNS = (
-    "population", "cohort", "type of guarantee", "ε spent", "ε cap", "ε left", "δ spent", "δ cap", "δ left",
-    "relation",
-)  # fmt: skip
-
-
 def budget_json(lines: Iterable[BudgetLine]) -> list[dict[str, Any]]:
     """Return the accounts as plain data, amounts as text."""
     return [
@@ -149,34 +143,6 @@ def budget_json(lines: Iterable[BudgetLine]) -> list[dict[str, Any]]:
             "delta_cap": short(line.cap.delta) if line.cap and line.cap.delta else None,
             "delta_left": short(line.delta_left) if line.delta_left is not None else None,
         }
-        for line in lines
-    ]
-
-
-def budget_cells(
-    lines: Iterable[BudgetLine],
-    *,
-    up: Callable[[Decimal], str] = short,
-    down: Callable[[Decimal], str] = short,
-    brief: Callable[[Decimal], str] = short,
-) -> list[list[str]]:
-    """Return the accounts as text, in the order of `BUDGET_COLUMNS`.
-
-    Args:
-        up, down: write what is spent, and what remains, of epsilon.
-        brief: writes a delta.
-    """
-
-    def delta(value: Decimal | None) -> str:
-        return "–" if value is None else brief(value)
-
-    return [
-        [
-            *(line.account.population, line.account.cohort, line.account.guarantee_kind, up(line.account.epsilon)),
-            *("no cap" if line.cap is None else short(line.cap.epsilon), down(line.epsilon_left)),
-            delta(line.account.delta if line.cap and line.cap.delta is not None else None),
-            *(delta(line.cap.delta if line.cap else None), delta(line.delta_left), line.relation or "–"),
-        ]
         for line in lines
     ]
 

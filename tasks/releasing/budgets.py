@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from decimal import ROUND_FLOOR, Decimal
 from typing import Any
 
 from mechanisms.privacy.events import Claim, GuaranteeKind
@@ -14,11 +14,9 @@ from storage.errors import InputError
 from storage.figures import delta_text, epsilon_text, left_text
 from storage.ledger import BudgetRefused, Ledger, ReleasePlan, amounts, budget
 from storage.ledger.amounts import short
-from storage.ledger.budget import BudgetLine, accounts_of
-from storage.ledger.overlapping_releases import other_population_names, overlapping_releases
-from storage.ledger.reader import ProjectedBalance
-from storage.ledger.report import BUDGET_COLUMNS, budget_cells, budget_json
-from tasks.pages.render import Table
+from storage.ledger.budget import accounts_of
+from storage.ledger.registry import other_population_names, overlapping_releases
+from storage.ledger.report import budget_json
 from tasks.parameters import LedgerParameters, RetrainParameters
 from tasks.releasing import approval, gate, ledger_access
 from tasks.releasing.checked_plan import check
@@ -138,8 +136,8 @@ class ExpectedCharge:
             epsilon = parameters.pseudo_posterior.target_epsilon
         population, settings = parameters.data.population, parameters.release
         unit = privacy_unit(parameters.data.ingest)[0] if claim is None else claim.privacy_unit
-        fresh = [budget.Account(*one, kind) for one in accounts_of(population, sorted(cohorts), unit)]
-        projected = ProjectedBalance(tuple(fresh), (), None)
+        own = accounts_of(population, sorted(cohorts), unit)
+        projected, other_unit = [budget.Account(*name, kind) for name in own], None
         names: tuple[str, ...] = ()
         by_name = False
         ledger = ledger_access.existing_ledger(context, settings)
@@ -156,30 +154,23 @@ class ExpectedCharge:
                 overlapping = overlapping_releases(ledger, sought, records=records)  # of every kind of guarantee
                 names = other_population_names(sought, overlapping)
             # guard: test_what_is_shown_before_is_what_is_charged
-            projected = ledger.projected_balance(
+            projected, other_unit = ledger.projected_balance(
                 kind, population, sorted(cohorts), unit, fingerprint=fingerprint, records=records
             )
         accounts = []
-        for one in [*projected.accounts, *projected.overlapping]:
+        for one in projected:
             cap = policy.cap(one.population, one.cohort, kind) if kind in ("formal", "asymptotic-local") else None
             left = None if cap is None or cap.delta is None or one.exact else cap.delta - one.delta
             size = None if epsilon is None else amounts.epsilon(epsilon)
             stated = amounts.delta(delta) if delta else None
             releases = None if size is None else budget.forecast(one, cap, size, stated)
-            most, whose = None if cap is None else cap.epsilon, None if one in projected.accounts else one.population
+            most = None if cap is None else cap.epsilon
+            whose = None if (one.population, one.cohort) in own else one.population
             left = left if kind == "formal" else None
             accounts.append(AccountBalance(one.cohort, one.epsilon, most, releases, left, whose))
+        warning = describe_large_delta(train, delta)
         return ExpectedCharge(
-            population,
-            kind,
-            epsilon,
-            delta,
-            policy.name,
-            tuple(accounts),
-            names,
-            by_name,
-            projected.conflicting_unit,
-            warning=describe_large_delta(train, delta),
+            population, kind, epsilon, delta, policy.name, tuple(accounts), names, by_name, other_unit, warning
         )
 
 
@@ -242,21 +233,3 @@ def _plans(context: Context, ledger: Ledger) -> list[dict[str, Any]]:
             }
         )
     return plans
-
-
-_DIGITS = Decimal("0.0001")
-
-
-def up(value: Decimal) -> str:
-    """Rounds a spent or requested amount up to four decimals."""
-    return short(value.quantize(_DIGITS, rounding=ROUND_CEILING))
-
-
-def down(value: Decimal) -> str:
-    """Rounds a remaining amount down to four decimals."""
-    return short(value.quantize(_DIGITS, rounding=ROUND_FLOOR))
-
-
-def budget_table(lines: Iterable[BudgetLine]) -> Table:
-    """Returns accounts with their caps as a table; epsilons have four decimals, deltas three digits."""
-    return list(BUDGET_COLUMNS), budget_cells(lines, up=up, down=down, brief=lambda delta: f"{float(delta):.3g}")

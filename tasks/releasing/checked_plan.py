@@ -80,4 +80,4 @@ def check(planned: PlannedRelease, ledger: Ledger, policy: Policy | None = None)
     """
     plan = planned.plan
     matter = Matter("release", planned.digest, release_terms(plan), plan.requester)
-    return CheckedPlan(planned, ledger, policy or ledger.policy(), ledger.release_of(plan), matter)
+    return CheckedPlan(planned, ledger, policy or ledger.policy(), ledger.find(plan.idempotency_key), matter)

@@ -201,12 +201,3 @@ def measurement_of(
         ledger_sequence=number,
         **strongest.model_dump(include=set(Measurement.model_fields)),  # the others have the same names
     )
-
-
-def evidence_rank(measurement: Measurement) -> tuple[bool, bool, float]:
-    """Orders measurements: a contradiction first, then a result, then the larger bound."""
-    return (
-        measurement.verdict == CONTRADICTED,
-        measurement.verdict != INCONCLUSIVE,
-        measurement.epsilon_lower_bound,
-    )

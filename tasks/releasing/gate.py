@@ -17,7 +17,6 @@ from mechanisms.privacy.claims import of_one_record
 from storage.errors import InputError
 from storage.ledger import BudgetRefused, Decision, Evaluation, Row
 from storage.ledger.decisions import from_row, signer
-from storage.ledger.records import RecordSet
 from tasks.releasing.checked_plan import CheckedPlan
 from tasks.releasing.evidence import (
     CONTRADICTED,
@@ -31,25 +30,25 @@ from tasks.releasing.evidence import (
 )
 
 
-def check(plan: CheckedPlan, *, records: RecordSet | None = None) -> dict[str, Any] | None:
+def check(plan: CheckedPlan) -> dict[str, Any] | None:
     """Accepts a plan or refuses it; returns the measurement for the release's row.
-
-    Args:
-        records: what the plan is made from; a refusal says what a formal release of them may still cost.
 
     Raises:
         BudgetRefused: an audit contradicts the claim, or the policy requires an audit that could have contradicted
             it and has none, and no override exists. Nothing was drawn or charged.
     """
-    measurement = plan.measurement
-    details = None if measurement is None else measurement.model_dump(mode="json") | {"line": measurement.line}
-    by = None if measurement is None else _overridden(plan, measurement)
-    if details is not None and by is not None:  # the reason, which is free text, stays in the ledger
-        return details | {"line": f"{details['line']}; overridden by {by}", "overridden_by": by}
+    measurement, problem = plan.measurement, obstacle(plan)
+    if problem is None and measurement is None:
+        return None
+    if problem is None and measurement is not None:
+        details = measurement.model_dump(mode="json") | {"line": measurement.line}
+        by = _overridden(plan, measurement)
+        if by is None:
+            return details
+        # the reason, which is free text, stays in the ledger
+        return details | {"line": f"{measurement.line}; overridden by {by}", "overridden_by": by}
     if measurement is None or measurement.verdict != CONTRADICTED:
-        if plan.policy.require_audit:
-            _require_audit(plan, measurement)
-        return details
+        raise BudgetRefused(str(problem))
     row = _record(
         plan,
         label="release blocked: contradicted by an audit",
@@ -78,37 +77,31 @@ def obstacle(plan: CheckedPlan) -> str | None:
         return None
     if measurement is not None and measurement.verdict == CONTRADICTED:
         return f"the audit of row {measurement.ledger_sequence} contradicts the claim"
-    if plan.policy.require_audit:
-        try:
-            _require_audit(plan, measurement)
-        except BudgetRefused as refused:
-            return str(refused)
-    return None
+    return _lacks_audit(plan, measurement) if plan.policy.require_audit else None
 
 
-def _require_audit(plan: CheckedPlan, measurement: Measurement | None) -> None:
+def _lacks_audit(plan: CheckedPlan, measurement: Measurement | None) -> str | None:
+    """Says that the candidate has no audit that could have contradicted the claim; None where it has one."""
     policy, claim = plan.policy, plan.plan.claim
     rows = [Evidence.of(row.details) for row in audits_of(plan.ledger, plan.planned.candidate.fitted.sha256)]
     usual = [one for one in rows if one.confidence <= USUAL_CONFIDENCE]
     reran = [one for one in rows if has_reruns(one)]
     if any(one.verdict(claim, minimum=policy.audit_reach) != INCONCLUSIVE for one in reran):
-        return
+        return None
     if not usual:
         why = f"was not audited at a confidence of {USUAL_CONFIDENCE:g} or less"
     elif not reran:
-        why = "was audited without repeating its mechanism (--trials 0)"
+        why = "was audited without reruns of its mechanism (--trials 0)"
     else:
         most = max(one.reach for one in reran)
         why = f"was audited without result: {describe_reach(most, of_one_record(claim))}"
-    raise BudgetRefused(
+    accepted = measurement is not None and bool(reran)
+    return (
         f"policy {policy.name} requires an audit that could have contradicted the claim. This candidate {why}. "
         f"Run `autocoder audit PLAN`{' with more --trials' if usual else ''}"
-        + (
-            f", or let an approver accept audit row {measurement.ledger_sequence}: `autocoder approve --despite-audit`"
-            if measurement is not None and reran
-            else ""
-        )
-    )
+        + (f", or let an approver accept audit row {measurement.ledger_sequence}: `autocoder approve --despite-audit`"
+           if accepted and measurement is not None else "")
+    )  # fmt: skip
 
 
 def override_terms(plan: CheckedPlan, measurement: Measurement) -> dict[str, str]:

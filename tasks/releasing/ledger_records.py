@@ -13,16 +13,7 @@ from storage.artifacts import ArtifactRef, digest
 from storage.datasets import load_cells, load_table, split_file
 from storage.ingest import IngestConfig
 from storage.ingest.cell_digests import normal_form
-from storage.ledger import (
-    ComparisonFit,
-    Evaluation,
-    Ledger,
-    ReleasePlan,
-    Row,
-    Scores,
-    Sensitivity,
-    Subject,
-)
+from storage.ledger import ComparisonFit, Evaluation, Ledger, ReleasePlan, Row, Scores, Sensitivity, Subject
 from storage.ledger.budget import RECORD
 from storage.ledger.records import SAMPLE, RecordSet, has_registry_key, registry_key
 from storage.ledger.rollback import save_marks
@@ -217,6 +208,12 @@ def _sample(context: Context, dataset: ArtifactRef) -> Mapping[str, Any]:
     return save_record_set(context, dataset).sample
 
 
+_COPIED = {
+    "population", "cohorts", "data_fingerprint", "records_rounded", "trust_model", "code_commit", "code_dirty",
+    "lock_digest", "parameters_digest", "requester", "prefect_run_id",
+}  # fmt: skip
+
+
 def record_retrain(
     context: Context,
     parameters: RetrainParameters,
@@ -227,21 +224,7 @@ def record_retrain(
     measured: Mapping[str, ArtifactRef],
 ) -> None:
     """Records the internal figures of a retrain: scores on the test half, and each round's epsilon and Delta."""
-    copied = plan.model_dump(
-        include={
-            "population",
-            "cohorts",
-            "data_fingerprint",
-            "records_rounded",
-            "trust_model",
-            "code_commit",
-            "code_dirty",
-            "lock_digest",
-            "parameters_digest",
-            "requester",
-            "prefect_run_id",
-        }
-    )
+    copied = plan.model_dump(include=_COPIED)
     ledger, store = open_ledger(context, parameters.release), context.store
     sample = {SAMPLE: sample_of(context, dataset)}
     for name, ref in measured.items():

@@ -9,19 +9,20 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
 from mechanisms.errors import MechanismError
-from mechanisms.privacy.events import GuaranteeKind, is_exact
+from mechanisms.privacy.events import is_exact
 from storage.errors import InputError, StorageError
+from storage.figures import epsilon_text as up
+from storage.figures import left_text as down
 from storage.ledger import BudgetRefused, Charge, Ledger, ReleasePlan, Row
-from storage.ledger.budget import Cost, further
+from storage.ledger.budget import BudgetLine, Cost
 from storage.ledger.composition import total
 from storage.ledger.content import plan_content
-from storage.ledger.overlapping_releases import other_population_names, overlapping_releases
 from storage.ledger.records import RecordSet
+from storage.ledger.registry import other_population_names, overlapping_releases
 from storage.paths import Workspace
 from tasks.bundle.sentences import sentences_of
 from tasks.bundle.texts import describe_encoder
@@ -29,7 +30,7 @@ from tasks.pages.render import Table, render
 from tasks.parameters import LedgerParameters
 from tasks.releasing import approval, code_lists, ledger_records
 from tasks.releasing.approval import ApprovalStatus
-from tasks.releasing.budgets import describe_successors, down, up
+from tasks.releasing.budgets import describe_successors
 from tasks.releasing.checked_plan import CheckedPlan, check
 from tasks.releasing.code_lists import CodeListVerdict
 from tasks.releasing.evidence import CONTRADICTED, INCONCLUSIVE
@@ -213,7 +214,10 @@ def _promise(planned: PlannedRelease) -> Answer:
 def _cost(checked: CheckedPlan, records: RecordSet | None) -> Answer:
     plan, released = checked.plan, checked.released
     if released is not None:
-        charged = {"epsilon": None if released.epsilon is None else up(released.epsilon), "cohorts": plan.cohorts}
+        charged = {
+            "epsilon": None if released.epsilon is None else up(released.epsilon),
+            "cohorts": plan.cohorts,
+        }
         revoked = checked.ledger.revocation(str(released.release_id))
         state = released.state if revoked is None else f"REVOKED on {revoked.recorded_at[:10]}"
         figures = {"released": released.release_id, "state": state, "refusal": None, **charged}
@@ -230,8 +234,9 @@ def _cost(checked: CheckedPlan, records: RecordSet | None) -> Answer:
     tightest = min(charges, key=lambda one: one.left)
     figures["left"], figures["cap"] = down(tightest.left), up(tightest.epsilon_cap)
     figures["budget"] = _releases(tightest)
-    caps = {one: checked.policy.cap(*one) for one in (_account(charge) for charge in charges)}
-    more = min(further(charge.after, caps[_account(charge)]) for charge in charges)
+    lines = [BudgetLine(after, checked.policy.cap(after.population, after.cohort, after.guarantee_kind))
+             for after in (charge.after for charge in charges)]  # fmt: skip
+    more = min(line.further or 0 for line in lines)
     figures["further"] = f"ε {down(tightest.left)} is left, with {describe_successors(more)}"
     figures["after"] = [up(tightest.after.epsilon), up(tightest.epsilon_cap)]
     figures["delta_spent"] = [
@@ -265,15 +270,15 @@ def _charges(charges: Sequence[Charge], plan: ReleasePlan) -> Table:
         before = after.spent.plus(cost.loss(str(after.neighbouring_relation)), -1)
         held = total(before, rule=after.rule or "basic", delta=after.delta_cap)
         name = one.account + ("" if one.own else " (shares records)")
-        row = [name, *map(up, (held, after.epsilon - held, after.epsilon, one.epsilon_cap)), down(one.left)]
+        row = [
+            name,
+            *map(up, (held, after.epsilon - held, after.epsilon, one.epsilon_cap)),
+            down(one.left),
+        ]
         if with_delta:
             row += [f"{float(after.delta):.3g}", "–" if after.delta_cap is None else f"{float(after.delta_cap):.3g}"]
         rows.append(row)
     return head, rows
-
-
-def _account(charge: Charge) -> tuple[str, str, GuaranteeKind]:
-    return charge.after.population, charge.after.cohort, charge.after.guarantee_kind
 
 
 def _accuracy(scores: Mapping[str, float], ledger: Ledger, planned: PlannedRelease) -> Answer:
@@ -311,12 +316,10 @@ def _siblings(planned: PlannedRelease, ledger: Ledger, records: RecordSet | None
     figures = {"others": others, "names": names, "population": planned.plan.population, "marked": records is not None}
     head = ["release", "population", "cohorts", "mechanism", "guarantee", "ε", "state", "shares"]
     rows = [
-        [
-            *(one.release_id, one.population, ", ".join(one.cohorts), one.mechanism, one.guarantee_kind),
-            *("–" if one.epsilon is None else up(Decimal(one.epsilon)), one.state, one.shares),
-        ]
-        for one in others
-    ]
+        [str(row.release_id), str(row.population), ", ".join(row.cohorts), str(row.mechanism), row.guarantee_kind,
+         "–" if row.epsilon is None else up(row.epsilon), row.state, shares]
+        for row, shares in others
+    ]  # fmt: skip
     verdict: Verdict = "warning" if names else "investigate" if others else "fine"
     return Answer("siblings", verdict, figures, table=(head, rows) if rows else None)
 

@@ -10,10 +10,9 @@ from typing import Any
 
 from mechanisms.privacy.events import Claim
 from storage.ledger import ReleasePlan
-from storage.ledger.report import markdown_table
+from storage.ledger.report import budget_json, markdown_table
 from tasks.pages.render import render
 from tasks.parameters import LedgerParameters, RetrainParameters
-from tasks.releasing.budgets import budget_table
 from tasks.releasing.ledger_access import open_ledger
 from tasks.releasing.publish import Released
 from tasks.running.run import Run
@@ -106,8 +105,12 @@ def publish_audit(run: Run, lines: Sequence[str]) -> None:
 
 def publish_budget(context: Context, settings: LedgerParameters) -> None:
     if context.run.shows:
+        rows = [
+            {name: "–" if value is None else str(value) for name, value in line.items()}
+            for line in budget_json(open_ledger(context, settings).budget())
+        ]
         context.run.publish_markdown(
             key="budget",
-            markdown=markdown_table(*budget_table(open_ledger(context, settings).budget())),
+            markdown=markdown_table([name.replace("_", " ") for name in rows[0]], [list(row.values()) for row in rows]),
             description="What each cohort has spent, and what is left.",
         )

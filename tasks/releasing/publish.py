@@ -26,9 +26,9 @@ from storage.errors import InputError, StorageError
 from storage.ledger import Ledger, ReleasePlan, Row
 from storage.ledger.content import anticipated
 from storage.ledger.ledger import require_plan
-from storage.ledger.overlapping_releases import other_population_names, overlapping_releases, population_name_warning
 from storage.ledger.record import Deployment
 from storage.ledger.recovery import announce_bundle, announced_bundle, draw_path, draws
+from storage.ledger.registry import other_population_names, overlapping_releases, population_name_warning
 from tasks.bundle import fill, licence, thresholds
 from tasks.parameters import BundleParameters, LedgerParameters, RetrainParameters
 from tasks.releasing import approval, gate
@@ -68,7 +68,7 @@ def save_plan(context: Context, planned: PlannedRelease, settings: LedgerParamet
     # guard: test_a_release_without_the_policy_is_held_against_it
     if settings.policy:
         ledger.put_in_force(requester=planned.plan.requester)
-    row = ledger.release_of(planned.plan)
+    row = ledger.find(planned.plan.idempotency_key)
     if row is not None:  # the reservation has its plan, whatever another run of the same method would plan now
         reserved = PlannedRelease.reserved(context, row)
         return reserved, reserved.save(context)
@@ -90,7 +90,7 @@ def renew_plan(context: Context, file: Path, settings: LedgerParameters) -> tupl
     """States a plan's selection again, from the ledger's rows; fit and claim stay. Returns plan and file."""
     planned = PlannedRelease.load(file)
     ledger = open_ledger(context, settings)
-    released = ledger.release_of(planned.plan)
+    released = ledger.find(planned.plan.idempotency_key)
     if released is not None:
         raise InputError(f"plan {file}: it is release {released.release_id} already. There is nothing to renew")
     planned.check(context)
@@ -128,6 +128,7 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
         progress.started("release")
         started = time.monotonic()
         ledger = open_ledger(context, settings, key=_release_key(context, settings))
+        ledger.require_signer()
         checked = check(planned, ledger)
         row = checked.released
         if row is None:
@@ -145,7 +146,7 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
             _require_undrawn(context, plan)
             status = approval.approval_status(context, checked)
             records = save_record_set(context, candidate.dataset)
-            audit = gate.check(checked, records=records)
+            audit = gate.check(checked)
             charges = ledger.quote(plan, records=records)  # what the budget refuses need not be rehearsed
             expected, stated = anticipated(plan, audit=audit), checked.policy.registry
             deployment = None if stated is None else Deployment(expected, charges, stated, repeated=False)

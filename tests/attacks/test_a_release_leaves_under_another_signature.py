@@ -110,7 +110,7 @@ def killed(context: Context, planned: PlannedRelease, state: str, monkeypatch: p
         patch.setattr(publish, "_draw_once" if state == "reserved" else "_bundle", die)
         with pytest.raises(Killed):
             publish.release(context, planned, SETTINGS)
-    row = ledger_at(context).release_of(planned.plan)
+    row = ledger_at(context).find(planned.plan.idempotency_key)
     assert row is not None
     assert row.state == state
     return str(row.release_id)

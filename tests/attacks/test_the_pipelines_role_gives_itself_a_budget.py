@@ -14,7 +14,7 @@ from sqlalchemy import exc
 
 from mechanisms.privacy.events import DpSgdEvent
 from storage.errors import StorageError
-from storage.ledger import Evaluation, Ledger, Policy, chain
+from storage.ledger import BudgetRefused, Evaluation, Ledger, Policy, chain
 from storage.ledger.content import release_terms
 from storage.ledger.decisions import sign
 from storage.ledger.heads import public_pem
@@ -119,7 +119,7 @@ def test_a_reservation_without_the_workers_key(site: Site, forged: dict[str, Any
     assert spent(ledger) == {}
     with pytest.raises(StorageError, match="not in this ledger"):
         ledger.mark_drawn("f" * 16, draw_digest="e", plan_digest="d" * 64)
-    assert ledger.release_of(make_plan("k")) is None
+    assert ledger.find(make_plan("k").idempotency_key) is None
     terms = release_terms(make_plan("k"))
     signed = sign(OFFICER, subject="release", decision="approve", digest="d" * 64, terms=terms)
     ledger.reserve(make_plan("k"), plan_digest="d" * 64, decisions=[signed])
@@ -137,6 +137,17 @@ def _content(ledger: Ledger, claim: dict[str, Any]) -> dict[str, Any]:
     from storage.ledger.content import plan_content
 
     return plan_content(make_plan("x")) | {"state": "reserved", "schema_version": 1}
+
+
+def test_a_worker_whose_key_the_policy_does_not_list(sqlite_site: Site) -> None:
+    """It is told before anything is rehearsed, and a row of its own has no effect."""
+    sqlite_site.open(policy()).put_in_force(requester="operator")
+    other = Ledger.open(sqlite_site.url, key=STRANGER)
+    with pytest.raises(BudgetRefused, match="not among the policy's `release_keys`"):
+        other.require_signer()
+    with pytest.raises(BudgetRefused, match="signed by a key that the policy does not list"):
+        other.reserve(make_plan("x"))
+    sqlite_site.open().require_signer()
 
 
 def test_a_reservation_by_another_key_where_the_policy_lists_none(site: Site) -> None:

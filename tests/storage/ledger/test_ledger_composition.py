@@ -19,7 +19,7 @@ from mechanisms.privacy import gaussian_cost
 from mechanisms.privacy.events import Claim, ComposedEvent, DpSgdEvent, GaussianReleaseEvent, NoiseSegment
 from storage.errors import StorageError
 from storage.ledger import BudgetRefused, Ledger, Policy, composition
-from storage.ledger.budget import Account, Charge, forecast, further
+from storage.ledger.budget import Account, BudgetLine, Charge, forecast
 from storage.ledger.composition import (
     Loss,
     Sampled,
@@ -242,7 +242,7 @@ def test_a_forecast_says_how_many_more_fit(sqlite_site, rule):
     cap = ledger.policy().cap("injuries", "2023", "formal")
     before = forecast(Account("injuries", "2023", "formal"), cap, Decimal(1), Decimal("0.000001"))
     ledger.reserve(planned("k0"))
-    after = next(further(line.account, cap) for line in ledger.budget() if line.used)
+    after = next(BudgetLine(line.account, cap).further for line in ledger.budget() if line.used)
     assert before == after + 1 > 10
     for number in range(after):
         ledger.reserve(planned(f"more {number}"))

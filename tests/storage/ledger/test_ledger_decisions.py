@@ -99,7 +99,7 @@ def test_a_signature_that_does_not_count_is_refused(sqlite_site, plan, make, sai
         reserve(ledger, planned, *make(planned))
     with pytest.raises(InputError, match=said):
         reserve(ledger, planned, decide("director", planned), *make(planned))
-    assert ledger.release_of(planned) is None
+    assert ledger.find(planned.idempotency_key) is None
     assert reserve(ledger, planned, signed_on(datetime.now(UTC) - timedelta(days=13), planned)).state == "reserved"
 
 

@@ -94,7 +94,7 @@ def test_what_is_no_key_or_head_is_named(tmp_path):
     (tmp_path / "head.json").write_text(json.dumps(head))
     with pytest.raises(InputError, match="not an exported"):
         heads.read_head(tmp_path / "head.json")
-    (tmp_path / "head.json").write_text("[" * 100_000)
+    (tmp_path / "head.json").write_text("[" * 50_000)
     with pytest.raises(InputError, match="not an exported"):
         heads.read_head(tmp_path / "head.json")
     with pytest.raises(InputError, match="not a JSON export"):

@@ -9,8 +9,8 @@ from releases import make_plan, release_key
 
 from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
 from storage.ledger import Ledger, ReleasePlan
-from storage.ledger.overlapping_releases import other_population_names, overlapping_releases
 from storage.ledger.records import RecordSet
+from storage.ledger.registry import other_population_names, overlapping_releases
 
 KEY = b"k" * 32
 DESCENT = DpSgdEvent(sampling_prob=1.0, segments=(NoiseSegment(steps=10, noise_multiplier=5.0, l2_clip_norm=1.0),))
@@ -35,13 +35,13 @@ def test_the_same_records_under_another_name_and_kind(tmp_path: Path) -> None:
     ledger.reserve(plan("b", population="harvest", cohorts=("1999",)), records=records(100, 150))
     other = plan("c", population="accidents", cohorts=("2020",), **FORMAL)
     (found,) = overlapping_releases(ledger, other, records=records(49, 80))
-    assert (found.release_id, found.population, found.shares) == (first.release_id, "injuries", "records")
-    assert (found.guarantee_kind, found.mechanism, found.epsilon) == ("asymptotic-local", "swag-ppm", "4.000000000000")
+    assert (found.row.release_id, found.row.population, found.shares) == (first.release_id, "injuries", "records")
+    assert (found.row.guarantee_kind, found.row.mechanism, found.row.epsilon) == ("asymptotic-local", "swag-ppm", 4)
     assert other_population_names(other, [found]) == ("injuries",)
     assert overlapping_releases(ledger, other, records=records(60, 80)) == ()
     ledger.burn(str(first.release_id), reason="test")
     (burned,) = overlapping_releases(ledger, other, records=records(49, 80))
-    assert burned.state == "burned"
+    assert burned.row.state == "burned"
 
 
 def test_formal_and_local_releases_of_the_same_cohorts(tmp_path: Path) -> None:
@@ -53,8 +53,8 @@ def test_formal_and_local_releases_of_the_same_cohorts(tmp_path: Path) -> None:
     one = ledger.reserve(local, records=records(0, 9))
     assert overlapping_releases(ledger, local, records=records(0, 9)) == ()
     two = ledger.reserve(formal, records=records(20, 29))
-    assert [(s.release_id, s.shares) for s in overlapping_releases(ledger, local)] == [(two.release_id, "cohorts")]
-    assert [s.release_id for s in overlapping_releases(ledger, formal)] == [one.release_id]
+    assert [(s.row.release_id, s.shares) for s in overlapping_releases(ledger, local)] == [(two.release_id, "cohorts")]
+    assert [s.row.release_id for s in overlapping_releases(ledger, formal)] == [one.release_id]
     assert other_population_names(formal, overlapping_releases(ledger, formal)) == ()
     assert overlapping_releases(ledger, plan("x", cohorts=("2031",))) == ()
 

@@ -148,7 +148,7 @@ def test_a_contradiction_blocks_and_the_ledger_says_so(ledger: Ledger, planned: 
             gate.check(check(planned, ledger))
     blocked = [row for row in ledger.rows() if row.details.get("verdict") == "blocked"]
     assert [row.label for row in blocked] == ["release blocked: contradicted by an audit"]
-    assert ledger.release_of(planned.plan) is None
+    assert ledger.find(planned.plan.idempotency_key) is None
     assert ledger.verify().ok
 
 
