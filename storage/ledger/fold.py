@@ -402,12 +402,7 @@ def _measured(row: Row, before: Row) -> dict[str, Any]:
 
 
 def _read(entry: Entry) -> dict[str, Any]:
-    """Returns a stored row as plain data.
-
-    Raises:
-        Damaged: it is not the row that was written here.
-        Inconsistent: it was written so, and has no meaning.
-    """
+    """Returns a stored row as plain data; `Damaged` is what was not written so, `Inconsistent` what has no meaning."""
     if chain.digest(entry.body) != entry.hash:
         raise Damaged("was edited: its content doesn't have its hash")
     try:

@@ -60,11 +60,7 @@ def save_decision(context: Context, planned: PlannedRelease, decision: Decision)
 
 
 def accept_decision(context: Context, plan: CheckedPlan, decision: Decision) -> str:
-    """Saves a valid decision, a refusal in the ledger too; returns who signed it.
-
-    Raises:
-        InputError: it is wrong or stale, an approval repeats its signer's, or a refusal comes after the release.
-    """
+    """Saves a valid decision, a refusal in the ledger too; returns who signed it."""
     name = signer(decision, plan.policy.approvals, plan.matter)
     if decision.decision == "refuse":
         plan.ledger.refuse(plan.plan, decision)  # before the file, and again after a death: it records only the first
@@ -110,10 +106,6 @@ def may_release(plan: CheckedPlan, status: ApprovalStatus, *, file: str, deploye
 
     Args:
         deployed: a deployment releases it, which can wait for approvals and needs a policy of the agency.
-
-    Raises:
-        BudgetRefused: the policy requires an audit that is missing, or an audit contradicts the claim.
-        StorageError: that policy is missing, or approvals are missing and nothing can wait for them.
     """
     if plan.released is not None:
         return True

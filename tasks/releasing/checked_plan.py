@@ -49,13 +49,7 @@ class CheckedPlan:
         )
 
     def require_current(self, context: Context) -> None:
-        """Requires, of a plan without a release, that it is this ledger's and states how its fit was chosen.
-
-        Raises:
-            BudgetRefused: it was made under another ledger, or under one that was rolled back.
-            MechanismError: names what is wrong, and the command to type.
-            StorageError: the data set or the fit is gone, or was changed.
-        """
+        """Requires, of a plan without a release, that it is this ledger's and states how its fit was chosen."""
         if self.released is not None:
             return
         self.ledger.require_here(self.plan)
@@ -74,9 +68,6 @@ def check(planned: PlannedRelease, ledger: Ledger, policy: Policy | None = None)
 
     Args:
         policy: by default the one in force.
-
-    Raises:
-        BudgetRefused, InputError: no ledger could release it: it claims nothing, or a number is missing.
     """
     plan = planned.plan
     matter = Matter("release", planned.digest, release_terms(plan), plan.requester)

@@ -22,11 +22,7 @@ _MOST = 8 << 20
 
 
 def pinned_key(given: Path | None) -> Path | None:
-    """Returns the file of the agency's key, or roots, that is pinned on this desk; pins the one given where none is.
-
-    Raises:
-        InputError: another one is pinned, or the file is none.
-    """
+    """Returns the file of the agency's key, or roots, that is pinned on this desk; pins the one given where none is."""
     base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     pinned = base / "autocoder" / "agency-key"
     if given is None:
@@ -54,11 +50,7 @@ def require_agencys(ledger: Ledger, pinned: Path) -> None:
 
 
 def require_releasable(context: Context, checked: CheckedPlan) -> None:
-    """Refuses to sign what a release would refuse now.
-
-    Raises:
-        BudgetRefused, MechanismError, StorageError: names why.
-    """
+    """Refuses to sign what a release would refuse now."""
     plan, ledger = checked.plan, checked.ledger
     if checked.released is not None:
         raise InputError(f"plan {plan.release_label}: it is release {checked.released.release_id} already")

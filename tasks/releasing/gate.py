@@ -31,12 +31,7 @@ from tasks.releasing.evidence import (
 
 
 def check(plan: CheckedPlan) -> dict[str, Any] | None:
-    """Accepts a plan or refuses it; returns the measurement for the release's row.
-
-    Raises:
-        BudgetRefused: an audit contradicts the claim, or the policy requires an audit that could have contradicted
-            it and has none, and no override exists. Nothing was drawn or charged.
-    """
+    """Accepts a plan or refuses it; returns the measurement for the release's row."""
     measurement, problem = plan.measurement, obstacle(plan)
     if problem is None and measurement is None:
         return None
@@ -116,11 +111,7 @@ def override_terms(plan: CheckedPlan, measurement: Measurement) -> dict[str, str
 
 
 def override(plan: CheckedPlan, decision: Decision) -> Row:
-    """Records a signed override.
-
-    Raises:
-        InputError: no measurement blocks the plan, the reason is missing, or the signature does not count.
-    """
+    """Records a signed override."""
     measurement = plan.measurement
     if measurement is None or not _blocks(plan, measurement):
         raise InputError("override: no audit contradicts this plan's claim. There is nothing to override")

@@ -84,9 +84,6 @@ def open_ledger(context: Context, settings: LedgerParameters, *, key: EllipticCu
 
     Args:
         key: of the releasing worker, which alone writes the rows of releases.
-
-    Raises:
-        ForeignLedger: it is not the one that this workspace used before, or it went back.
     """
     loaded = Policy.load(Path(settings.policy).expanduser() if settings.policy else None)
     ledger = Ledger.open(ledger_url(context), policy=loaded, journals=journals_of(context.workspace), key=key)

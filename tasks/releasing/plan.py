@@ -233,12 +233,7 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         return self.model_copy(update={"plan": plan, "selection": selection})
 
     def check(self, context: Context) -> None:
-        """Refuses a plan other than its artifacts give, such as one edited manually.
-
-        Raises:
-            StorageError: an artifact is not the one named, or was changed.
-            MechanismError: names the fields that are not what ran and was measured.
-        """
+        """Refuses a plan other than its artifacts give, such as one edited manually."""
         made, store = self.candidate, context.store
         for ref in (made.fitted, made.dataset, made.prepared, *(() if made.measured is None else (made.measured,))):
             # guard: test_a_plan_carried_into_another_workspace
@@ -261,9 +256,6 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
         """Refuses a plan whose claim, key or digests do not follow from its event, method and candidate.
 
         Needs no artifact; a release checks those too.
-
-        Raises:
-            MechanismError: names the fields.
         """
         stated, claim = self.plan, self.plan.claim
         inputs = claim.unprotected_inputs[: len(claim.unprotected_inputs) - len(self.selection.lines)]

@@ -156,9 +156,6 @@ def check(context: Context, parameters: RetrainParameters, *, to_release: bool =
 
     Args:
         to_release: the run plans a release, or makes one. What only measures needs neither budget nor approval.
-
-    Raises:
-        InputError, MechanismError, StorageError: name the option, file or column and what to do.
     """
     if parameters.release.policy and not Path(parameters.release.policy).expanduser().is_file():
         raise InputError(f"release.policy: no file {parameters.release.policy}")

@@ -114,12 +114,7 @@ def existing_release(context: Context, parameters: RetrainParameters, dataset: A
 
 
 def release(context: Context, planned: PlannedRelease, settings: BundleParameters) -> Released:
-    """Releases a plan, or resumes or returns the release that the plan already has.
-
-    Raises:
-        BudgetRefused: the budget does not allow it, or an audit contradicts the claim.
-        StorageError: the release was burned, or what is on the disk is not what the ledger recorded.
-    """
+    """Releases a plan, or resumes or returns the release that the plan already has."""
     with (
         private_errors("release"),
         progress.report_failures("release"),

@@ -60,9 +60,6 @@ class Selection(BaseModel, frozen=True, extra="forbid"):
         Args:
             fingerprint: of the records.
             weighted: the candidate is a posterior with risk weights.
-
-        Raises:
-            StorageError: the data set or the fit is gone, or was changed.
         """
         for ref in (made.dataset, made.fitted):
             context.store.open(ref)
