@@ -49,7 +49,7 @@ def show(
     """
     if release is not None:
         return _show_release(place.open(), release, as_json=as_json)
-    from storage.ledger.report import budget_json
+    from storage.ledger.report import budget_json, revocation_text
 
     ledger = place.open()
     rows = ledger.rows() if every else ledger.current()
@@ -58,6 +58,8 @@ def show(
         return _print_json({"rows": [row.as_json() for row in rows], "budget": budget_json(lines)})
     shown = rows if every else [row for row in rows if row.kind == "release"]
     say(f"{'Rows' if every else 'Releases'} in {ledger.database.name} (policy {ledger.policy().name})\n")
+    for revoked in sorted(ledger.revoked()):
+        say_prose(f"Release {revoked}: {revocation_text(ledger, revoked)}\n")
     if shown:
         print_table(row_columns(shown, ledger.revoked(), numbered=every))
     else:
@@ -79,18 +81,9 @@ def _show_release(ledger: Ledger, release: str, *, as_json: bool) -> None:
         stated["charges"] = [charge.as_json() for charge in ledger.charges(release)]
         stated["history"] = [row.as_json() for row in ledger.history(release)]
         return _print_json({**current.as_json(), **stated})
-    from storage.bundle.registry import handovers
-    from storage.ledger.report import describe
+    from storage.ledger.report import describe, revocation_text
 
-    revoked = (
-        ""
-        if revocation is None
-        else f"REVOKED on {revocation.recorded_at[:10]}: {revocation.details['reason'].rstrip('.')}."
-    )
-    say_prose(f"Release {release}: {revoked + ' Do not use or share it.' if revoked else current.state}\n")
-    partners = sorted({one.partner for one in handovers(ledger) if one.release_id == release})
-    if partners or revocation is not None:
-        say_prose(f"Shared with: {', '.join(partners) or 'no one'}.\n")
+    say_prose(f"Release {release}: {revocation_text(ledger, release) or current.state}\n")
     for line in release_text(describe(ledger, release), width=min(Console().width, 110)):
         say(line)
     say("\nEvery field: --json")

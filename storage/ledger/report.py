@@ -16,7 +16,7 @@ from storage.figures import delta_text, epsilon_text, escape
 from storage.ledger import chain
 from storage.ledger.amounts import short
 from storage.ledger.budget import BudgetLine, Charge
-from storage.ledger.models import Mark
+from storage.ledger.models import Mark, Row
 from storage.ledger.reader import LedgerReader
 
 Section = Sequence[tuple[str, str]]
@@ -40,14 +40,14 @@ _STATE = {
 
 def describe(ledger: LedgerReader, release_id: str) -> dict[str, Section]:
     release, history = ledger.state().release(release_id), ledger.history(release_id)
-    row, revoked = release.row, release.revoked
+    row, revoked = release.row, revocation_text(ledger, release_id)
     tree = {True: "with uncommitted changes", False: "clean", None: "unknown"}[row.code_dirty]
     unit = f"{row.privacy_unit}, of at most {row.max_records_per_unit or 1} records"
     relation = {"replace-one": "replaced", "add-remove": "added or removed"}.get(row.neighbouring_relation or "", "–")
     sections: dict[str, Section] = {
         "What": _present(
-            state=f"{row.state}: {_STATE[row.state]}",
-            revoked=None if revoked is None else f"{revoked.recorded_at[:10]}, {revoked.details.get('reason', '')}",
+            state=revoked or f"{row.state}: {_STATE[row.state]}", was=row.state if revoked else None,
+            shared_with=", ".join(_holders(history)),
             mechanism=row.mechanism, population=row.population, label=row.label, cohorts=", ".join(row.cohorts),
             records=f"about {row.records_rounded}", supersedes=row.supersedes, reason=row.reason,
         ),
@@ -74,6 +74,22 @@ def describe(ledger: LedgerReader, release_id: str) -> dict[str, Section]:
         ],
     }  # fmt: skip
     return sections
+
+
+def _holders(history: Sequence[Row]) -> list[str]:
+    return sorted({str(row.details.get("partner")) for row in history if row.kind == "handover"})
+
+
+def revocation_text(ledger: LedgerReader, release_id: str) -> str:
+    """Says that a release was revoked, when, why and who has the bundle; empty of one that was not."""
+    revoked, history = ledger.revocation(release_id), ledger.history(release_id)
+    if revoked is None:
+        return ""
+    holders = _holders(history)
+    return (
+        f"REVOKED on {revoked.recorded_at[:10]}: {str(revoked.details.get('reason', '')).rstrip('.')}. Do not use or "
+        f"share it. Shared with: {', '.join(holders) or 'no one'}."
+    )
 
 
 def _present(**fields: Any) -> Section:

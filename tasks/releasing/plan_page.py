@@ -23,6 +23,7 @@ from storage.ledger.composition import total
 from storage.ledger.content import plan_content
 from storage.ledger.records import RecordSet
 from storage.ledger.registry import other_population_names, overlapping_releases
+from storage.ledger.report import revocation_text
 from storage.paths import Workspace
 from tasks.bundle.sentences import sentences_of
 from tasks.bundle.texts import describe_encoder
@@ -81,8 +82,8 @@ class PlanPage:
     assumed: tuple[Mapping[str, str], ...]
     released: Row | None = None
     """The ledger's row of its release, where it has one."""
-    revoked: Row | None = None
-    """The ledger's row of that release's revocation."""
+    revoked: str = ""
+    """When and why that release was revoked, and who has it."""
 
     @property
     def title(self) -> str:
@@ -92,15 +93,14 @@ class PlanPage:
     def verdict(self) -> Verdict:
         """Returns the worst verdict of the answers; of a release nothing is left to decide, unless it was revoked."""
         if self.released is not None:
-            return "fine" if self.revoked is None else "warning"
+            return "warning" if self.revoked else "fine"
         verdicts = {answer.verdict for answer in self.answers}
         return "warning" if "warning" in verdicts else "investigate" if "investigate" in verdicts else "fine"
 
     @property
     def summary(self) -> str:
-        if self.released is not None and self.revoked is not None:
-            day, reason = self.revoked.recorded_at[:10], self.revoked.details["reason"]
-            return f"release {self.released.release_id} was REVOKED on {day}: {reason}"
+        if self.released is not None and self.revoked:
+            return f"release {self.released.release_id}: {self.revoked}"
         if self.released is not None:
             at = f"{self.released.release_id}, {self.released.state} {self.released.recorded_at[:10]}"
             return f"released already ({at}); nothing has to be decided"
@@ -145,7 +145,7 @@ def page_of(plan: CheckedPlan, status: ApprovalStatus, *, file: str, context: Pl
         _decision(status, file),
     ]
     assumed = tuple(one for one in statements if one["status"] == "assumed")
-    revoked = None if plan.released is None else ledger.revocation(str(plan.released.release_id))
+    revoked = "" if plan.released is None else revocation_text(ledger, str(plan.released.release_id))
     return PlanPage(planned, status, file, tuple(answers), assumed, plan.released, revoked)
 
 

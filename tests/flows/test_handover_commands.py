@@ -107,7 +107,9 @@ def test_the_house_does_not_code_with_what_it_revoked(sealed: Sealed, tmp_path: 
     status, _, answered_by = run("code", text, *bundle, *home)
     assert (status, answered_by.startswith(f"model {release} (demo, ")) == (0, True)
     run("revoke", release, "--reason", "an error in the list", "--out", tmp_path / "r.json", *home)
-    assert "revoked" in run("ledger", "show", *home)[1]
+    listed = run("ledger", "show", *home)[1]
+    assert listed.index(f"Release {release}: REVOKED on") < listed.index("population")
+    assert "REVOKED on" in run("ledger", "export", "page", "--release", release, *home)[1].split("mechanism")[0]
     shown = run("ledger", "show", release, *home)[1]
     assert shown.startswith(f"Release {release}: REVOKED")
     assert "an error in the list. Do not use or share it. Shared with: Statistics Office." in " ".join(shown.split())
