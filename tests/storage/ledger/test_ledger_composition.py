@@ -242,7 +242,7 @@ def test_a_forecast_says_how_many_more_fit(sqlite_site, rule):
     cap = ledger.policy().cap("injuries", "2023", "formal")
     before = forecast(Account("injuries", "2023", "formal"), cap, Decimal(1), Decimal("0.000001"))
     ledger.reserve(planned("k0"))
-    after = next(BudgetLine(line.account, cap).further for line in ledger.budget() if line.used)
+    after = next(BudgetLine(line.account, cap).further or 0 for line in ledger.budget() if line.used)
     assert before == after + 1 > 10
     for number in range(after):
         ledger.reserve(planned(f"more {number}"))
