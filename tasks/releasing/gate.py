@@ -86,7 +86,7 @@ def _lacks_audit(plan: CheckedPlan, measurement: Measurement | None) -> str | No
     if not usual:
         why = f"was not audited at a confidence of {USUAL_CONFIDENCE:g} or less"
     elif not reran:
-        why = "was audited without reruns of its mechanism (--trials 0)"
+        why = "was audited without repeating its mechanism (--trials 0)"
     else:
         most = max(one.reach for one in reran)
         why = f"was audited without result: {describe_reach(most, of_one_record(claim))}"
