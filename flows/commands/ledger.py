@@ -81,9 +81,11 @@ def _show_release(ledger: Ledger, release: str, *, as_json: bool) -> None:
         stated["charges"] = [charge.as_json() for charge in ledger.charges(release)]
         stated["history"] = [row.as_json() for row in ledger.history(release)]
         return _print_json({**current.as_json(), **stated})
-    from storage.ledger.report import describe, revocation_text
+    from storage.ledger.report import describe, revocation_text, shared_text
 
     say_prose(f"Release {release}: {revocation_text(ledger, release) or current.state}\n")
+    if revocation is None and any(row.kind == "handover" for row in ledger.history(release)):
+        say_prose(f"{shared_text(ledger, release)}\n")
     for line in release_text(describe(ledger, release), width=min(Console().width, 110)):
         say(line)
     say("\nEvery field: --json")

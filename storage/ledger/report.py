@@ -16,7 +16,7 @@ from storage.figures import delta_text, epsilon_text, escape
 from storage.ledger import chain
 from storage.ledger.amounts import short
 from storage.ledger.budget import BudgetLine, Charge
-from storage.ledger.models import Mark, Row
+from storage.ledger.models import Mark
 from storage.ledger.reader import LedgerReader
 
 Section = Sequence[tuple[str, str]]
@@ -47,7 +47,6 @@ def describe(ledger: LedgerReader, release_id: str) -> dict[str, Section]:
     sections: dict[str, Section] = {
         "What": _present(
             state=revoked or f"{row.state}: {_STATE[row.state]}", was=row.state if revoked else None,
-            shared_with=", ".join(_holders(history)),
             mechanism=row.mechanism, population=row.population, label=row.label, cohorts=", ".join(row.cohorts),
             records=f"about {row.records_rounded}", supersedes=row.supersedes, reason=row.reason,
         ),
@@ -76,20 +75,19 @@ def describe(ledger: LedgerReader, release_id: str) -> dict[str, Section]:
     return sections
 
 
-def _holders(history: Sequence[Row]) -> list[str]:
-    return sorted({str(row.details.get("partner")) for row in history if row.kind == "handover"})
+def shared_text(ledger: LedgerReader, release_id: str) -> str:
+    """Says who has the bundle of a release."""
+    handovers = [row for row in ledger.history(release_id) if row.kind == "handover"]
+    return f"Shared with: {', '.join(sorted({str(row.details.get('partner')) for row in handovers})) or 'no one'}."
 
 
 def revocation_text(ledger: LedgerReader, release_id: str) -> str:
     """Says that a release was revoked, when, why and who has the bundle; empty of one that was not."""
-    revoked, history = ledger.revocation(release_id), ledger.history(release_id)
+    revoked = ledger.revocation(release_id)
     if revoked is None:
         return ""
-    holders = _holders(history)
-    return (
-        f"REVOKED on {revoked.recorded_at[:10]}: {str(revoked.details.get('reason', '')).rstrip('.')}. Do not use or "
-        f"share it. Shared with: {', '.join(holders) or 'no one'}."
-    )
+    why = f"REVOKED on {revoked.recorded_at[:10]}: {str(revoked.details.get('reason', '')).rstrip('.')}."
+    return f"{why} Do not use or share it. {shared_text(ledger, release_id)}"
 
 
 def _present(**fields: Any) -> Section:
