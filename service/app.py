@@ -255,13 +255,11 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
 
 
 def _review_page(coder: Coder) -> str:
-    """Returns the page with its style and scripts inside, whose digests the policy of content names."""
     parts = {name: Markup((_STATIC / name).read_text(encoding="utf-8")) for name in _PARTS}
     return _PAGES.get_template("static/review.html").render(coder=coder, parts=parts, most_rows=files.MOST_ROWS)
 
 
 def _targets(coder: Coder) -> list[tuple[float, float]]:
-    """Returns the accuracies that have a threshold, each with its score."""
     fitted = (coder.thresholds or {}).get("thresholds", ())
     return [(one["target_accuracy"], one["threshold"]) for one in fitted if one["threshold"] is not None]
 
@@ -271,13 +269,10 @@ def _result(coding: Coding) -> dict[str, Any]:
 
 
 def _calibrated_on(coder: Coder) -> str | None:
-    """Returns what the temperature was fitted on."""
     return coder.thresholds["fitted_on"] if coder.thresholds else None
 
 
 def _add_refusals(app: FastAPI) -> None:
-    """Refuse with the wrong field and the reason only; FastAPI's answer would repeat the narrative."""
-
     @app.exception_handler(RequestValidationError)
     async def refuse(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
@@ -291,8 +286,6 @@ def _add_refusals(app: FastAPI) -> None:
 
 
 def _content_policy(page: str) -> str:
-    """Allows only the script and style of the page, and requests to this service."""
-
     def hashes(tag: str) -> str:
         texts = re.findall(rf"<{tag}>(.*?)</{tag}>", page, flags=re.DOTALL)
         return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in texts)

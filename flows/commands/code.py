@@ -194,7 +194,6 @@ def code(
 
 
 def _require_consistent(narratives: list[str] | None, files: FileOptions, review: ReviewOptions) -> None:
-    """Refuse options that contradict each other or are incomplete."""
     if bool(narratives) == (files.data is not None):
         raise InputError("no narratives, or two sources. Give narratives as arguments, or a file with --data.")
     if files.data is not None and files.out is None:
@@ -208,7 +207,6 @@ def _require_consistent(narratives: list[str] | None, files: FileOptions, review
 
 
 def _survey(data: Path, files: FileOptions, records: Narratives, prefixes: Sequence[str]) -> Table:
-    """Reads the input to its end, so that its faults show before a model is loaded."""
     from storage.tables.reader import survey
     from storage.tables.writer import output_kind
     from tasks.coding.columns import USUAL, require_free
@@ -231,7 +229,6 @@ def _survey(data: Path, files: FileOptions, records: Narratives, prefixes: Seque
 def _say_answers(
     texts: Sequence[str], bundles: Bundles, thresholds: Mapping[str, float | None], top_k: int, *, as_json: bool
 ) -> None:
-    """Prints the answers to each narrative; of several bundles under the name of each."""
     coded = {
         prefix: coder.code(texts, top_k=top_k, threshold=thresholds[prefix]) for prefix, coder in bundles.coders.items()
     }
@@ -289,7 +286,6 @@ def _spread(
     levels: str,
     engine: str,
 ) -> Callable[[], object]:
-    """Returns the call that has workers code the job's pieces."""
     from tasks.coding.spread import spread
     from tasks.running import progress
 

@@ -128,7 +128,6 @@ def serve(
 
 
 def _require_free(host: str, port: int) -> None:
-    """Try the port before a model is loaded; the server reports other faults of it."""
     try:
         for family, *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             with socket.socket(family, socket.SOCK_STREAM) as probe:

@@ -138,7 +138,6 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _join_merges(path: Path) -> None:
-    """Writes the merges of byte pairs as texts: every version of tokenizers reads those, and lists from 0.20 on."""
     content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     merges = content.get("model", {}).get("merges")
     if merges and all(isinstance(pair, list) and not any(" " in part for part in pair) for pair in merges):
@@ -150,7 +149,6 @@ _ORIGIN = {"_name_or_path", "name_or_path", "local_files_only", "is_local"}
 
 
 def _forget_origin(path: Path) -> None:
-    """Leave no folder or host name of the training machine in a saved configuration."""
     if path.is_file():
         content = json.loads(path.read_text())
         remaining = {k: v for k, v in content.items() if k not in _ORIGIN}

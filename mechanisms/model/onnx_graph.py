@@ -103,7 +103,6 @@ def graph(released: Released, folder: Path, *, int8: bool = False) -> bytes:
 
 
 def _traced(released: Released, names: Sequence[str], *, int8: bool) -> Any:
-    """Traces the passes from token ids to logits; unless in eight bits, weights are inputs."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -135,7 +134,6 @@ def _traced(released: Released, names: Sequence[str], *, int8: bool) -> Any:
 
 
 def _weights(names: Sequence[str], folder: Path) -> tuple[list[Any], list[Any]]:
-    """Returns the weights of a graph as places in the folder's files, and the nodes that widen those in bfloat16."""
     from onnx import TensorProto, helper
 
     files = {"model.safetensors": ("model.", "")}

@@ -184,7 +184,6 @@ def _tokens(
 
 
 def _spelled(g: Nodes, words: str, characters: Mapping[str, str]) -> str:
-    """Returns words with some characters replaced, string [words]."""
     signs = g.head(g.split(words, separators=[""]), 128, 1)
     unlisted = "\x01"
     replaced = g.lookup(signs, characters, unlisted)
@@ -198,7 +197,6 @@ def _spelled(g: Nodes, words: str, characters: Mapping[str, str]) -> str:
 
 
 def _pieces(g: Nodes, words: str, model: Mapping[str, Any], ids: Mapping[str, int]) -> str:
-    """Returns the ids of each word's pieces, int64 [words, most pieces], filled up with -1."""
     mark = model["continuing_subword_prefix"]
     longest = max(len(piece.removeprefix(mark)) for piece in model["vocab"])
     signs = g.split(words, separators=[""])
@@ -248,7 +246,6 @@ def _pieces(g: Nodes, words: str, model: Mapping[str, Any], ids: Mapping[str, in
 
 
 def _words(g: Nodes, texts: str, table: Mapping[str, Sequence[tuple[int, int]]], columns: int) -> str:
-    """Returns the lexicon's block, float32 [texts, columns]."""
     matched = g.split(texts, tokenexp=f"[{_ranges(_letters())}]{{3,}}")
     distinct, _, places, _ = g("Unique", g("Reshape", matched, np.array([-1])), outputs=4, sorted=0)
     rows = g.lookup(_spelled(g, distinct, _lower()), {word: row for row, word in enumerate(table)}, -1)
@@ -277,7 +274,6 @@ def _words(g: Nodes, texts: str, table: Mapping[str, Sequence[tuple[int, int]]],
 
 @lru_cache(maxsize=2)
 def _characters(tokenizer: str) -> tuple[dict[str, str], str]:
-    """Returns what BERT's tokenizer replaces characters by, and an expression for its words, as it shows on each."""
     from tokenizers import Tokenizer
 
     loaded: Any = Tokenizer.from_str(tokenizer)
@@ -306,7 +302,6 @@ def _points(ranges: str) -> Iterable[int]:
 
 @lru_cache(maxsize=1)
 def _letters() -> tuple[int, ...]:
-    """Returns the code points of the letters of `lexicon.words_of`."""
     return tuple(point for point in range(0x30000) if re.fullmatch(r"[^\W\d_]", chr(point)))
 
 
@@ -315,7 +310,6 @@ def _lower() -> dict[str, str]:
 
 
 def _ranges(points: Iterable[int]) -> str:
-    """Returns code points as ranges of a regular expression."""
     ranges: list[list[int]] = []
     for point in sorted(points):
         if ranges and ranges[-1][1] == point - 1:

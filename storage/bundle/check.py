@@ -72,7 +72,6 @@ def check(folder: Path, trust: Trust | None, *, unsigned: bool = False) -> Verif
 
 
 def _signing_key(folder: Path, root: Root) -> EllipticCurvePublicKey:
-    """Returns the key of the root whose signature a bundle has, the one that it claims first."""
     if not (folder / SIGNATURE).is_file():
         raise UnsoundBundle(SIGNATURE, "is missing: the bundle is not signed")
     keys, claimed = root.sealing_keys(claimed_release(folder) or ""), sealed_by(folder)

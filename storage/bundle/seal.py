@@ -90,7 +90,6 @@ def _claim(folder: Path, part: str, name: str) -> str | None:
 
 
 def _is_current(folder: Path, proof: dict[str, object], signer: Signer | None) -> bool:
-    """Returns whether the seal has this row and signer. The head's signature, new each time, is ignored."""
     try:
         current = json.loads((folder / PROOF).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -105,7 +105,6 @@ def verify_signature(folder: Path, key: EllipticCurvePublicKey) -> None:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Returns the SHA-256 of every file but the signature, by name, in the order of the names."""
     names = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not path.is_dir()}
     if links := [name for name, path in names.items() if path.is_symlink()]:
         raise UnsoundBundle(links[0], "is a link. Only regular files may leave")
@@ -113,7 +112,6 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def _statement(name: str, digests: dict[str, str]) -> dict[str, Any]:
-    """Returns what is signed, as model signing 1.0 has it."""
     every = hashlib.sha256(bytes.fromhex("".join(digests.values()))).hexdigest()
     return {
         "_type": "https://in-toto.io/Statement/v1",
@@ -132,7 +130,6 @@ def _statement(name: str, digests: dict[str, str]) -> dict[str, Any]:
 
 
 def _envelope(payload: bytes) -> bytes:
-    """Returns the bytes that a DSSE envelope's signature is over (its protocol, version 1)."""
     return b"DSSEv1 %d %s %d %s" % (len(_PAYLOAD), _PAYLOAD.encode(), len(payload), payload)
 
 

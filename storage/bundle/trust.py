@@ -172,7 +172,6 @@ class Trust:
         return roots[-1]
 
     def _remember(self, pinned: Root, roots: Sequence[Root]) -> None:
-        """Refuses a chain without the root that was accepted last; remembers the newest."""
         base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
         folder = self.state or base / "autocoder" / roots[0].digest[:16]
         file = folder / "newest.json"

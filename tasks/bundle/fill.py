@@ -185,7 +185,6 @@ def _write_graphs(folder: Path, model: ModelConfig, texts: Sequence[str], *, int
 
 
 def _sizes(folder: Path) -> dict[str, float]:
-    """Returns the MB of files and folders at the top of a bundle, those of a tenth and more."""
     sizes: dict[str, float] = defaultdict(float)
     for file in folder.rglob("*"):
         if file.is_file():

@@ -44,7 +44,6 @@ def logits_from(released: Released, features: Tensor, texts: Sequence[str]) -> T
 
 
 def _features(released: Released, texts: Sequence[str], folder: Path, encoder: str) -> Tensor:
-    """Returns the stored features of these texts, float32 [n, width]; computes them once."""
     file = folder / f"{_key(released, texts, encoder)[:32]}.safetensors"
     try:
         return checkpoint.load(file)[0]["features"]
@@ -87,7 +86,6 @@ def key_of_packaged(texts: Sequence[str], encoder: str) -> str:
 
 
 def _key(released: Released, texts: Sequence[str], encoder: str) -> str:
-    """Returns a digest of encoder, tokenizer, texts and what computes them here."""
     return digest(
         {
             "encoder": encoder,

@@ -42,7 +42,6 @@ def statement(
 
 
 def _epsilon_replaced(row: Row) -> float | None:
-    """Returns the epsilon of one unit's values replaced, for a formal claim; None where nothing finite is known."""
     if row.guarantee_kind != "formal" or row.event is None or row.epsilon is None:
         return None
     if row.neighbouring_relation == "replace-one":

@@ -44,13 +44,11 @@ def own_texts(codes: Sequence[Code], facts: Mapping[str, Any], encoder: str) -> 
 
 
 def _visible(text: str) -> str:
-    """Writes out every character that a reader would not see, so that who signs a text has read all of it."""
     seen = _UNSEEN.sub(lambda unseen: _escape(unseen[0]), text.replace("\\", "\\\\"))
     return "".join(c if c.isprintable() else _escape(c) for c in seen)
 
 
 def _escape(character: str) -> str:
-    """Returns a character's number as Python writes it."""
     return f"\\u{ord(character):04x}" if character <= "\uffff" else f"\\U{ord(character):08x}"
 
 
@@ -85,7 +83,6 @@ def describe_encoder(encoder: str, sha256: str) -> str:
 
 
 def _texts_of_encoder(encoder: str) -> Iterator[str]:
-    """Yields added tokens and settings of an encoder that no one reviewed, where they are more than usual ones."""
     tokens = (str(token) for token in encoder_files.load_tokenizer(encoder).added_tokens_decoder.values())
     yield from (f"token of the encoder: {token}" for token in tokens if not _SPECIAL.fullmatch(token))
     for one in sorted(set(encoder_files.settings(encoder)) - LIBRARY_SETTINGS):

@@ -169,6 +169,5 @@ def _fill(source: Path, folder: Path, key: Path, roots: Path | None, own: OwnRec
 
 
 def _reached(accuracy: float | None, fitted: Mapping[str, Any] | None) -> bool:
-    """Returns whether a score reaches an accuracy with confidence."""
     entries = [] if fitted is None else fitted["thresholds"]
     return any(entry["target_accuracy"] == accuracy and entry["threshold"] is not None for entry in entries)

@@ -44,7 +44,6 @@ class Bundles:
 
     @cached_property
     def _encoders(self) -> list[dict[str, Coder]]:
-        """Groups several coders by encoder, tokenizer and tokens read."""
         from tasks.bundle.public_features import encoder_digest
 
         groups: dict[tuple[Any, ...], dict[str, Coder]] = {}

@@ -274,7 +274,6 @@ def open_bundle(
 
 
 def _load(folder: Path, precision: Precision) -> tuple[str, Scorer]:
-    """Returns release id and model of a bundle: its graph, or, without one, the model in torch."""
     if not (folder / STATEMENT).is_file():
         raise InputError(f"--bundle: {folder} is not a bundle: it has no {STATEMENT}.")
     try:
@@ -397,7 +396,6 @@ def describe_release(folder: Path) -> str:
 
 
 def _readable_ledger(workspace: Workspace) -> Ledger | None:
-    """Returns the machine's ledger or the workspace's; None without one, or if this process may not read it."""
     url = os.environ.get("AUTOCODER_LEDGER_URL")
     # a partner has none, and need not wait for the libraries of one
     if CLOSED in os.environ or not (url or workspace.ledger.is_file()):
@@ -408,13 +406,11 @@ def _readable_ledger(workspace: Workspace) -> Ledger | None:
 
 
 def _proof_row(folder: Path) -> dict[str, Any]:
-    """Returns the ledger's row in a bundle's proof; empty without one."""
     row = _json(folder / PROOF).get("row")
     return row if isinstance(row, dict) else {}
 
 
 def _json(file: Path) -> dict[str, Any]:
-    """Returns the content of a JSON file of a bundle; empty if it is missing."""
     if not file.is_file():
         return {}
     try:

@@ -91,7 +91,6 @@ def explain(coder: Coder, text: str, codes: Sequence[str]) -> Explanation:
 
 
 def _by_word(lexicon: Lexicon, words: Sequence[str], added: Tensor) -> list[float]:
-    """Shares out what the features [1, columns] added among the words that have them, by occurrence."""
     batches = [words[start : start + _AT_ONCE] for start in range(0, len(words), _AT_ONCE)]
     total = sum((lexicon.words(batch).sum(0) for batch in batches), torch.zeros(lexicon.columns))
     each = torch.where(total == 0, 0.0, added[0].detach() / torch.where(total == 0, 1.0, total))
@@ -99,7 +98,6 @@ def _by_word(lexicon: Lexicon, words: Sequence[str], added: Tensor) -> list[floa
 
 
 def _forward(model: nn.Module, tokens: Any, words: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Returns the logits [codes] and the embeddings of the tokens [1, tokens, width] that they depend on."""
     encoder: Any = model.encoder if isinstance(model, MeanPooled) else model
     embedded: list[Tensor] = []
 
