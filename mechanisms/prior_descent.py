@@ -11,7 +11,7 @@ linear layer on the encoder's own features. A head that does not start at titles
 the classes along that direction.
 
 **Exact arithmetic.** The steps sum integers and add rounded Gaussian noise (`mechanisms.descent.exact_sums`,
-`mechanisms.privacy.exact_normal`): the claim covers the bits that are released.
+`mechanisms.privacy.exact_normal`): the claim covers the bits that are released. Any number of threads gives the same.
 
 **How long to descend.** What is set is the noise nu that a parameter may have at the end, as a standard deviation; the
 rate follows from it and from the plan's event (`mechanisms.descent.noisy_descent.rate_for_noise`). So more records, or
@@ -34,7 +34,6 @@ from mechanisms.descent.exact_sums import Scores
 from mechanisms.descent.keyed_state import KeyedState, fit_classifier
 from mechanisms.descent.noisy_descent import ClippedSum, Momentum, NoisyDescent, rate_for_noise
 from mechanisms.mechanism import ClassifierModel, Descending, Fitted, Plan, Records, Run, Task, registered
-from mechanisms.model import threads
 from mechanisms.model.config import Positive
 from mechanisms.model.inputs import Inputs
 from mechanisms.model.linear_head import features_of, linear_head
@@ -76,16 +75,16 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
         exact_sums.require_room(len(records.labels), self.l2_clip_norm)
         head, descent_event, device = linear_head(classifier), descent_of(event), classifier.device
         inputs, labels = records.inputs, records.labels.to(device)
-        features = exact_sums.on_grid(features_of(inputs).to(device))
         (segment,) = descent_event.segments
-        about = torch.zeros(features.shape[1]) if classifier.centre is None else classifier.centre
-        centre = about.double().mul(2.0**exact_sums.FEATURE_BITS).round().to(device)
-        mean = (centre * 2.0**-exact_sums.FEATURE_BITS).float()
+        about = torch.zeros(features_of(inputs).shape[1]) if classifier.centre is None else classifier.centre
+        centre = about.to(device).float().mul(2.0**exact_sums.FEATURE_BITS).round()
+        features = exact_sums.on_grid(features_of(inputs).to(device), centre)
+        mean = centre * 2.0**-exact_sums.FEATURE_BITS
 
         def descend(state: KeyedState) -> None:
             def sum_over(some: Inputs, given: Tensor, _: float | None) -> ClippedSum:
-                own = features if some is inputs else exact_sums.on_grid(features_of(some).to(device))
-                scores = Scores(own, centre, given.to(device))
+                own = features if some is inputs else exact_sums.on_grid(features_of(some).to(device), centre)
+                scores = Scores(own, given.to(device))
 
                 def clipped_sum(theta: Tensor, step: int, _: NoiseSegment, out: Tensor, tally: Tensor) -> None:
                     for residuals, values, losses in exact_sums.residuals(scores, theta):
@@ -106,10 +105,9 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
                 witness=run.witness,
                 progress=run.progress,
             )
-            with threads.fitting(records.inputs):
-                update = Momentum(start, rate=rate, momentum=self.momentum)
-                step_sum = sum_over(inputs, labels, None)
-                rows = descent.run(update, step_sum, sum_over=sum_over, divisor=plan.records)
+            update = Momentum(start, rate=rate, momentum=self.momentum)
+            step_sum = sum_over(inputs, labels, None)
+            rows = descent.run(update, step_sum, sum_over=sum_over, divisor=plan.records)
             with torch.no_grad():
                 head.weight.copy_(rows[:, :-1])
                 head.bias.copy_(rows[:, -1] - rows[:, :-1] @ mean)

@@ -42,10 +42,19 @@ _INSIDE = 1 - 2.0**-40
 _BLOCK = 512
 
 
-def on_grid(features: Tensor, *, bits: int = FEATURE_BITS) -> Tensor:
-    """Returns features as integers int16, each coordinate cut to what 16 bits hold; one that is not finite is 0."""
-    scaled = torch.nan_to_num(features.double(), nan=0.0, posinf=0.0, neginf=0.0).mul_(2.0**bits).round_()
-    return scaled.clamp_(-_LARGEST_FEATURE, _LARGEST_FEATURE).to(torch.int16)
+def on_grid(features: Tensor, centre: Tensor | None = None) -> Tensor:
+    """Returns features and the constant 1 as integers int16 [n, width + 1].
+
+    Each coordinate is cut to what 16 bits hold, before and after the centre is subtracted; one that is not finite is 0.
+
+    Args:
+        centre: integers [width]; None: zeros.
+    """
+    scaled = torch.nan_to_num(features.float(), nan=0.0, posinf=0.0, neginf=0.0).mul_(2.0**FEATURE_BITS).round_()
+    scaled.clamp_(-_LARGEST_FEATURE, _LARGEST_FEATURE)
+    if centre is not None:
+        scaled.sub_(centre).clamp_(-_LARGEST_FEATURE, _LARGEST_FEATURE)
+    return torch.cat([scaled.to(torch.int16), torch.full_like(scaled[:, :1], 1 << FEATURE_BITS, dtype=torch.int16)], 1)
 
 
 def sum_std(noise_multiplier: float, norm: float, *, bits: int) -> Fraction:
@@ -55,24 +64,18 @@ def sum_std(noise_multiplier: float, norm: float, *, bits: int) -> Fraction:
 
 @dataclass(frozen=True)
 class Scores:
-    """The records' centred features on the grid, and their labels, block by block.
+    """The records' features on the grid (`on_grid`), and their labels, block by block.
 
-    features: int16 [n, width]. centre: float64 of integers [width], what is subtracted from each record.
     labels: int64 [n].
     """
 
     features: Tensor
-    centre: Tensor
     labels: Tensor
 
     def blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields centred features and the constant 1, float64 of integers [b, width + 1], and labels."""
+        """Yields features, float64 of integers [b, width + 1], and labels."""
         for start in range(0, len(self.labels), _BLOCK):
-            place = slice(start, start + _BLOCK)
-            values = self.features[place].double() - self.centre
-            values.clamp_(-_LARGEST_FEATURE, _LARGEST_FEATURE)
-            constant = torch.full((len(values), 1), 2.0**FEATURE_BITS, dtype=torch.float64, device=values.device)
-            yield torch.cat([values, constant], 1), self.labels[place]
+            yield self.features[start : start + _BLOCK].double(), self.labels[start : start + _BLOCK]
 
 
 def residuals(scores: Scores, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -85,7 +88,7 @@ def residuals(scores: Scores, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Te
     unit = 2.0 ** (_SCORE_BITS - FEATURE_BITS - _WEIGHT_BITS)
     for values, labels in scores.blocks():
         products = values @ weights.T
-        differences = (products.amax(1, keepdim=True) - products).mul_(unit)
+        differences = products.neg_().sub_(products.amin(1, keepdim=True)).mul_(unit)
         shares = table[differences.clamp_(max=len(table) - 1).long()]
         shares /= shares.sum(1, keepdim=True)
         residual = shares.mul_(2.0**RESIDUAL_BITS).trunc_()
@@ -102,7 +105,7 @@ def clipped_outer_sum(left: Tensor, right: Tensor, *, norm: float, out: Tensor) 
         left: float64 of integers [b, l], in units of 2^-RESIDUAL_BITS; it is cut, towards zero.
         right: float64 of integers [b, r], in units of 2^-FEATURE_BITS.
     """
-    lengths = _root(left.square().sum(1)) * _root(right.square().sum(1))
+    lengths = _lengths(left) * _lengths(right)
     out.addmm_((left * clip_factors(lengths, norm * 2.0**SUM_BITS)[:, None]).trunc_().T, right)
 
 
@@ -116,11 +119,11 @@ def require_room(records: int, norm: float) -> None:
         raise MechanismError(f"{records} records are more than exact sums hold: lower the clip, or split the records")
 
 
-def _root(squares: Tensor) -> Tensor:
+def _lengths(rows: Tensor) -> Tensor:
     """Returns correctly rounded square roots: torch's own on a processor may be its maths library's, which are not."""
-    if squares.device.type == "cpu":
-        return torch.from_numpy(np.sqrt(squares.numpy()))
-    return squares.sqrt()
+    if rows.device.type == "cpu":
+        return torch.from_numpy(np.sqrt(np.einsum("ij,ij->i", rows.numpy(), rows.numpy())))
+    return rows.square().sum(1).sqrt()
 
 
 def clip_factors(lengths: Tensor, norm: float) -> Tensor:

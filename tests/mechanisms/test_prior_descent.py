@@ -92,7 +92,7 @@ def test_a_record_moves_a_step_by_at_most_its_clip() -> None:
     rows = torch.cat([TITLES, torch.zeros(CLASSES, 1)], 1)
 
     def gradient(keep: Tensor) -> Tensor:
-        scores = Scores(exact_sums.on_grid(features[keep]), torch.zeros(WIDTH, dtype=torch.float64), labels[keep])
+        scores = Scores(exact_sums.on_grid(features[keep]), labels[keep])
         total = torch.zeros((CLASSES, WIDTH + 1), dtype=torch.float64)
         for left, right, _ in exact_sums.residuals(scores, rows):
             exact_sums.clipped_outer_sum(left, right, norm=1.0, out=total)

@@ -26,7 +26,7 @@ def records(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 
 def gradient(features: Tensor, labels: Tensor, rows: Tensor, *, clip: float = 1.0) -> Tensor:
     total = torch.zeros(rows.shape, dtype=torch.float64)
-    for left, right, _ in residuals(Scores(features, torch.zeros(WIDTH, dtype=torch.float64), labels), rows):
+    for left, right, _ in residuals(Scores(features, labels), rows):
         clipped_outer_sum(left, right, norm=clip, out=total)
     return total
 
@@ -34,7 +34,7 @@ def gradient(features: Tensor, labels: Tensor, rows: Tensor, *, clip: float = 1.
 def test_it_is_the_clipped_gradient() -> None:
     """Against float64 softmax residuals: the grid moves the sum by less than a hundredth of its norm."""
     features, labels, rows = records()
-    z = torch.cat([features.double() * 2.0**-FEATURE_BITS, torch.ones(RECORDS, 1)], 1)
+    z = features.double() * 2.0**-FEATURE_BITS
     residual = (z @ rows.double().T).softmax(1)
     residual[torch.arange(RECORDS), labels] -= 1
     norms = residual.norm(dim=1) * z.norm(dim=1)
