@@ -113,7 +113,6 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
                 seed=run.seed,
                 purpose=TABLE[name].purpose,
                 weights=weights,
-                precision=config.precision,
             )
             figures.update(loss=losses[-1], losses=losses, draws=draws, sensitivity=measured.sensitivity)
             return measured.risk

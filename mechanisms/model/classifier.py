@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from functools import partial
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -40,9 +40,6 @@ from mechanisms.model.linear import fast_linear
 from mechanisms.model.precision import computing, resolved
 from mechanisms.model.seeding import seeded
 from mechanisms.model.threads import forward_batch_size, forward_passes, forward_tokens
-
-if TYPE_CHECKING:
-    from mechanisms.model.rounded import RoundedModel
 
 
 class MeanPooled(nn.Module):
@@ -188,7 +185,7 @@ class Classifier:
             raise TypeError("only trainable part `head` reads features")
         self.whole.eval()
         features = torch.zeros(len(tokens), encoders.width(self.whole), dtype=torch.float32)
-        pool, rounded = self._pool, self._rounded
+        pool = self._pool
         if batch_size is None:
             batches = token_budget_batches(tokens, budget=forward_tokens(self.precision, self.device))
         else:
@@ -196,11 +193,8 @@ class Classifier:
 
         def pooled(index: Tensor) -> tuple[Tensor, Tensor]:
             batch = tokens.batch(index, self.device)
-            with torch.no_grad():
-                if rounded is not None:
-                    return index, rounded.features(batch).cpu()
-                with computing(self.precision, self.device):
-                    return index, pool(batch).float().cpu()
+            with torch.no_grad(), computing(self.precision, self.device):
+                return index, pool(batch).float().cpu()
 
         with forward_passes(tokens, self.device) as over:
             for index, part in over(pooled, batches):
@@ -208,13 +202,6 @@ class Classifier:
                 if on_batch is not None:
                     on_batch(len(index))
         return FeatureInputs(features=features)
-
-    @cached_property
-    def _rounded(self) -> RoundedModel | None:
-        """Returns the frozen encoder in bfloat16, where that is its precision and its layout is known."""
-        from mechanisms.model.rounded import RoundedModel
-
-        return RoundedModel.of(self.whole) if self.precision == "bfloat16" else None
 
     def predict(self, inputs: Inputs, *, batch_size: int | None = None) -> Tensor:
         """Logits of every record, float32 [n, labels], in the records' order."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import BaseModel, Field
 
 from mechanisms.model.config import Positive
@@ -43,11 +41,6 @@ class PseudoPosteriorConfig(BaseModel, frozen=True, extra="forbid", title="Pseud
     reweight: bool = Field(default=True, title="Reweight", description="Apply equation 7 and fit a third time.")
     k: Positive = Field(
         default=0.95, lt=1, title="Constant k of equation 7", description="Of Delta, what reweighting aims at."
-    )
-    precision: Literal["float32", "bfloat16"] = Field(
-        default="float32",
-        title="Precision of the risk pass",
-        description="With bfloat16 the records and draws near the maximum are evaluated again in float32.",
     )
 
 

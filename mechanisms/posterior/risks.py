@@ -13,26 +13,22 @@ Everything streams over draws: memory is O(n + P) however many there are.
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
 from mechanisms.model.classifier import Classifier
-from mechanisms.model.inputs import Batch, Inputs, length_sorted_batches
+from mechanisms.model.inputs import Inputs, length_sorted_batches
 from mechanisms.model.linear import fast_linear
 from mechanisms.model.seeding import generator
-from mechanisms.model.threads import Map, forward_batch_size, forward_passes
+from mechanisms.model.threads import forward_batch_size, forward_passes
 from mechanisms.model.training import Progress
 from mechanisms.posterior import swag
 from mechanisms.posterior.config import PseudoPosteriorConfig
-from mechanisms.posterior.passes import Bfloat16, Float32
 from mechanisms.posterior.rounds import TABLE, RoundName
 
 
@@ -71,9 +67,6 @@ def risk_pass(
     purpose: str,
     weights: Tensor | None = None,
     batch_size: int | None = None,
-    precision: Literal["float32", "bfloat16"] = "float32",
-    so_far: RiskPass | None = None,
-    on_draw: Callable[[int, RiskPass], None] | None = None,
     progress: Progress | None = None,
 ) -> RiskPass:
     """Evaluate |l_i| at every draw in `draws`; draw number s depends on (seed, purpose, s) alone.
@@ -81,30 +74,25 @@ def risk_pass(
     Args:
         labels: int64 [n].
         weights: alpha float32 [n]; with them `draw_maxima` is what the sensitivity is the maximum of.
-        so_far: a pass over the first draws of `draws`, to go on from.
-        on_draw: sees (draws done, pass so far) after each draw, for checkpoints.
     """
     n, device = len(inputs), classifier.device
     alpha = torch.ones(n, device=device) if weights is None else weights.to(device)
     labels = labels.to(device)
-    so_far = so_far or RiskPass(risk=torch.zeros(n), draw_maxima=torch.zeros(0))
-    risk, maxima, done = so_far.risk.to(device, copy=True), torch.zeros(len(draws)), len(so_far.draw_maxima)
-    maxima[:done] = so_far.draw_maxima
+    risk, maxima = torch.zeros(n, device=device), torch.zeros(len(draws))
     original = classifier.flat.clone()
-    half = Bfloat16(classifier, inputs) if precision == "bfloat16" else None
-    passes = half or Float32(classifier, inputs)
-    batches = [(index.to(device), passes.batch(index)) for index in passes.batches(batch_size)]
-    loaded = _Draws(classifier, posterior, seed, purpose, draws)
+    size = batch_size or forward_batch_size(inputs, device)
+    some = length_sorted_batches(inputs, batch_size=size)
+    batches = [(index.to(device), inputs.batch(index, device)) for index in some]
 
     def losses(index_and_batch: tuple[Tensor, Any]) -> tuple[Tensor, Tensor]:
         index, batch = index_and_batch
-        with torch.inference_mode():
-            return index, passes.log_likelihood(batch, labels[index]).neg_()
+        with torch.inference_mode(), fast_linear(device):
+            return index, classifier.log_likelihood(batch, labels[index]).neg_()
 
     try:
         with forward_passes(inputs, device) as over:
-            for position in loaded.load(range(done, len(draws))):
-                passes.reload()
+            for position, draw in enumerate(draws):
+                load_draw(classifier, posterior, seed=seed, purpose=purpose, draw=draw)
                 worst = torch.zeros((), device=device)
                 for index, loss in over(losses, batches):
                     risk[index] = torch.maximum(risk[index], loss)
@@ -112,17 +100,11 @@ def risk_pass(
                 maxima[position] = worst.cpu()
                 if not math.isfinite(maxima[position]):
                     raise MechanismError(
-                        f"a log-likelihood at draw {draws[position]} is not finite: "
+                        f"a log-likelihood at draw {draw} is not finite: "
                         "the posterior is too wide (lower the SGD learning_rate or swag.std_scale)"
                     )
-                if on_draw is not None:
-                    state = RiskPass(risk=risk.to("cpu", copy=True), draw_maxima=maxima[: position + 1].clone())
-                    on_draw(position + 1, state)
                 if progress is not None:
                     progress(position + 1, len(draws))
-            if half is not None:
-                size = batch_size or forward_batch_size(inputs, device)
-                _again_in_float32(half, over, size, labels, alpha, loaded, risk, maxima)
     finally:
         classifier.flat.copy_(original)
     return RiskPass(risk=risk.cpu(), draw_maxima=maxima)
@@ -133,131 +115,6 @@ def load_draw(classifier: Classifier, posterior: swag.Posterior, *, seed: int, p
     normal = swag.seeded_normal(generator(seed, purpose, "draw", draw))
     with torch.no_grad():
         swag.sample(posterior, normal=normal, out=classifier.flat)
-
-
-_AHEAD = 4 << 30
-"""Bytes of normals that may wait in memory for their draw."""
-
-
-@dataclass(frozen=True)
-class _Draws:
-    """Puts the repeatable draws of a pass into the classifier, one after the other.
-
-    A card computes a pass in less time than a core needs for the normals of one draw. So the posterior is on the
-    card where they fit. The normals of the next draws are made and copied meanwhile, each draw's by a core of its
-    own.
-    """
-
-    classifier: Classifier
-    posterior: swag.Posterior
-    seed: int
-    purpose: str
-    draws: range
-
-    def load(self, positions: Sequence[int]) -> Iterator[int]:
-        """Loads the draws at these positions of the range; yields each position once its draw is in place."""
-        near = self._near
-        if near is None:
-            for position in positions:
-                draw = self.draws[position]
-                load_draw(self.classifier, self.posterior, seed=self.seed, purpose=self.purpose, draw=draw)
-                yield position
-            return
-        ahead = max(1, min(torch.get_num_threads(), _AHEAD // (4 * near.mean.numel())))
-        with ThreadPoolExecutor(ahead, thread_name_prefix="draws") as pool:
-            waiting = deque(pool.submit(self._noise, position) for position in positions[:ahead])
-            for number, position in enumerate(positions):
-                drawn = waiting.popleft().result()
-                waiting.extend(pool.submit(self._noise, p) for p in positions[number + ahead : number + ahead + 1])
-                with torch.no_grad():
-                    near.draw(*drawn, out=self.classifier.flat)
-                yield position
-
-    def _noise(self, position: int) -> tuple[Tensor, Tensor]:
-        normal = swag.seeded_normal(generator(self.seed, self.purpose, "draw", self.draws[position]))
-        copying = self._copying
-        z2, z1 = swag.noise(self.posterior, normal=normal, pinned=copying is not None)
-        if copying is None:
-            return z2, z1
-        with torch.cuda.stream(copying):
-            there = z1.to(self.classifier.device, non_blocking=True)
-        copying.synchronize()
-        there.record_stream(torch.cuda.default_stream(self.classifier.device))
-        return z2, there
-
-    @cached_property
-    def _copying(self) -> torch.cuda.Stream | None:
-        """Returns a stream for copies to a CUDA card, which go on while it computes."""
-        device = self.classifier.device
-        return torch.cuda.Stream(device) if device.type == "cuda" else None
-
-    @cached_property
-    def _near(self) -> swag.PosteriorOnCard | None:
-        """Returns the posterior on the card; None without a card, or if half of its free memory does not hold it."""
-        device, post = self.classifier.device, self.posterior
-        if device.type == "cpu":
-            return None
-        if device.type == "cuda" and 8 * post.mean.numel() * (post.rank + 2) > torch.cuda.mem_get_info(device)[0]:
-            return None
-        return swag.PosteriorOnCard(post, device)
-
-
-_NEAR = 0.05
-"""First guess of how far below the maximum (relative) a bfloat16 value may be the maximum in float32."""
-_BLOCK = 16
-"""Records of like length that are looked at again for one of them, on a card: its batches hold too many."""
-
-
-def _again_in_float32(
-    rough: Bfloat16,
-    over: Map,
-    size: int,
-    labels: Tensor,
-    alpha: Tensor,
-    loaded: _Draws,
-    risk: Tensor,
-    maxima: Tensor,
-) -> None:
-    """Replace what bfloat16 said near the maximum by float32, at the draws and in the batches that could hold it.
-
-    With e the largest |bfloat16 - float32| of a weighted log-likelihood and B the rough maximum, what is below B - 2e
-    cannot be the maximum in float32. e is measured on all that is looked at again; while the band proves narrower than
-    2e it is widened and the look repeated. Afterwards Delta and the risk it comes from are float32; other records keep
-    a risk that is off by at most e / alpha.
-    """
-
-    exactly, inputs = Float32(rough.classifier, rough.inputs), rough.inputs
-
-    def losses(index_and_batches: tuple[Tensor, Batch, Any]) -> tuple[Tensor, Tensor, Tensor]:
-        index, batch, rough_batch = index_and_batches
-        with torch.inference_mode():
-            loss = exactly.log_likelihood(batch, labels[index]).neg_()
-            return index, loss, rough.log_likelihood(rough_batch, labels[index]).neg_()
-
-    rough_risk, rough_maxima = risk.clone(), maxima.clone()
-    top, block = float(rough_maxima.max()), size if risk.device.type == "cpu" else _BLOCK
-    band = _NEAR * top
-    while True:
-        threshold = top - band
-        hit = rough_risk * alpha >= threshold
-        near = hit.cpu()
-        chosen = [some for some in length_sorted_batches(inputs, batch_size=block) if bool(near[some].any())]
-        parts = torch.cat(chosen).split(size) if chosen else ()
-        batches = [(index.to(risk.device), exactly.batch(index), rough.batch(index)) for index in parts]
-        exact, error = torch.zeros_like(risk), torch.zeros((), device=risk.device)
-        for position in loaded.load(torch.nonzero(rough_maxima >= threshold)[:, 0].tolist()):
-            rough.reload()
-            worst = torch.zeros((), device=risk.device)
-            for index, loss, half in over(losses, batches):
-                exact[index] = torch.maximum(exact[index], loss)
-                worst = torch.maximum(worst, (loss * alpha[index]).amax())
-                error = torch.maximum(error, ((loss - half) * alpha[index]).abs().amax())
-            maxima[position] = worst.cpu()
-        if band >= 2 * float(error) or threshold <= 0:
-            break
-        band = 4 * float(error)
-    elsewhere = torch.minimum(rough_risk, threshold / alpha.clamp(min=torch.finfo(alpha.dtype).tiny))
-    risk.copy_(torch.where(hit, torch.maximum(exact, elsewhere), rough_risk))
 
 
 def at_draw(

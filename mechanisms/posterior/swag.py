@@ -179,29 +179,6 @@ def sample(post: Posterior, *, normal: Normal, out: Tensor | None = None) -> Ten
     return target
 
 
-def noise(post: Posterior, *, normal: Normal, pinned: bool = False) -> tuple[Tensor, Tensor]:
-    """Draws the normals z2 float32 [K] and z1 [P] in the order of `sample`; a card copies pinned memory faster."""
-    z2, z1 = normal(torch.empty(post.rank)), torch.empty(post.mean.numel(), pin_memory=pinned)
-    for block in _blocks(post):
-        normal(z1[block])
-    return z2, z1
-
-
-class PosteriorOnCard:
-    def __init__(self, posterior: Posterior, device: torch.device) -> None:
-        self.posterior = posterior
-        self.mean, self.diag_std = posterior.mean.to(device), posterior.diag_std.to(device)
-        self.deviations = torch.empty(posterior.rank, posterior.mean.numel(), device=device)
-        for row, deviation in zip(self.deviations, posterior.deviations, strict=True):
-            row.copy_(deviation)
-
-    def draw(self, z2: Tensor, z1: Tensor, *, out: Tensor) -> None:
-        """Writes the draw of this noise into `out`. It is `sample`'s, except for rounding."""
-        device = self.mean.device
-        torch.addcmul(self.mean, z1.to(device), self.diag_std, value=self.posterior.diag_scale, out=out)
-        out.addmv_(self.deviations.t(), self.posterior.coefficients(z2).to(device))
-
-
 def _blocks(post: Posterior) -> list[slice]:
     size = post.mean.numel()
     return [slice(start, min(start + _AHEAD, size)) for start in range(0, size, _AHEAD)]

@@ -2,20 +2,20 @@
 
 They measure nats per record. The accountant derives the claim for a unit of several records. Draw number s depends on
 (seed, purpose, s) alone, so that a part of the draws is the same wherever it is run, and maxima over parts are the
-maxima over all draws. In bfloat16 each part evaluates again in float32 what could be its maximum.
+maxima over all draws.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import Field
 
 from mechanisms.model import checkpoint
-from mechanisms.model.config import ModelConfig, Precision
+from mechanisms.model.config import ModelConfig
 from mechanisms.posterior import risks, swag
 from mechanisms.posterior.config import PseudoPosteriorConfig
 from mechanisms.posterior.risks import RiskPass
@@ -41,7 +41,6 @@ class Draws(Part, frozen=True, title="Draws"):
     model: ModelConfig = Field(title="Model")
     seed: int = Field(ge=0, lt=2**53, title="Seed", description="Of the fit; draw s depends on it, the purpose and s.")
     std_scale: float = Field(gt=0, allow_inf_nan=False, title="Standard deviation scale", description="Of SWAG.")
-    precision: Literal["float32", "bfloat16"] = Field(default="float32", title="Precision", description="Of the pass.")
     purpose: Purpose = Field(title="Purpose", description="What the draws are for.")
 
     @property
@@ -52,7 +51,7 @@ class Draws(Part, frozen=True, title="Draws"):
 def measure(this: Round, config: PseudoPosteriorConfig, *, posterior: ArtifactRef | None) -> Step:
     """Measures risks over draws of the base posterior, or Delta over draws of a later one."""
     draws, purpose = TABLE[this.name].draws(config), TABLE[this.name].purpose
-    settings = {"seed": this.fit.seed, "std_scale": this.fit.swag.std_scale, "precision": precision(this.model, config)}
+    settings = {"seed": this.fit.seed, "std_scale": this.fit.swag.std_scale}
 
     def body(work: Work) -> Mapping[str, Any]:
         done = run_risk_pass(work, Draws(model=this.model, purpose=purpose, end=draws, **settings))
@@ -115,7 +114,6 @@ def part_step(store: Store, draws: Draws, inputs: Mapping[str, ArtifactRef]) -> 
             seed=draws.seed,
             purpose=draws.purpose,
             weights=load_weights(work.inputs["weights"]) if "weights" in work.inputs else None,
-            precision=draws.precision,
             progress=work.progress,
         )
         checkpoint.save(work.out / _PASS, {"risk": done.risk, "draw_maxima": done.draw_maxima}, {})
@@ -131,9 +129,3 @@ def _load(folder: Path) -> RiskPass:
 def running_maximum(folder: Path) -> list[float]:
     """Returns Delta after each draw, for the plot: the cumulative maximum over draws."""
     return checkpoint.load(folder / _FILE)[0]["draw_maxima"].cummax(0).values.tolist()
-
-
-def precision(model: ModelConfig, config: PseudoPosteriorConfig) -> Precision:
-    """Returns a pass's precision: its setting, or the encoder's if the pass runs through the encoder."""
-    through_encoder = model.trainable != "head" and model.precision == "bfloat16"
-    return "bfloat16" if through_encoder else config.precision

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mechanisms.errors import MechanismError
-from mechanisms.model import classifier
 from mechanisms.model.classifier import Classifier
-from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.posterior import risks, swag
 from mechanisms.posterior.risks import RiskPass, at_draw, merge, reweight, risk_pass, risk_weights
@@ -154,27 +150,6 @@ class TestRiskPass:
         assert torch.equal(made.flat, seen[0])
         assert all(not torch.equal(a, b) for i, a in enumerate(seen) for b in seen[:i])
 
-    @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-    def test_resumed_equals_unbroken(self, linear: MakeLinear, precision: Any) -> None:
-        """Going on from the state after any draw gives the same bits, and starts where it stopped."""
-        made, inputs, labels = linear()
-        states: list[RiskPass] = []
-        options: dict[str, Any] = {
-            "draws": range(6), "seed": 3, "purpose": "a", "weights": torch.rand(12), "precision": precision,
-        }  # fmt: skip
-        whole = risk_pass(
-            made, inputs, labels, posterior(P), **options, on_draw=lambda done, state: states.append(state)
-        )
-        for done, state in enumerate(states, start=1):
-            assert len(state.draw_maxima) == done
-            later: list[int] = []
-            resumed = risk_pass(
-                made, inputs, labels, posterior(P), **options, so_far=state, on_draw=lambda d, _, to=later: to.append(d)
-            )
-            assert later == list(range(done + 1, 7))
-            assert torch.equal(resumed.risk, whole.risk)
-            assert torch.equal(resumed.draw_maxima, whole.draw_maxima)
-
     @pytest.mark.parametrize("weight", [0.0, 1.0])
     def test_not_finite_is_an_error(self, linear: MakeLinear, weight: float) -> None:
         """A draw at which a likelihood overflows is reported, also at weight 0, and the parameters come back."""
@@ -209,67 +184,6 @@ class TestAtDraw:
         inputs.features[where] = value
         with pytest.raises(MechanismError, match="released draw is not finite"):
             at_draw(made, inputs, labels, weights=torch.ones(12), batch_size=4)
-
-
-class TestBfloat16:
-    """The half-precision pass ends in the float32 Delta."""
-
-    @pytest.mark.parametrize("seed", range(8))
-    @pytest.mark.parametrize("weighted", [False, True])
-    def test_delta_is_the_float32_one(self, linear: MakeLinear, seed: int, weighted: bool) -> None:
-        """Delta, and the record that it comes from, are those of the float32 pass, bit for bit.
-
-        Without the second look the half-precision maximum is another number: asserted on the same data.
-        """
-        made, inputs, labels = linear(60, seed=seed)
-        post = posterior(P, seed=seed)
-        g = torch.Generator().manual_seed(seed)
-        alpha = torch.rand(60, generator=g) if weighted else torch.ones(60)
-        rough: list[RiskPass] = []
-        options: dict[str, Any] = {"draws": range(20), "seed": seed, "purpose": "a", "weights": alpha, "batch_size": 8}
-        exact = risk_pass(made, inputs, labels, post, **options)
-        half = risk_pass(
-            made, inputs, labels, post, **options, precision="bfloat16", on_draw=lambda _, s: rough.append(s)
-        )
-        assert rough[-1].sensitivity != exact.sensitivity
-        assert half.sensitivity == exact.sensitivity
-        assert int((half.risk * alpha).argmax()) == int((exact.risk * alpha).argmax())
-        assert float((half.risk * alpha).max()) == half.sensitivity
-        torch.testing.assert_close(half.risk, exact.risk, rtol=0.05, atol=0.05)
-
-    def test_a_rough_pass_that_errs_more_than_the_band(self, linear: MakeLinear, monkeypatch: Any) -> None:
-        """Half precision that is wrong by a fifth, in either direction at random, still ends in the float32 Delta.
-
-        The first band is a twentieth, so the pass has to see its own error and look again more widely.
-        """
-        made, inputs, labels = linear(40)
-        plain = Classifier.log_likelihood
-        noise = torch.Generator().manual_seed(0)
-
-        def noisy(self: Classifier, batch: Any, labels: Tensor) -> Tensor:
-            ell = plain(self, batch, labels)
-            if not torch.is_autocast_enabled("cpu"):
-                return ell
-            return ell * (0.8 + 0.4 * torch.rand(ell.shape, generator=noise))
-
-        options: dict[str, Any] = {"draws": range(12), "seed": 0, "purpose": "a", "batch_size": 8}
-        exact = risk_pass(made, inputs, labels, posterior(P), **options)
-        monkeypatch.setattr(Classifier, "log_likelihood", noisy)
-        half = risk_pass(made, inputs, labels, posterior(P), **options, precision="bfloat16")
-        assert half.sensitivity == exact.sensitivity
-
-    def test_on_a_transformer(self, tiny_roberta: Path, narratives: Callable[..., list[str]]) -> None:
-        """The same through a whole RoBERTa, whose half-precision error is of another kind."""
-        config = ModelConfig(encoder=str(tiny_roberta), max_length=64)
-        tokens = classifier.tokenize(config, narratives(24))
-        made = classifier.build(config, num_labels=5, seed=0)
-        labels = torch.randint(5, (24,), generator=torch.Generator().manual_seed(0))
-        deviations = tuple(0.05 * torch.randn(made.num_parameters) for _ in range(2))
-        post = swag.posterior(made.flat.clone(), torch.full_like(made.flat, 1e-3), deviations, count=2, std_scale=1.0)
-        options: dict[str, Any] = {"draws": range(6), "seed": 0, "purpose": "a", "batch_size": 8}
-        exact = risk_pass(made, tokens, labels, post, **options)
-        half = risk_pass(made, tokens, labels, post, **options, precision="bfloat16")
-        assert half.sensitivity == exact.sensitivity
 
 
 class LiveBytes(TorchDispatchMode):

@@ -37,13 +37,6 @@ def parameters(tmp_path_factory: pytest.TempPathFactory, tiny_roberta: Path) -> 
     return tiny_jobs.retrain(data, tiny_roberta, risk_draws=7, reweight=False)
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def precise(request: pytest.FixtureRequest, parameters: RetrainParameters) -> RetrainParameters:
-    """The same in both precisions of the passes."""
-    posterior = parameters.pseudo_posterior.model_copy(update={"precision": request.param})
-    return parameters.model_copy(update={"pseudo_posterior": posterior})
-
-
 @pytest.fixture(autouse=True, scope="module")
 def _close() -> Iterator[None]:
     yield
@@ -62,10 +55,10 @@ def manifests(home: Path, *names: str) -> dict[str, bytes]:
     }
 
 
-def test_processes_write_what_one_process_writes(precise: RetrainParameters, tmp_path: Path) -> None:
+def test_processes_write_what_one_process_writes(parameters: RetrainParameters, tmp_path: Path) -> None:
     """Every stage of a retrain, the later ones under the same keys; no part is left behind."""
-    fit(precise, tmp_path / "one", "")
-    fit(precise, tmp_path / "two", "2")
+    fit(parameters, tmp_path / "one", "")
+    fit(parameters, tmp_path / "two", "2")
     expected = manifests(tmp_path / "one")
     assert {name.partition("/")[0] for name in expected} >= {*BY_PARTS, "swag", "evaluate"}
     assert manifests(tmp_path / "two") == expected
