@@ -241,7 +241,6 @@ def descend(
 
 @contextmanager
 def _scaled(classifier: Classifier, rate: float) -> Iterator[None]:
-    """Multiplies the head's part of the step that is taken inside."""
     head = [classifier.flat[classifier.spans[id(p)]] for p in classifier.head_parameters if rate != 1]
     before = [part.clone() for part in head]
     yield
@@ -250,7 +249,6 @@ def _scaled(classifier: Classifier, rate: float) -> Iterator[None]:
 
 
 def _coefficients(config: DpSgd, segment: NoiseSegment, weights: Tensor | None) -> Coefficients:
-    """Factors c with c_i norm_i <= C: clipped or normalised, weighted before or after."""
     clip = segment.l2_clip_norm
     before = config.class_weights is not None and config.class_weights.apply == "before-clip"
 

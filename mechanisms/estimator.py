@@ -270,7 +270,6 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         )
 
     def _require_titles(self, y: np.ndarray) -> None:
-        """Refuses titles without some class, before texts are encoded."""
         if not isinstance(self.titles, Mapping):
             return
         labels = np.unique(y if self.classes is None else np.asarray(self.classes)).tolist()
@@ -309,7 +308,6 @@ def _encoded(encoder: str, texts: list[str]) -> Tensor:
 
 @lru_cache(maxsize=2)
 def _tokens_encoded(encoder: str) -> tuple[dict[str, int], Tensor]:
-    """Returns the places and features [tokens, width] of whole words; a process encodes these twenty thousand once."""
     tokens = sorted(encoder_files.whole_words(encoder))
     return {token: place for place, token in enumerate(tokens)}, _encoded(encoder, tokens)
 

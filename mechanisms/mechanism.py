@@ -363,7 +363,6 @@ class ClassifierModel:
 
 
 def _held(folder: Path, plan: Plan, records: Records, run: Run) -> Run:
-    """Returns the run, once its folder is made this fit's before anything is drawn; refuses one that is another's."""
     identity = Identity.of(
         folder,
         {
@@ -398,7 +397,6 @@ _CALLERS = ("comparison", "estimator", "own_models")
 
 @cache
 def _import_all() -> None:
-    """Every module beside this one, and what packages name: importing a mechanism registers it."""
     for module in pkgutil.iter_modules(mechanisms.__path__):
         if not module.ispkg and module.name not in _CALLERS:
             importlib.import_module(f"mechanisms.{module.name}")

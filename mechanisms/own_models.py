@@ -138,7 +138,6 @@ def swag_ppm(
 
 
 def _copied(model: nn.Module, made: OwnModel) -> nn.Module:
-    """The given module with the trained parameters, and nothing else that training may have left in its copy."""
     copied = copy.deepcopy(model).to(made.device)
     trained: dict[str, Tensor] = dict(made.part.named_parameters())
     with torch.no_grad():

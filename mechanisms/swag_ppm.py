@@ -139,7 +139,6 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
         folder: Path,
         weights: Tensor | None,
     ) -> list[float]:
-        """Fine-tune and collect one SWAG posterior into the folder; losses of the collection."""
         tune, collect = self.phases
         descend = partial(
             training.train,

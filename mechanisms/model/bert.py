@@ -156,8 +156,6 @@ def _layer(config: Any) -> nn.ModuleDict:
 
 
 def _run(layer: Any, x: Tensor, there: Tensor, heads: int) -> Tensor:
-    """Returns the states above a layer, [b, tokens, width]; `there` is true where a token is."""
-
     def by_head(name: str) -> Tensor:
         return getattr(layer.attention.self, name)(x).unflatten(-1, (heads, -1)).transpose(1, 2)
 

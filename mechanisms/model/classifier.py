@@ -308,7 +308,6 @@ def tokenizer(config: ModelConfig) -> Callable[[Sequence[str]], TokenInputs]:
 def _with_adapters(
     model: nn.Module, config: ModelConfig, *, task: Literal["SEQ_CLS", "FEATURE_EXTRACTION"]
 ) -> nn.Module:
-    """Adapters on an encoder, or on one with its standard head, which then trains whole beside them."""
     from peft import LoraConfig, TaskType, get_peft_model
 
     last: dict[str, Any] = {}
@@ -367,7 +366,6 @@ def states(
 
 
 def _merged(model: nn.Module) -> nn.Module:
-    """The model that adapters were put on, with them in its weights."""
     return cast(nn.Module, cast(Any, model).merge_and_unload())
 
 

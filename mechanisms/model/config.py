@@ -120,13 +120,11 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
     @field_validator("encoder")
     @classmethod
     def _that_is_installed(cls, value: str) -> str:
-        """In the place of `auto` what it amounts to here, as for the precision."""
         return packaged.best_installed() if value == "auto" else value
 
     @field_validator("precision")
     @classmethod
     def _by_this_processor(cls, value: Choice) -> Precision:
-        """In the place of `auto` what it amounts to here: keys, plans and cards say what ran."""
         if value != "auto":
             return value
 

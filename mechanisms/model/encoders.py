@@ -124,7 +124,6 @@ def linear_maps(model: nn.Module, count: int) -> list[str]:
 
 
 def _with_layers(model: nn.Module, some: Sequence[nn.Module]) -> nn.Module:
-    """Returns the encoder with only these layers; what it was made from stays as it is."""
     whole, inner = copy.copy(model), copy.copy(cast(nn.Module, model.encoder))
     for module in (whole, inner):
         module._modules = dict(module._modules)

@@ -75,7 +75,6 @@ class Identity:
         return classifier
 
     def _hold(self, parts: Mapping[str, Iterable[str | Tensor]]) -> None:
-        """Take the digests of parts over, or refuse those that differ from what is known."""
         key = bytes.fromhex(self._digests["key"])
         digests = {name: _digest(key, content) for name, content in parts.items()}
         others = [_OTHER[name] for name, digest in digests.items() if self._digests.get(name, digest) != digest]
@@ -99,7 +98,6 @@ def contents(inputs: Inputs) -> Iterator[str | Tensor]:
 
 
 def _parameters(classifier: Classifier) -> Iterator[str | Tensor]:
-    """Yields what a fit starts from: its configuration, what trains, and what does not."""
     yield classifier.config.model_dump_json()
     yield classifier.flat
     trained = {id(parameter) for parameter in classifier.parameters}
@@ -137,7 +135,6 @@ def _read(file: Path) -> dict[str, str] | None:
 
 
 def _write(file: Path, identity: Mapping[str, str]) -> None:
-    """All or nothing, and for no one else to read."""
     partial = _partial(file)
     partial.touch(mode=0o600)
     partial.write_text(json.dumps(identity))

@@ -141,7 +141,6 @@ def copy_of(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, *, de
 
 
 def _try(model: OwnModel, inputs: Tensor, targets: Tensor) -> None:
-    """Refuses a module that mixes records or changes a buffer, such as one with batch normalisation."""
     shape = tuple(inputs.shape[1:])
     with seeded(0, "synthetic records"):
         few = torch.randn(3, *shape) if inputs.is_floating_point() else torch.randint(0, 2, (3, *shape))
@@ -195,7 +194,6 @@ def _untrained(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 @contextmanager
 def _error_context(what: str) -> Iterator[None]:
-    """An error of the module's own, on synthetic records, as one that says where it arose."""
     try:
         yield
     except MechanismError:

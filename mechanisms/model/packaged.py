@@ -59,7 +59,6 @@ def folder(name: str) -> Path:
 
 
 def _mpnet_parts() -> list[Path]:
-    """Returns the installed parts of mpnet's archive in order; none where one is missing."""
     parts = []
     for package in MPNET_PARTS:
         try:

@@ -98,7 +98,6 @@ class Nodes:
         return [made] if isinstance(made, str) else made
 
     def size(self, tensor: str, axis: int) -> str:
-        """Returns the length of an axis, int64 [1]."""
         return self("Shape", tensor, start=axis, end=axis + 1)
 
     def head(self, tensor: str, most: Any, axis: int) -> str:

@@ -185,7 +185,6 @@ def _blocks(post: Posterior) -> list[slice]:
 
 
 def _add_up(post: Posterior, target: Tensor, block: slice, z2: Tensor) -> None:
-    """Turn z1, which is in `target[block]`, into the draw there."""
     coefficients = post.coefficients(z2).tolist()
     columns = [vector[block].split(_CACHED) for vector in (target, post.mean, post.diag_std, *post.deviations)]
     for piece, mean, diag_std, *deviations in zip(*columns, strict=True):

@@ -130,7 +130,6 @@ def first_fault(error: ValidationError, at: str) -> str:
 
 @cache
 def standard_branches() -> dict[str, Branch]:
-    """Reads the branches that ship."""
     return parse_branches(branch_bodies(), BRANCHES.name)
 
 

@@ -179,7 +179,6 @@ class Experiment:
         *,
         sensitivity: ArtifactRef | None = None,
     ) -> Outcome:
-        """Scores a fit, or one repeatable draw of a posterior, on the test half, and states its claim."""
         study, store = self.study, self.study.context.store
         predictions = self.predict(mechanism, fitted)
         measured = study.do(scores.score(self.branch.name, seed=self.seed, predictions=predictions, **study.records))

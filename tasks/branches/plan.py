@@ -106,7 +106,6 @@ class Origin(BaseModel, frozen=True, extra="forbid"):
 
 
 def _with_absolute_paths(parameters: RetrainParameters) -> RetrainParameters:
-    """Returns the parameters with absolute paths: the reader may work in another folder than the writer."""
     data = parameters.data
 
     def absolute(file: str | None) -> str | None:

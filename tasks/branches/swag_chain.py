@@ -38,7 +38,6 @@ def prepare(parameters: RetrainParameters, models: Iterable[ModelConfig], do: Ca
 
 
 def _prepare(parameters: RetrainParameters, dataset: Ref, do: Callable[[Step], Ref]) -> Ref:
-    """Returns the features or tokens; of code columns planned together, from one encoding of the texts of all."""
     model, labels = parameters.model, parameters.data.labels
     if not labels or model.trainable != "head":
         return do(data.prepare(model, dataset))

@@ -66,7 +66,6 @@ def estimate_seconds(estimate: Estimate, chosen: Sequence[Branch], *, seeds: int
 
 
 def _single(chosen: Sequence[Branch]) -> list[Branch]:
-    """Those that are one fit, and no chain of them."""
     return [branch for branch in chosen if not isinstance(branch.mechanism, SwagPpm)]
 
 

@@ -50,7 +50,6 @@ def finish(experiments: Sequence[Experiment]) -> None:
 
 
 def _settings_step(study: Study, branches: Sequence[Branch]) -> Step:
-    """Returns the stage that holds the settings, with the delta filled in and without the ledger's address."""
     terms = Terms.model_validate(study.terms.model_dump(include=set(Terms.model_fields)))
     content = _Settings(
         branches={branch.name: branch for branch in branches},

@@ -132,7 +132,6 @@ def _summary(group: Group, resampled: Resampled, reference: tuple[Group, Resampl
 
 
 def _over_seeds(outcomes: Sequence[Outcome]) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns mean and sample standard deviation of every figure that all seeds have."""
     # a zero comes back from JSON as an int; a figure that one seed lacks has no mean
     names = [n for n in outcomes[0].figures if all(isinstance(o.figures.get(n), int | float) for o in outcomes)]
     values = {n: [float(o.figures[n]) for o in outcomes] for n in names}

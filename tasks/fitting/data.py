@@ -69,7 +69,6 @@ def prepare(
 
 
 def _encoder_of(model: ModelConfig) -> dict[str, Any]:
-    """Returns what the encoder's passes depend on."""
     config: dict[str, Any] = model.model_dump(include={"encoder", "max_length"})
     if model.trainable == "head":
         config["pooling"] = model.pooling
@@ -121,7 +120,6 @@ def encoding_of(model: ModelConfig, texts: ArtifactRef | None) -> Step:
 def _parts(
     work: Work, model: ModelConfig, encoder_digest: str, split: str, report: Callable[[int, int], None]
 ) -> list[dict[str, torch.Tensor]]:
-    """Encodes the distinct texts of a split of the stage's data set by parts."""
     distinct, _ = _distinct(work.inputs["dataset"], split)
     whole = Texts(end=max(len(distinct), 1), model=model.frozen(), encoder_digest=encoder_digest, split=split)
     refs = run_parts(work.context, encode, whole.cut(PART), {"dataset": work.refs["dataset"]}, part_step, report=report)
@@ -216,7 +214,6 @@ def part_step(store: Store, texts: Texts, inputs: Mapping[str, ArtifactRef]) -> 
 
 @lru_cache(maxsize=1)
 def _encoder(model: ModelConfig, device: str) -> tuple[Callable[[Sequence[str]], TokenInputs], Classifier]:
-    """Returns a frozen encoder, which a process loads once for all parts; it does not depend on the seed."""
     return classifier.tokenizer(model), classifier.build(
         model, num_labels=2, seed=0, device=classifier.device_of(device)
     )
@@ -244,7 +241,6 @@ def blocks_of(
 
 
 def _states(work: Work, tokens: TokenInputs, *, model: ModelConfig, before: int, total: int) -> torch.Tensor | None:
-    """Computes the states below the layers that train, which are as private as the records."""
     done = 0
 
     def on_batch(count: int) -> None:

@@ -101,15 +101,6 @@ def test_draws_and_their_risks_agree(
     torch.testing.assert_close(other.draw_maxima, one.draw_maxima, rtol=1e-4, atol=1e-5)
 
 
-def test_bfloat16_ends_with_the_sensitivity_of_float32(
-    pair: tuple[Classifier, Classifier], records: tuple[TokenInputs, Tensor], tmp_path: Path
-) -> None:
-    """On the device itself: the second look makes Delta float32's, whatever the first pass rounded away."""
-    posterior = posterior_of(pair[0].flat, tmp_path)
-    passed = partial(risks.risk_pass, pair[1], *records, posterior, draws=range(6), seed=0, purpose="risk")
-    assert passed(precision="bfloat16").sensitivity == pytest.approx(passed().sensitivity, rel=1e-5)
-
-
 @pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
 def test_training_agrees(
     pair: tuple[Classifier, Classifier], records: tuple[TokenInputs, Tensor], optimiser: str

@@ -33,8 +33,7 @@ def test_every_part_runs_on_a_pretended_card(parts: tuple[str, ...], tmp_path: P
     if not parts:
         assert " passed" in report["tests"]["pytest"]
         assert "skipped" not in report["tests"]["pytest"]
-    for speed in (report["risk_pass"]["bfloat16"], report["risk_pass"]["float32"]):
-        assert speed["records_a_second"] > 0
+    assert report["risk_pass"]["records_a_second"] > 0
     assert report["paper_protocol"]["minutes"] > 0
 
 
