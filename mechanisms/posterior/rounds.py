@@ -49,13 +49,12 @@ TABLE: Mapping[str, Round] = {
 }
 
 
-def rounds_to(last: RoundName) -> tuple[RoundName, ...]:
-    """Returns the fits that a round needs, in order, itself the last."""
-    before = TABLE[last].after
-    return (*(() if before is None else rounds_to(before)), last)
-
-
-ROUNDS: Mapping[str, tuple[RoundName, ...]] = {name: rounds_to(name) for name in ("base", "weighted", "reweighted")}
+ROUNDS: Mapping[str, tuple[RoundName, ...]] = {
+    "base": ("base",),
+    "weighted": ("base", "weighted"),
+    "reweighted": ("base", "weighted", "reweighted"),
+}
+"""The fits that a round needs, in order, itself the last."""
 
 
 def run(

@@ -16,7 +16,6 @@ no accountant here supports it, so the clip stays where it is set.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Literal
 
@@ -25,14 +24,8 @@ from pydantic import BaseModel, Field
 from mechanisms.errors import MechanismError
 from mechanisms.privacy.events import NoiseSegment
 
-
-@dataclass(frozen=True)
-class Phase:
-    """Consecutive steps with their noise multiplier and clip, each relative to the last phase's."""
-
-    steps: int
-    noise_ratio: float
-    clip_ratio: float
+Ratios = list[tuple[float, float, float]]
+"""Of each phase: its length against the others', its noise multiplier and its clip against the last phase's."""
 
 
 class ConstantSchedule(BaseModel, frozen=True, extra="forbid", title="Constant"):
@@ -40,8 +33,8 @@ class ConstantSchedule(BaseModel, frozen=True, extra="forbid", title="Constant")
 
     kind: Literal["constant"] = "constant"
 
-    def phases(self, steps: int) -> tuple[Phase, ...]:
-        return (Phase(steps=steps, noise_ratio=1.0, clip_ratio=1.0),)
+    def ratios(self) -> Ratios:
+        return [(1.0, 1.0, 1.0)]
 
 
 class SadSchedule(BaseModel, frozen=True, extra="forbid", title="SAD-DPSGD"):
@@ -58,14 +51,9 @@ class SadSchedule(BaseModel, frozen=True, extra="forbid", title="SAD-DPSGD"):
     noise_decay: float = Field(default=0.8, gt=0, le=1, title="Noise ratio beta")
     clip_growth: float = Field(default=1.25, ge=1, le=10, title="Clip ratio a")
 
-    def phases(self, steps: int) -> tuple[Phase, ...]:
-        """The phases, lengths rounded to whole steps that add up to `steps`."""
-        n = self.number_of_phases
-        lengths = _split(steps, [self.length_decay ** (n - 1 - i) for i in range(n)], what="sad")
-        left = range(n - 1, -1, -1)
-        return tuple(
-            Phase(length, self.noise_decay**k, self.clip_growth**k) for length, k in zip(lengths, left, strict=True)
-        )
+    def ratios(self) -> Ratios:
+        left = range(self.number_of_phases - 1, -1, -1)
+        return [(self.length_decay**k, self.noise_decay**k, self.clip_growth**k) for k in left]
 
 
 class AutoStepSchedule(BaseModel, frozen=True, extra="forbid", title="Auto-DPSGD-S"):
@@ -77,11 +65,8 @@ class AutoStepSchedule(BaseModel, frozen=True, extra="forbid", title="Auto-DPSGD
         default=0.8, gt=0, le=1, title="Noise ratio", description="Each phase to the one before."
     )
 
-    def phases(self, steps: int) -> tuple[Phase, ...]:
-        """The phases; the last has noise ratio 1, the first noise_decay^-(n-1)."""
-        n = self.number_of_phases
-        lengths = _split(steps, [1.0] * n, what="auto-step")
-        return tuple(Phase(length, self.noise_decay ** (i + 1 - n), 1.0) for i, length in enumerate(lengths))
+    def ratios(self) -> Ratios:
+        return [(1.0, self.noise_decay**-k, 1.0) for k in range(self.number_of_phases - 1, -1, -1)]
 
 
 class AutoLinearSchedule(BaseModel, frozen=True, extra="forbid", title="Auto-DPSGD-L"):
@@ -93,11 +78,9 @@ class AutoLinearSchedule(BaseModel, frozen=True, extra="forbid", title="Auto-DPS
         default=0.64, gt=0, le=1, title="Last to first", description="Noise of the last phase over that of the first."
     )
 
-    def phases(self, steps: int) -> tuple[Phase, ...]:
-        """The phases; the last has noise ratio 1, the first 1 / final_ratio."""
+    def ratios(self) -> Ratios:
         n, first = self.number_of_phases, 1 / self.final_ratio
-        lengths = _split(steps, [1.0] * n, what="auto-linear")
-        return tuple(Phase(length, first + (1 - first) * i / (n - 1), 1.0) for i, length in enumerate(lengths))
+        return [(1.0, first + (1 - first) * i / (n - 1), 1.0) for i in range(n)]
 
 
 Schedule = Annotated[
@@ -108,24 +91,22 @@ Schedule = Annotated[
 def segments(
     schedule: Schedule, *, steps: int, final_noise_multiplier: float, final_l2_clip_norm: float
 ) -> tuple[NoiseSegment, ...]:
-    """Returns the schedule as it will run; refuses fewer steps than phases."""
+    """Returns the schedule as it will run; refuses fewer steps than phases.
+
+    Lengths are rounded cumulative sums, which add up to all steps; each is at least 1.
+    """
+    ratios = schedule.ratios()
+    if steps < len(ratios):
+        raise MechanismError(
+            f"schedule {schedule.kind}: {len(ratios)} phases need at least as many steps, there are {steps}"
+        )
+    total, ends, before = sum(length for length, _, _ in ratios), [0], 0.0
+    for number, (length, _, _) in enumerate(ratios, start=1):
+        before += length
+        ends.append(min(max(round(steps * before / total), ends[-1] + 1), steps - len(ratios) + number))
     return tuple(
         NoiseSegment(
-            steps=phase.steps,
-            noise_multiplier=phase.noise_ratio * final_noise_multiplier,
-            l2_clip_norm=phase.clip_ratio * final_l2_clip_norm,
+            steps=end - start, noise_multiplier=noise * final_noise_multiplier, l2_clip_norm=clip * final_l2_clip_norm
         )
-        for phase in schedule.phases(steps)
+        for (start, end), (_, noise, clip) in zip(pairwise(ends), ratios, strict=True)
     )
-
-
-def _split(steps: int, shares: list[float], *, what: str) -> list[int]:
-    """Whole lengths in proportion to `shares` that add up to `steps`, each at least 1: rounded cumulative sums."""
-    if steps < len(shares):
-        raise MechanismError(f"schedule {what}: {len(shares)} phases need at least as many steps, there are {steps}")
-    total, ends, so_far = sum(shares), [0], 0.0
-    for i, share in enumerate(shares):
-        so_far += share
-        left = len(shares) - 1 - i
-        ends.append(min(max(round(steps * so_far / total), ends[-1] + 1), steps - left))
-    return [end - start for start, end in pairwise(ends)]

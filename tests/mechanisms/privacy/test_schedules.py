@@ -40,10 +40,10 @@ def test_by_hand(schedule: schedules.Schedule, lengths: list[int], noise: list[f
 @pytest.mark.parametrize("steps", [30, 31, 97, 313])
 def test_lengths_add_up(schedule: schedules.Schedule, steps: int) -> None:
     """Whatever the rounding, no step is lost and no phase is empty; the last phase has the ratios 1."""
-    phases = schedule.phases(steps)
+    phases = schedules.segments(schedule, steps=steps, final_noise_multiplier=2.0, final_l2_clip_norm=0.4)
     assert sum(p.steps for p in phases) == steps
     assert min(p.steps for p in phases) >= 1
-    assert (phases[-1].noise_ratio, phases[-1].clip_ratio) == (1.0, 1.0)
+    assert (phases[-1].noise_multiplier, phases[-1].l2_clip_norm) == (2.0, 0.4)
 
 
 def event(schedule: schedules.Schedule, noise: float) -> DpSgdEvent:
@@ -59,7 +59,7 @@ def epsilon(schedule: schedules.Schedule, noise: float) -> float:
 def test_more_phases_than_steps_are_refused() -> None:
     """A phase of no steps would make another schedule than the one named."""
     with pytest.raises(MechanismError, match="sad: 3 phases need at least as many steps, there are 2"):
-        SadSchedule().phases(2)
+        schedules.segments(SadSchedule(), steps=2, final_noise_multiplier=1.0, final_l2_clip_norm=1.0)
 
 
 @pytest.mark.parametrize(
