@@ -98,11 +98,6 @@ class DpSgd(Descending, frozen=True, title="DP-SGD"):
         default=None, ge=1, title="Expected batch size", description="Of the Poisson samples; empty: the run's own."
     )
     l2_clip_norm: Positive = Field(default=1.0, title="Clip", description="Of the last step, where the schedule moves.")
-    clipping: Literal["clip", "normalise"] = Field(
-        default="clip",
-        title="Clipping",
-        description="`clip`: min(1, C/norm). `normalise`: C/(norm + 0.01), every gradient scaled (Bu et al. 2023).",
-    )
     schedule: Schedule = Field(default=ConstantSchedule(), title="Schedule")
     class_weights: ClassWeightsConfig | None = Field(default=None, title="Class weights")
 
@@ -254,11 +249,7 @@ def _coefficients(config: DpSgd, segment: NoiseSegment, weights: Tensor | None) 
 
     def factors(norms: Tensor) -> Tensor:
         scale = weights if before and weights is not None else torch.ones_like(norms)
-        weighted = norms * scale
-        if config.clipping == "normalise":
-            factor = clip * scale / (weighted + 0.01)
-        else:
-            factor = torch.minimum(scale, clip / norms.clamp(min=torch.finfo(norms.dtype).tiny))
+        factor = torch.minimum(scale, clip / norms.clamp(min=torch.finfo(norms.dtype).tiny))
         return factor if weights is None or before else factor * weights
 
     return factors

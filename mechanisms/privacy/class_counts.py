@@ -48,12 +48,6 @@ class ClassWeightsConfig(BaseModel, frozen=True, extra="forbid", title="Class we
         title="Power",
         description="Weights go with count^-power: 1 is the paper's inverse frequency, 0 is none.",
     )
-    normalise: Literal["sum", "max"] = Field(
-        default="max",
-        title="Normalisation",
-        description="`sum`: the paper's, weights of all classes add up to 1 (tiny with many classes). `max`: the "
-        "largest weight is 1.",
-    )
     apply: Literal["before-clip", "after-clip"] = Field(
         default="after-clip",
         title="Where",
@@ -76,6 +70,6 @@ def noisy_counts(labels: Tensor, classes: int, *, event: GaussianReleaseEvent, s
 
 
 def class_weights(noisy_counts: Tensor, config: ClassWeightsConfig) -> Tensor:
-    """Weights in (0, 1] of each class from its noisy count, float32 [classes]."""
+    """Weights in (0, 1] of each class from its noisy count, float32 [classes]; the largest is 1."""
     inverse = noisy_counts.clamp(min=config.smallest_count).pow(-config.power).float()
-    return inverse / (inverse.sum() if config.normalise == "sum" else inverse.max())
+    return inverse / inverse.max()
