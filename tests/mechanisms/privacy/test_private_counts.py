@@ -18,7 +18,7 @@ from mechanisms.privacy.noise import SecretStream
 
 
 def test_weights_by_hand() -> None:
-    """For counts 10, 20, 40 the inverses go 4 : 2 : 1 (Rosenblatt et al., section 4.2, but for the largest being 1)."""
+    """For counts 10, 20, 40 the inverses go 4 : 2 : 1 (Rosenblatt et al., section 4.2; here the largest is 1)."""
     counts = torch.tensor([10.0, 20.0, 40.0])
     by_max = class_counts.class_weights(counts, ClassWeightsConfig(smallest_count=1))
     assert by_max.tolist() == pytest.approx([1, 1 / 2, 1 / 4])
