@@ -85,14 +85,12 @@ def sentences(text: str) -> list[str]:
 
 
 def long_sentences(page: Path) -> Iterator[str]:
-    """Yields each sentence that is too long to read."""
     for sentence in sentences(prose(page.read_text(encoding="utf-8"))):
         if (length := len(sentence.split())) > LONGEST:
             yield f"{page}: a sentence of {length} words: {sentence[:60]!r} … Split it."
 
 
 def unnamed_reader(page: Path) -> Iterator[str]:
-    """Yields a page whose first paragraph does not begin with its reader."""
     if page.name != "README.md" and not re.search(
         r"\A#[^\n]*\s+(?:<!--.*?-->\s+)?For ", page.read_text(encoding="utf-8")
     ):
@@ -122,7 +120,6 @@ def dialect() -> Iterator[str]:
 
 
 def main() -> None:
-    """Prints counts or faults, and ends with 1 where there is a fault."""
     words = {page: len(page.read_text(encoding="utf-8").split()) for page in pages()}
     if "--counts" in sys.argv[1:]:
         print("\n".join(f"{number:6}  {page}" for page, number in words.items()))

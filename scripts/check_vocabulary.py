@@ -18,7 +18,6 @@ NAMES = frozenset({"told", "found", "said", "kept", "at_hand", "made_with", "loo
 
 
 def names_of(node: ast.AST) -> Iterator[str]:
-    """Yields the identifiers that a node itself uses."""
     match node:
         case ast.Name(id=name) | ast.arg(arg=name) | ast.Attribute(attr=name) | ast.keyword(arg=str(name)):
             yield name
@@ -41,7 +40,6 @@ def faults(path: Path) -> Iterator[str]:
 
 
 def main() -> None:
-    """Prints every fault and ends with 1 where there is one."""
     every = [fault for room in ROOMS for path in sorted(Path(room).rglob("*.py")) for fault in faults(path)]
     print("\n".join(every) or "names: nothing to change")
     sys.exit(bool(every))

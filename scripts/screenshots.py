@@ -73,7 +73,6 @@ def take_plan(picture: Path) -> None:
 
 @contextmanager
 def page_at(address: str, *, width: int, height: int) -> Iterator[Page]:
-    """Opens a page in a browser of its own."""
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": width, "height": height})
@@ -84,7 +83,6 @@ def page_at(address: str, *, width: int, height: int) -> Iterator[Page]:
 
 
 def take(stack: Stack, out: Path) -> None:
-    """Runs a small training run and its release, and takes the pictures."""
     officer = with_officer(stack)
     run_id = start(stack, "retrain/demo", small(stack)).json()["id"]
     with browsing(stack, width=1200, height=1500) as operator:

@@ -34,7 +34,6 @@ _LINK = re.compile(r"(?P<mark>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the pages from outside."""
     for source, page in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
     for source, page in NOTEBOOKS.items():

@@ -44,7 +44,6 @@ class StageHeartbeat:
         self._due: dict[str, float] = {}
 
     def started(self, label: str) -> None:
-        """Start the clock of a stage."""
         with self._lock:
             self._began[label] = self._clock()
             self._due[label] = self._began[label] + self.FIRST
@@ -102,7 +101,6 @@ class ConsoleListener(Listener):
         self._stack.close()
 
     def expect(self, what: str, seconds: float, *, measured: bool) -> None:
-        """Print the expected time beforehand."""
         by = "by what stages took in this workspace" if measured else "rough: no stage was timed in this workspace yet"
         self._console.print(f"{what}: about {duration(seconds)} ({by})", soft_wrap=True)
 
@@ -110,7 +108,6 @@ class ConsoleListener(Listener):
         self._names[label] = name
 
     def started(self, label: str) -> None:
-        """Show the bar of a stage."""
         if self._heartbeat is not None:
             self._heartbeat.started(label)
         if self._bars:
@@ -131,7 +128,6 @@ class ConsoleListener(Listener):
         return lambda done, total: self.report(label, done, total)
 
     def finished(self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
-        """Print what a stage did on one line."""
         mark = Text("reused", "cyan") if reused else Text(f"{seconds:5.1f}s", "green")
         name = self._names.pop(label, label)
         name, words = (label, line_of(figures)) if self._verbose else words_of(name, label, figures)

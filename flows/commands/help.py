@@ -55,8 +55,6 @@ class Command(TyperCommand):
 
 
 class Commands(Group):
-    """Lists commands by what they are for."""
-
     sections: ClassVar[Mapping[str, Mapping[str, str]]] = {}
     """Title -> command -> what it does. Empty: all commands, with the first sentence of their help."""
     ending: ClassVar[str] = ""

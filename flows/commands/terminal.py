@@ -40,7 +40,6 @@ def escape_text(text: str) -> str:
 
 
 def say(text: str, *, err: bool = False, end: str = "\n") -> None:
-    """Print on stdout, or on stderr."""
     typer.echo(escape_text(text) + end, err=err, nl=False)
 
 
@@ -144,12 +143,10 @@ class Group(TyperGroup):
     """
 
     def make_context(self, *args: Any, **options: Any) -> Any:
-        """Parse arguments before the command."""
         with _escaped_errors():
             return super().make_context(*args, **options)
 
     def invoke(self, *args: Any, **options: Any) -> Any:
-        """Run the command with its options and arguments."""
         with _escaped_errors():
             return super().invoke(*args, **options)
 

@@ -45,8 +45,6 @@ class OwnRecords:
 
 @dataclass(frozen=True)
 class AdoptionReport:
-    """Holds what an adoption established."""
-
     adopted: AdoptedBundle
     sound: VerifiedBundle
     answers: int | None

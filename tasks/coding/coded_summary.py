@@ -23,8 +23,6 @@ _TENTHS = 10
 
 @dataclass
 class BundleSummary:
-    """Counts the answers of one bundle."""
-
     prefix: str
     scores: list[int] = field(default_factory=lambda: [0] * _TENTHS)
     """Rows by tenths of the score."""
@@ -36,7 +34,6 @@ class BundleSummary:
     """Sum of the scores by code."""
 
     def add(self, code: str, title: str, score: float, *, review: bool) -> None:
-        """Counts one row."""
         self.scores[min(int(score * _TENTHS), _TENTHS - 1)] += 1
         self.rows[code] += 1
         self.review[code] += review
@@ -49,7 +46,6 @@ class BundleSummary:
         return [(tenth / _TENTHS, rows) for tenth, rows in enumerate(self.scores)]
 
     def codes(self, *, reviewed: bool) -> tuple[list[str], list[list[str]]]:
-        """Returns the table of codes, the most frequent first."""
         coded = self.rows.total()
         lines = [
             [
@@ -66,7 +62,6 @@ class BundleSummary:
 
     @property
     def others(self) -> tuple[int, int]:
-        """Returns how many codes the table leaves out, and their rows."""
         left = self.rows.most_common()[_MOST_CODES:]
         return len(left), sum(rows for _, rows in left)
 

@@ -199,7 +199,6 @@ def _scores(details: Mapping[str, Any], stem: str) -> dict[str, float]:
 
 
 def sample_of(context: Context, dataset: ArtifactRef) -> dict[str, Any]:
-    """Returns the sample of a data set's marks, for a row about it."""
     return dict(_sample(context, dataset))
 
 

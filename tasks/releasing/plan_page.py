@@ -154,7 +154,6 @@ def markdown(page: PlanPage) -> str:
 
 
 def html(page: PlanPage) -> str:
-    """Renders the page as one HTML file that loads nothing from another file or address."""
     return render("plan.html", notice=NOTICE, **_values(page))
 
 
