@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from studies import rmia
+from studies import results, rmia
 
 
 def test_the_score_is_the_share_of_population_records_that_are_less_likely() -> None:
@@ -37,3 +39,17 @@ def test_a_bound_is_above_nothing_where_records_leak(leak: float, least: float, 
     scores = rmia.scores(right[0], right[1:], included[1:], population)
     found, _ = rmia.bound(scores[~population], included[0][~population], 0.0, draws)
     assert least <= found <= most
+
+
+def test_the_page_says_what_was_measured() -> None:
+    """Least and largest bound and claim of SWAG-PPM, and of prior descent's bounds."""
+    docs = Path(__file__).parents[2] / "docs/studies"
+    rows = results.load(docs / "results/rmia.csv")
+
+    def ends(name: str, figure: str) -> str:
+        values = [row[figure] for row in rows if row["mechanism"] == name]
+        return f"{min(values):.2f} to {max(values):.2f}"
+
+    page = (docs / "audits.md").read_text(encoding="utf-8")
+    assert f"({ends('swag-ppm', 'bound')} against {ends('swag-ppm', 'claimed')}; " in page
+    assert f"prior descent {ends('prior-descent', 'bound')} of 5" in page
