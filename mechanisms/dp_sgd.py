@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -61,6 +61,7 @@ class DpSgd(Descending, frozen=True, title="DP-SGD"):
     (True, 'add-remove')
     """
 
+    by_ranks: ClassVar[bool] = True
     kind: Literal["dp-sgd"] = "dp-sgd"
     calibrate_by: Literal["pld", "rdp-mironov"] = Field(
         default="pld",

@@ -28,7 +28,7 @@ from torch import Tensor
 
 import mechanisms
 from mechanisms.errors import MechanismError
-from mechanisms.model import checkpoint
+from mechanisms.model import checkpoint, ranks
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig, Precision
 from mechanisms.model.export import Shapes
@@ -103,7 +103,9 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
         # guard: test_an_event_edited_by_hand
         if self._event_for(self._task(records, run)) != event:
             raise MechanismError("the plan is for other classes or features: plan again")
-        fitted = self.mechanism.fit(self, records, run if run.folder is None else _held(run.folder, self, records, run))
+        if run.folder is not None and not ranks.rank():
+            run = _held(run.folder, self, records, run)
+        fitted = self.mechanism.fit(self, records, run)
         # guard: test_a_mechanism_from_outside
         if event is not None and fitted.event != event:
             raise MechanismError(f"`{self.mechanism.kind}` did not run as planned; nothing is claimed of it")
@@ -195,6 +197,8 @@ class Mechanism(BaseModel, ABC, frozen=True, extra="forbid"):
 
     reads: ClassVar[frozenset[str]] = frozenset({"features", "head-features", "tokens"})
     """Forms of input (`form_of`) that it fits on."""
+    by_ranks: ClassVar[bool] = False
+    """Whether its fit of an encoder can be shared among processes (`mechanisms.model.ranks`)."""
 
     kind: str
 

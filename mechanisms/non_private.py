@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -26,6 +26,7 @@ class NonPrivate(Mechanism, frozen=True):
     'none'
     """
 
+    by_ranks: ClassVar[bool] = True
     kind: Literal["non-private"] = "non-private"
     phase: OptimiserPhase | None = None
     """None: the run's own."""

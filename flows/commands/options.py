@@ -53,6 +53,9 @@ Engine = Annotated[
         show_default="$AUTOCODER_ENGINE, or this process",
     ),
 ]
+Processes = Annotated[
+    int, more(min=1, max=64, help="Processes that share one fit of an encoder, one a card where there are cards.")
+]
 Prefix = Annotated[str, more(help="What the columns start with, of a table coded by several bundles: nature_.")]
 PublishedList = Annotated[
     Path | None,

@@ -77,6 +77,7 @@ def train(
         options.more(help="With --deploy: when it runs by itself, as a cron line of five fields, in UTC."),
     ] = None,
     engine: options.Engine = "",
+    processes: options.Processes = 1,
 ) -> None:
     r"""Train on a file of records, and plan the release: one formally private fit, or one draw.
 
@@ -121,7 +122,7 @@ def train(
     enabled = () if release is None else (f"release.enabled={str(release).lower()}",)
     planned = [(labelled, labelled.parameters(*target, *enabled)) for labelled in runs]
 
-    context = run.context(engine=engine)
+    context = run.context(engine=engine, processes=processes)
     if len(planned) > 1 and not dry_run:
         for _, parameters in planned:
             # a plan names every fit of its records, so that all are fitted before the first is stated
@@ -204,7 +205,7 @@ def _deploy(
         parameters = schedules.with_absolute_paths(parameters)
         retraining.refuse_early(context, parameters)
         home = {} if run.home is None else {"home": context.home}
-        worker = WorkerSettings(device=run.device, engine=context.engine, **home)
+        worker = WorkerSettings(device=run.device, engine=context.engine, processes=context.processes, **home)
         pool = "gpu" if run.device == "cuda" else "cpu"
         registered = schedules.register_retrain(name, parameters, worker, schedule=schedule, pool=pool)
     output.note_estimate("formal" if parameters.formal is not None else "asymptotic-local")

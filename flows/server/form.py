@@ -33,7 +33,7 @@ def with_title(title: str) -> Any:
 
 Workspace = Annotated[str | None, with_title("Workspace")]
 DeviceChoice = Annotated[Device, with_title("Device")]
-PlanFile = Annotated[str, Field(min_length=1), with_title("Plan")]
+PlanFile = Annotated[str, Field(pattern="^[/~]"), with_title("Plan")]  # a worker has another folder
 _Name = Annotated[str, Field(min_length=1)]
 
 
@@ -60,9 +60,11 @@ class WorkerSettings(BaseModel, frozen=True, extra="forbid"):
     device: Device = "auto"
     engine: str = Field(default_factory=of_environment)
     """What computes the parts of large stages."""
+    processes: int = Field(default=1, ge=1, le=64)
+    """That share one fit of an encoder."""
 
     def context(self, run: Run) -> Context:
-        return Context(home=str(home_of(self.home)), device=self.device, engine=self.engine, run=run)
+        return Context(run=run, **self.model_dump() | {"home": str(home_of(self.home))})
 
 
 class RecordsForm(BaseModel):
@@ -158,11 +160,7 @@ class RecordsForm(BaseModel):
 
     @classmethod
     def of(cls, parameters: RetrainParameters, worker: WorkerSettings) -> Self:
-        """Returns the form of given parameters, such as those of a command: each is in a field or in the text.
-
-        Raises:
-            InputError: the records are in several files.
-        """
+        """Returns the form of given parameters, such as those of a command: each is in a field or in the text."""
         content = parameters.model_dump(mode="json")
         fields = {name: _take(content, key) for name, key in cls.PARAMETERS.items()}
         if len(fields["source"]) > 1:
@@ -214,11 +212,6 @@ def parameters_of_run(form: RecordsForm, run: Run) -> RetrainParameters:
     """Returns the parameters of a run's form; its deployment lends neither population nor settings to other records.
 
     A profile drops what it says only of its own records. A deployment that holds all its settings cannot.
-
-    Raises:
-        InputError: the form has other columns than its deployment, and the same population. Or it differs from a
-            deployment of its own settings.
-        StorageError: the server does not answer.
     """
     theirs = {} if run.deployment is None else _values_of_deployment(run.deployment)
     names = ("text_columns", "label_column", "population")

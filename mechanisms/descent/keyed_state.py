@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mechanisms.model import checkpoint
+from mechanisms.model import checkpoint, ranks
 from mechanisms.model.classifier import Classifier
 from mechanisms.privacy.noise import SecretStream
 
@@ -21,7 +21,7 @@ class KeyedState:
     """Holds the key of a fit's noise, and in `tensors` and `numbers` what the fit has come to.
 
     The key is on the disk before anything is drawn with it, so that a killed fit draws the same again and no other; it
-    goes once the fit is finished. Without a folder nothing is written.
+    goes once the fit is finished. Without a folder nothing is written. Only rank 0 writes.
     """
 
     def __init__(self, folder: Path | None, new_key: Callable[[], bytes]) -> None:
@@ -29,10 +29,13 @@ class KeyedState:
         self.tensors: dict[str, Tensor] = {}
         self.numbers: dict[str, Any] = {}
         self._key: bytes | None = None
-        if self._file is None or not self._file.exists():
+        if not ranks.rank() and (self._file is None or not self._file.exists()):
             self._key = new_key()
             self.save()
+            ranks.wait()
             return
+        ranks.wait()
+        assert self._file is not None
         tensors, self.numbers = checkpoint.load(self._file)
         # copies: products of a memory-mapped tensor, which may lie unaligned, differ in the last bit
         self.tensors = {name: tensor.clone() for name, tensor in tensors.items()}
@@ -51,7 +54,7 @@ class KeyedState:
 
     def save(self) -> None:
         """Replaces the file, or raises OSError."""
-        if self._file is None:
+        if self._file is None or ranks.rank():
             return
         self._file.parent.mkdir(parents=True, exist_ok=True)
         key = {} if self._key is None else {_KEY: torch.frombuffer(bytearray(self._key), dtype=torch.uint8)}

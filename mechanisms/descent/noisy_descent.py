@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from mechanisms.descent import exact_sums
 from mechanisms.descent.keyed_state import KeyedState
 from mechanisms.errors import MechanismError
+from mechanisms.model import ranks
 from mechanisms.model.clipping import Coefficients, RecordClipping
 from mechanisms.model.inputs import Inputs
 from mechanisms.model.training import Progress
@@ -194,6 +195,7 @@ class NoisyDescent:
         numbers, steps = self._state.numbers, self._event.steps
         step = numbers["step"] = self.step + 1
         if step * self._epochs // steps > (step - 1) * self._epochs // steps:
+            ranks.add_up(tally)
             total, beyond, records = tally.tolist()
             tally.zero_()
             numbers["losses"].append(total / max(records, 1))
@@ -212,7 +214,7 @@ class SampledSum:
     """Adds the clipped gradients of a Poisson sample, every record independently with a probability, in micro-batches.
 
     A sample is cut after sorting it by length. Clipping is record by record, so the sum, and with it the mechanism,
-    does not change; the padding and the memory do.
+    does not change; the padding and the memory do. Ranks draw the same sample, and each takes its part.
 
     weights: of each record, float32 [n], at most 1. coefficients: factors c of (segment, weights of some records).
     physical_batch_size: records in memory at once.
@@ -241,10 +243,11 @@ class SampledSum:
             tally[0] += losses.sum()
             tally[1] += (norms > segment.l2_clip_norm).sum()
             tally[2] += len(micro)
+        ranks.add_up(out)
 
     def _micro_batches(self, index: Tensor) -> Iterator[Tensor]:
-        """Yields a logical batch in pieces of like length, longest first; nothing for an empty sample."""
-        if len(index):
-            if self.inputs.lengths is not None:
-                index = index[self.inputs.lengths[index].argsort(descending=True, stable=True)]
+        """Yields this rank's records in pieces of like length, longest first; nothing where there are none."""
+        if self.inputs.lengths is not None:
+            index = index[self.inputs.lengths[index].argsort(descending=True, stable=True)]
+        if len(index := ranks.share(index)):
             yield from index.split(self.physical_batch_size)

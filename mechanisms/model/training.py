@@ -7,6 +7,8 @@ A phase minimises, batch by batch,
 with alpha_i the risk weights (1 when there are none) and b the batch's size: the division is by b, not by the sum
 of the weights, so that a record of weight 0 is as good as absent but does not make its neighbours louder.
 
+The ranks of a fit share each batch, and rank 0 keeps the checkpoint and the observer.
+
 A resumed run equals an unbroken one bit for bit: the order of records and the dropout masks are functions of (seed,
 phase, epoch), and the checkpoint holds the parameters and the optimiser's state.
 """
@@ -22,7 +24,7 @@ import torch
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
-from mechanisms.model import checkpoint
+from mechanisms.model import checkpoint, ranks
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import OptimiserPhase
 from mechanisms.model.inputs import FeatureInputs, Inputs
@@ -96,15 +98,20 @@ def train(
         for epoch in range(len(losses) + 1, phase.epochs + 1):
             batches = epoch_batches(inputs, phase=phase, seed=seed, purpose=purpose, epoch=epoch)
             loss_sum = torch.zeros((), device=device)
-            with seeded(seed, purpose, "dropout", epoch), fitting(inputs):
+            own_masks = (ranks.rank(),) if ranks.rank() else ()
+            with seeded(seed, purpose, "dropout", epoch, *own_masks), fitting(inputs):
                 for step, index in enumerate(batches, start=(epoch - 1) * per_epoch):
-                    where = index.to(device)
+                    own = ranks.share(index)
+                    share = len(own) > 0
+                    own = own if share else index[:1]  # so that the same parameters have gradients in every rank
+                    where = own.to(device)
                     with computing(precision, device):  # anew each step: it remembers weights as they were
-                        ell = classifier.log_likelihood(inputs.batch(index, device), labels[where])
+                        ell = classifier.log_likelihood(inputs.batch(own, device), labels[where])
                     ell = ell if weights is None else ell * weights[where]
-                    loss = -ell.sum() / len(index)
+                    loss = -ell.sum() * share / len(index)
                     optimiser.zero_grad(set_to_none=True)
                     loss.backward()
+                    ranks.add_up_gradients(classifier.parameters)
                     if phase.max_grad_norm is not None:
                         torch.nn.utils.clip_grad_norm_(classifier.parameters, phase.max_grad_norm)
                     if phase.schedule == "linear":
@@ -114,6 +121,7 @@ def train(
                     loss_sum += loss.detach() * len(index)
                     if progress is not None and step % 16 == 0:
                         progress(step, total)
+            ranks.add_up(loss_sum)
             losses.append(float(loss_sum) / n)
             # One parameter that is not finite makes the sum so, at a twentieth of the price of looking at each.
             if not math.isfinite(losses[-1]) or not math.isfinite(classifier.flat.sum()):
@@ -122,7 +130,7 @@ def train(
                     f"lower learning_rate (now {phase.learning_rate:g}) or set max_grad_norm"
                 )
             state.after_epoch(epoch, classifier.flat)
-            if file is not None:
+            if file is not None and not ranks.rank():
                 _save(file, classifier, optimiser, run, state, losses)
                 state.after_checkpoint(epoch)
             if progress is not None:

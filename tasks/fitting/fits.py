@@ -8,18 +8,21 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mechanisms.mechanism import Mechanism, Plan, Records, Releasable, Run, Task
+from mechanisms.mechanism import Fitted, Mechanism, Plan, Records, Releasable, Run, Task
 from mechanisms.model import checkpoint
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
+from mechanisms.model.inputs import FeatureInputs
 from mechanisms.privacy.events import Event, decode
 from storage.artifacts import ArtifactRef
 from tasks.fitting.model_inputs import build, label_count, load_inputs
+from tasks.running import ranks
 from tasks.running.stage import Step, Work
 
 _BUILDING = threading.Lock()
@@ -72,8 +75,7 @@ def fit(
     """Fits a plan of this mechanism at one seed. Noise that protects has no seed: each fit draws its own."""
 
     def body(work: Work) -> Mapping[str, Any]:
-        records = Records(*load_inputs(work.inputs["prepared"], "train"))
-        fitted = plan_of(work.inputs["plan"]).fit(records, run_of(work, model, seed))
+        fitted = _fit(work, model, seed)
         fitted.model.save(work.out)
         (work.out / "event.json").write_text(fitted.event.model_dump_json())
         return dict(fitted.figures) | {"releasable": isinstance(fitted.model, Releasable)}
@@ -87,6 +89,20 @@ def fit(
         body=body,
         modules=modules(mechanism),
     )
+
+
+def _fit(work: Work, model: ModelConfig, seed: int) -> Fitted:
+    records = Records(*load_inputs(work.inputs["prepared"], "train"))
+    planned = plan_of(work.inputs["plan"])
+    settings = {"model": model.model_dump(mode="json"), "seed": seed}
+    shares = planned.mechanism.by_ranks and not isinstance(records.inputs, FeatureInputs)
+    with ranks.shared(work, f"{__name__}:follow", settings) if shares else nullcontext():
+        return planned.fit(records, run_of(work, model, seed))
+
+
+def follow(work: Work, settings: Mapping[str, Any]) -> None:
+    """Takes part in a fit as another rank than the first."""
+    _fit(work, ModelConfig.model_validate(settings["model"]), settings["seed"])
 
 
 def run_of(work: Work, model: ModelConfig, seed: int) -> Run:

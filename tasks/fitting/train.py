@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ import torch
 from mechanisms.model import checkpoint, training
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig, OptimiserPhase
+from mechanisms.model.inputs import FeatureInputs
 from mechanisms.posterior import swag
 from mechanisms.posterior.rounds import TABLE, RoundName
 from storage.artifacts import ArtifactRef
 from tasks.fitting.model_inputs import build, load_inputs
 from tasks.parameters import FitParameters
+from tasks.running import ranks
 from tasks.running.stage import Step, Work
 
 
@@ -43,8 +46,7 @@ def fine_tune(this: Round) -> Step:
     phase = this.fit.adamw
 
     def body(work: Work) -> Mapping[str, Any]:
-        trained = build(work.context, this.model, work.inputs["dataset"], seed=this.fit.seed)
-        losses = _train(work, this, trained, phase, purpose="fine-tune")
+        trained, losses = _train(work, this, phase, purpose="fine-tune")
         checkpoint.save(work.out / "theta.safetensors", {"theta": trained.flat}, {})
         return {"epochs": phase.epochs, **_figures(losses, trained)}
 
@@ -56,10 +58,9 @@ def collect_swag(this: Round, *, tuned: ArtifactRef | None) -> Step:
     phase, rank = this.fit.sgd, this.fit.swag.rank
 
     def body(work: Work) -> Mapping[str, Any]:
-        trained = build(work.context, this.model, work.inputs["dataset"], seed=this.fit.seed)
-        trained.flat.copy_(checkpoint.load(work.inputs["tuned"] / "theta.safetensors")[0]["theta"])
-        state = swag.init(trained.num_parameters, rank=rank, folder=work.out)
-        losses = _train(work, this, trained, phase, purpose="swag", state=state)
+        tuned = checkpoint.load(work.inputs["tuned"] / "theta.safetensors")[0]["theta"]
+        state = swag.init(tuned.numel(), rank=rank, folder=work.out)
+        trained, losses = _train(work, this, phase, purpose="swag", start=tuned, state=state)
         swag.save(state)
         return {"snapshots": state.count, "rank": min(state.count, rank), **_figures(losses, trained)}
 
@@ -79,26 +80,43 @@ def _figures(losses: list[float], trained: Classifier) -> dict[str, Any]:
 def _train(
     work: Work,
     this: Round,
-    trained: Classifier,
     phase: OptimiserPhase,
     *,
     purpose: str,
+    start: torch.Tensor | None = None,
     state: training.EpochState | None = None,
-) -> list[float]:
+) -> tuple[Classifier, list[float]]:
     records, labels = load_inputs(work.inputs["prepared"], "train")
     work.sized(len(labels) * phase.epochs)
-    return training.train(
-        trained,
-        records,
-        labels,
-        phase=phase,
-        seed=this.fit.seed,
-        purpose=purpose,
-        weights=load_weights(work.inputs["weights"]) if "weights" in work.inputs else None,
-        folder=work.scratch,
-        state=state,
-        progress=work.progress,
-    )
+    settings = {"name": this.name, "purpose": purpose}
+    settings |= {"model": this.model.model_dump(mode="json"), "fit": this.fit.model_dump(mode="json")}
+    shared = nullcontext() if isinstance(records, FeatureInputs) else ranks.shared(work, f"{__name__}:follow", settings)
+    with shared:
+        trained = build(work.context, this.model, work.inputs["dataset"], seed=this.fit.seed)
+        if start is not None:
+            trained.flat.copy_(start)
+        losses = training.train(
+            trained,
+            records,
+            labels,
+            phase=phase,
+            seed=this.fit.seed,
+            purpose=purpose,
+            weights=load_weights(work.inputs["weights"]) if "weights" in work.inputs else None,
+            folder=work.scratch,
+            state=state,
+            progress=work.progress,
+        )
+    return trained, losses
+
+
+def follow(work: Work, settings: Mapping[str, Any]) -> None:
+    """Takes part in the fit of a round's stage as another rank than the first."""
+    fit = FitParameters.model_validate(settings["fit"])
+    this = Round(settings["name"], ModelConfig.model_validate(settings["model"]), fit, dataset=None, prepared=None)
+    tuned = work.inputs.get("tuned")
+    start = None if tuned is None else checkpoint.load(tuned / "theta.safetensors")[0]["theta"]
+    _train(work, this, fit.adamw if tuned is None else fit.sgd, purpose=settings["purpose"], start=start)
 
 
 def load_weights(folder: Path) -> torch.Tensor:

@@ -36,6 +36,8 @@ class Context(BaseModel, frozen=True, extra="forbid", arbitrary_types_allowed=Tr
     device: str = "auto"
     engine: str = Field(default_factory=engine.of_environment)
     """What computes the parts of large stages, as `tasks.running.engine` says."""
+    processes: int = 1
+    """That share the fit of an encoder (`tasks.running.ranks`)."""
     run: Run = PLAIN
 
     @property
@@ -51,8 +53,6 @@ class Context(BaseModel, frozen=True, extra="forbid", arbitrary_types_allowed=Tr
 
 @dataclass(frozen=True)
 class Work:
-    """Holds the arguments of a stage's body: output folder, inputs, progress."""
-
     stage: Stage
     context: Context
     inputs: Mapping[str, Path]
@@ -63,7 +63,6 @@ class Work:
     """Stages that this one was put together from; they are removed when it is finished."""
 
     def sized(self, records: int) -> None:
-        """Reports how many records pass through the model in the whole stage, which turns progress into a rate."""
         progress.sized(self.label, records)
 
     @property
@@ -108,7 +107,6 @@ class Step:
         return code_version(*(self.modules or (self.body.__module__,)))
 
     def find(self, store: Store) -> ArtifactRef | None:
-        """Returns the finished stage, or None if it would have to run."""
         if None in self.inputs.values() or (self.record_digests and not store.has_key):
             return None
         return store.find(self.name, self.key(store))
@@ -120,7 +118,6 @@ class Step:
 
 
 def run_step(context: Context, step: Step) -> ArtifactRef:
-    """Runs one step, or reuses its output; returns the reference of the output."""
     with private_errors(step.label), progress.report_failures(step.label):
         started = time.monotonic()
         progress.started(step.label, step.name)
@@ -150,5 +147,4 @@ def run_step(context: Context, step: Step) -> ArtifactRef:
 
 
 def submit(context: Context, step: Step) -> ArtifactRef:
-    """Runs a step as a unit of the context's run."""
     return context.run.call(step.name, step.label, run_step, context, step)

@@ -1,0 +1,85 @@
+"""Shares a fit's steps among processes of this machine, its ranks, all of which come to the same parameters.
+
+A rank takes its part of the records of a step; sums are added over the ranks before anything else is done with them, so
+that noise, clips and optimiser are those of one process. Only rank 0 writes; the others read its checkpoint, and the
+key of the noise there. Where nothing was joined, all is one rank's.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch import Tensor, distributed
+
+from mechanisms.errors import MechanismError
+
+_ranks: ContextVar[tuple[int, int]] = ContextVar("ranks", default=(0, 1))
+"""This rank and their number: of a fit and not of the process, whose other fits have one."""
+_LONGEST_PAUSE = timedelta(minutes=30)
+
+
+@contextmanager
+def joined(meeting: Path, *, rank: int, ranks: int, device: torch.device) -> Iterator[None]:
+    """Makes fits inside the block this rank's part. The ranks find each other by a file: no port is open to others."""
+    os.environ["GLOO_SOCKET_IFNAME"] = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    distributed.init_process_group(
+        "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
+        init_method=meeting.resolve().as_uri(),
+        rank=rank,
+        world_size=ranks,
+        timeout=_LONGEST_PAUSE,
+    )
+    token = _ranks.set((rank, ranks))
+    try:
+        yield
+    finally:
+        _ranks.reset(token)
+        distributed.destroy_process_group()
+
+
+def rank() -> int:
+    return _ranks.get()[0]
+
+
+def share(records: Tensor) -> Tensor:
+    """Returns this rank's part of a step's records, every n-th: alike in length where they are sorted by it."""
+    first, ranks = _ranks.get()
+    return records[first::ranks]
+
+
+def add_up(*values: Tensor) -> None:
+    """Adds values over the ranks, in place and to the same bits everywhere.
+
+    Raises:
+        MechanismError: another rank has ended.
+    """
+    if _ranks.get()[1] > 1:
+        try:
+            for value in values:
+                distributed.all_reduce(value)
+        except RuntimeError:
+            raise MechanismError(
+                "a process of this fit ended. Run again, with any number of --processes, to resume from the last epoch"
+            ) from None
+
+
+def add_up_gradients(parameters: Iterable[Tensor]) -> None:
+    """Adds the gradients of parameters over the ranks."""
+    gradients = [p.grad for p in parameters if p.grad is not None] if _ranks.get()[1] > 1 else []
+    if gradients:
+        total = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        add_up(total)
+        for gradient, summed in zip(gradients, total.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(summed.view_as(gradient))
+
+
+def wait() -> None:
+    """Returns once every rank has come here."""
+    add_up(torch.zeros(1))

@@ -1,0 +1,137 @@
+"""Shares the fit of a stage among processes of this machine: rank 0 is the stage's own, the others follow it.
+
+A follower is told by its standard input what to fit: settings and paths, never a key or a record. It ends with that
+pipe, so that none outlives the stage. Locks, checkpoints, progress and what is stored remain in the stage's process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel
+
+from mechanisms.model import classifier, ranks, threads
+from storage.artifacts import Stage
+from storage.errors import InputError
+from tasks.running.failures import SAFE, StageError, private_errors
+from tasks.running.stage import Context, Work
+
+_TURN = threading.Lock()
+"""Torch knows one group of ranks a process: fits that run side by side take turns."""
+_READY = "ready"
+
+
+class Following(BaseModel, frozen=True, extra="forbid"):
+    """Tells a process which part of which fit is its own."""
+
+    follow: str
+    """Function of a module, `module:function`, that fits from a `Work` and settings and stores nothing."""
+    settings: dict[str, Any]
+    inputs: dict[str, Path]
+    scratch: Path
+    home: str
+    device: str
+    meeting: Path
+    rank: int
+    ranks: int
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        device = classifier.device_of(self.device)
+        with (
+            threads.using(max(1, (os.cpu_count() or 1) // self.ranks)),
+            ranks.joined(self.meeting, rank=self.rank, ranks=self.ranks, device=device),
+        ):
+            yield
+
+
+@contextmanager
+def shared(work: Work, follow: str, settings: Mapping[str, Any]) -> Iterator[None]:
+    """Makes fits inside the block those of rank 0, beside as many followers as the context's processes ask for."""
+    number = work.context.processes
+    if number == 1:
+        yield
+        return
+    device = classifier.device_of(work.context.device)
+    if device.type == "cuda" and torch.cuda.device_count() < number:
+        raise InputError(f"--processes {number}: this machine has {torch.cuda.device_count()} cards. Give as many.")
+    with _TURN, ExitStack() as stack:
+        meeting = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ranks-"))) / "meeting"
+        own = Following(
+            follow=follow,
+            settings=dict(settings),
+            inputs=dict(work.inputs),
+            scratch=work.scratch,
+            home=work.context.home,
+            device=device.type,
+            meeting=meeting,
+            rank=0,
+            ranks=number,
+        )
+        followers = [stack.enter_context(_follower(own.model_copy(update={"rank": r}))) for r in range(1, number)]
+        for follower in followers:
+            assert follower.stdout is not None
+            if (answer := follower.stdout.readline().strip()) != _READY:
+                raise StageError(f"{work.label}: a process of the fit did not start. {answer}".strip())
+        with own.joined():
+            yield
+
+
+@contextmanager
+def _follower(order: Following) -> Iterator[subprocess.Popen[str]]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "tasks.running.ranks"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=environment
+    ) as process:
+        assert process.stdin is not None
+        try:
+            process.stdin.write(order.model_dump_json() + "\n")
+            process.stdin.flush()
+            yield process
+        finally:
+            process.kill()  # where the fit ended well it has nothing left to do
+
+
+def _follow(order: Following) -> None:
+    module, _, name = order.follow.partition(":")
+    follow = getattr(importlib.import_module(module), name)
+    device = f"cuda:{order.rank}" if order.device == "cuda" else order.device
+    context = Context(home=order.home, device=device, engine="")
+    nowhere = Stage("", "", order.scratch, order.scratch, None, {}, context.store)
+    work = Work(nowhere, context, order.inputs, refs={}, progress=lambda done, total: None)
+    _say(_READY)
+    with order.joined():
+        follow(work, order.settings)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _end_with(pipe: Any) -> None:
+    pipe.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    order = Following.model_validate_json(sys.stdin.readline())
+    threading.Thread(target=_end_with, args=[sys.stdin], daemon=True).start()
+    try:
+        with private_errors("fit"):
+            _follow(order)
+    except SAFE as error:
+        _say(str(error))
+        sys.exit(1)
