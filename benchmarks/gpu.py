@@ -37,7 +37,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from mechanisms import dp_sgd
 from mechanisms.dp_sgd import DpSgd
 from mechanisms.mechanism import Records, Run, Task
-from mechanisms.model import classifier
+from mechanisms.model import classifier, export
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig, OptimiserPhase
 from mechanisms.model.inputs import TokenInputs
@@ -50,7 +50,7 @@ from mechanisms.swag_ppm import SwagPpm
 ROOT = Path(__file__).parents[1]
 PAPER_RECORDS, PAPER_EPOCHS, PAPER_DRAWS, PAPER_FITS = 5346, 30, 500, 3
 SHARE_OF_PEAK, MINUTES = 0.40, 30
-PARTS = ("tests", "peak", "risk_pass", "training", "dp_sgd", "chain")
+PARTS = ("tests", "peak", "risk_pass", "coding", "training", "dp_sgd", "chain")
 
 
 def main() -> None:
@@ -75,6 +75,7 @@ def main() -> None:
             "tests": partial(tests, options.device),
             "peak": partial(peaks, device, scale),
             "risk_pass": partial(risk_pass, encoder, device, scale, Path(folder)),
+            "coding": partial(coding, encoder, device, scale),
             "training": partial(training, encoder, device, scale),
             "dp_sgd": partial(descent, encoder, device, scale),
             "chain": partial(chain, encoder, device, scale, Path(folder)),
@@ -184,6 +185,17 @@ def risk_pass(encoder: str, device: torch.device, scale: Scale, folder: Path) ->
     result["tflops"] = round(flops * scale.records / a_draw / 1e12, 3)
     result["memory_mib"] = memory(device)
     return result
+
+
+def coding(encoder: str, device: torch.device, scale: Scale) -> dict[str, Any]:
+    """Records a second through a released model, scores back on the processor; no tokenizer."""
+    model = made(encoder, device).releasable().eval()
+    codes = tuple(map(str, range(workload.LABELS)))
+    released, inputs = export.Released(model, None, codes, 128, device=device), tokens(scale.records)
+    released.scores(inputs)
+    start = time.perf_counter()
+    released.scores(inputs)
+    return {"records_per_second": round(scale.records / (time.perf_counter() - start), 1), "precision": "float32"}
 
 
 def training(encoder: str, device: torch.device, scale: Scale) -> dict[str, Any]:

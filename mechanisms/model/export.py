@@ -23,7 +23,7 @@ from mechanisms.errors import MechanismError
 from mechanisms.model import encoder_files, encoders
 from mechanisms.model.classifier import Classifier, MeanPooled
 from mechanisms.model.config import Precision
-from mechanisms.model.inputs import token_budget_batches
+from mechanisms.model.inputs import TokenInputs, token_budget_batches
 from mechanisms.model.lexicon import Lexicon
 from mechanisms.model.precision import computing
 from mechanisms.model.scorer import LABELS, MOST_CHARACTERS, codes_of
@@ -34,6 +34,7 @@ ENCODER = "0_Transformer"
 makes up a head for it and answers with those names."""
 DENSE = "2_Dense"
 
+CPU = torch.device("cpu")
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -165,6 +166,7 @@ class Released:
     max_length: int
     precision: Literal["float32"] = "float32"
     near_tie: float = 0.0
+    device: torch.device = CPU
 
     def logits(self, texts: Sequence[str]) -> Tensor:
         """Scores float32 [n, codes], in the texts' order; texts are cut at `max_length` tokens.
@@ -175,27 +177,28 @@ class Released:
         tokens = encoders.token_inputs(
             self.tokenizer, [text[:MOST_CHARACTERS] for text in texts], max_length=self.max_length
         )
-        out = torch.empty(len(texts), len(self.codes))
         lexicon = self.model.lexicon if isinstance(self.model, MeanPooled) else None
-        words = None if lexicon is None else lexicon.words(texts)
+        return self.scores(tokens, None if lexicon is None else lexicon.words(texts))
 
-        def scores(index: Tensor) -> tuple[Tensor, Tensor]:
-            block = {} if words is None else {"words": words[index]}
-            with torch.inference_mode(), computing("float32", _CPU):
-                answer = self.model(**tokens.batch(index, _CPU), **block)
-                return index, (answer if isinstance(answer, Tensor) else answer.logits).float()
+    def scores(self, tokens: TokenInputs, words: Tensor | None = None) -> Tensor:
+        """Scores float32 [n, codes] of tokens, and of the words that a head reads next to them; on the processor."""
+        out = torch.empty(len(tokens), len(self.codes))
 
-        with forward_passes(tokens, _CPU) as over:
-            for index, answer in over(scores, token_budget_batches(tokens, budget=forward_tokens("float32", _CPU))):
+        def forward(index: Tensor) -> tuple[Tensor, Tensor]:
+            block = {} if words is None else {"words": words[index].to(self.device)}
+            with torch.inference_mode(), computing("float32", self.device):
+                answer = self.model(**tokens.batch(index, self.device), **block)
+                return index, (answer if isinstance(answer, Tensor) else answer.logits).float().cpu()
+
+        batches = token_budget_batches(tokens, budget=forward_tokens("float32", self.device))
+        with forward_passes(tokens, self.device) as over:
+            for index, answer in over(forward, batches):
                 out[index] = answer
         return out
 
 
-_CPU = torch.device("cpu")
-
-
-def load(folder: Path) -> Released:
-    """Opens a folder that `save` wrote, and refuses any other."""
+def load(folder: Path, device: torch.device = CPU) -> Released:
+    """Opens a folder that `save` wrote, on the processor or a device, and refuses any other."""
     labels = folder / LABELS
     encoder_folder = folder / ENCODER if labels.is_file() else folder
     try:
@@ -214,6 +217,5 @@ def load(folder: Path) -> Released:
         )
     else:
         model = encoders.load_with_standard_head(str(folder), num_labels=len(codes))
-    model.eval()
-    longest = int(tokenizer.model_max_length)
-    return Released(model=model, tokenizer=tokenizer, codes=codes, max_length=longest)
+    model.eval().to(device)
+    return Released(model, tokenizer, codes, int(tokenizer.model_max_length), device=device)

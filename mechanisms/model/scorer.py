@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +81,7 @@ class Graph:
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
+        options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS") or 0)  # as torch does; 0: every core
         file = str(folder / (INT8 if int8 else GRAPH))
         session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
         if not int8:

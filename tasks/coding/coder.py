@@ -212,6 +212,7 @@ _OTHERWISE = (
 )
 """Advice for a bundle without a threshold for an accuracy."""
 
+DRIVER = Path("/proc/driver/nvidia/version")
 CLOSED = "AUTOCODER_LEDGER_CLOSED"
 """Variable of a process that may not read the ledger whose address it has."""
 
@@ -224,13 +225,13 @@ def open_bundle(
     precision: Precision = "float32",
     coverage: float | None = None,
 ) -> Coder:
-    """Loads a bundle.
+    """Loads a bundle, onto a card where there is one.
 
     Args:
         thresholds: a local file in place of the bundle's.
         levels: as in `groups_of`.
-        precision: of the encoder. `auto` takes eight bits if the bundle has such a graph and the golden narratives
-            get the same codes as in float32.
+        precision: of the encoder. A card computes in float32. Without one, `auto` takes eight bits if the bundle has
+            such a graph and the golden narratives get the same codes as in float32.
         coverage: adds conformal sets of this coverage, from the thresholds.
 
     Raises:
@@ -274,12 +275,19 @@ def open_bundle(
 
 
 def _load(folder: Path, precision: Precision) -> tuple[str, Scorer]:
+    """Returns release id and model of a bundle: its graph, or, without one or with a card, the model in torch."""
     if not (folder / STATEMENT).is_file():
         raise InputError(f"--bundle: {folder} is not a bundle: it has no {STATEMENT}.")
     try:
         release = str(json.loads((folder / STATEMENT).read_text(encoding="utf-8"))["release_id"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise _damaged(folder, Path(STATEMENT)) from None
+    if precision != "int8" and has_card():
+        import torch
+
+        from mechanisms.model import export
+
+        return release, _opened(folder, partial(export.load, device=torch.device("cuda")))
     if precision != "float32" and (folder / INT8).is_file():
         quick = _opened(folder, partial(Graph.load, int8=True))
         band = near_tie(quick, folder)
@@ -292,6 +300,15 @@ def _load(folder: Path, precision: Precision) -> tuple[str, Scorer]:
     from mechanisms.model import export
 
     return release, _opened(folder, export.load)
+
+
+def has_card() -> bool:
+    """Returns whether there is a card that torch computes on; without a driver nobody waits for torch to tell."""
+    if not DRIVER.exists() or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return False
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _opened(folder: Path, load: Callable[[Path], T]) -> T:

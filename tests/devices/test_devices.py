@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from mechanisms import dp_sgd
 from mechanisms.dp_sgd import DpSgd
 from mechanisms.mechanism import Mechanism, Records, Run, Task
-from mechanisms.model import classifier
+from mechanisms.model import classifier, export
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig, OptimiserPhase
 from mechanisms.model.inputs import FeatureInputs, TokenInputs
@@ -184,6 +184,19 @@ def test_the_encoder_agrees(encoder: str, records: tuple[TokenInputs, Tensor], t
     one, other = (own.predict(inputs) for own, inputs in zip(made, read, strict=True))
     close = 0.02 if precision == "bfloat16" else 1e-4
     torch.testing.assert_close(other, one, rtol=10 * close, atol=close)
+
+
+@pytest.mark.parametrize("pooling", ["first", "mean"])
+def test_a_released_model_agrees(encoder: str, records: tuple[TokenInputs, Tensor], pooling: Any) -> None:
+    """Coding on a card: scores come back to the processor, in float32."""
+    said = []
+    for device in ("cpu", DEVICE):
+        config = ModelConfig(encoder=encoder, pooling=pooling)
+        model = classifier.build(config, num_labels=LABELS, seed=0, device=device).releasable().eval()
+        codes = tuple(map(str, range(LABELS)))
+        said.append(export.Released(model, None, codes, 64, device=torch.device(device)).scores(records[0]))
+    assert said[1].device.type == "cpu"
+    torch.testing.assert_close(said[1], said[0], rtol=1e-3, atol=1e-4)
 
 
 if DEVICE != "cpu":

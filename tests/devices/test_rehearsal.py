@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-SPEEDS = ("--parts", "peak", "risk_pass", "training")
+SPEEDS = ("--parts", "peak", "risk_pass", "coding", "training")
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,7 @@ def test_every_part_runs_on_a_pretended_card(parts: tuple[str, ...], tmp_path: P
         assert "skipped" not in report["tests"]["pytest"]
     assert report["risk_pass"]["records_a_second"] > 0
     assert report["paper_protocol"]["minutes"] > 0
+    assert report["coding"]["records_per_second"] > 0
 
 
 def test_without_a_card_it_says_what_to_do() -> None:
