@@ -10,7 +10,7 @@ from prefect import flow
 from pydantic import BaseModel, Field
 
 from flows.server.form import Workspace, with_title
-from flows.server.prefect_run import NOTHING_STORED
+from flows.server.prefect_run import NOTHING_STORED, taken_up
 from flows.server.settings import home_of
 from storage.tables.narratives import Narratives
 from storage.tables.reader import survey
@@ -38,6 +38,7 @@ class CodingReport(BaseModel, frozen=True):
     description="Code a file of narratives (CSV, Parquet, JSON Lines) with a released model.",
     **NOTHING_STORED,
 )
+@taken_up
 def code_batch(
     data: Annotated[str, with_title("Narratives")],
     out: Annotated[str, with_title("Output")],

@@ -13,7 +13,7 @@ from flows import release as releasing
 from flows.compare import CompareResult
 from flows.retrain import RetrainResult, retrain_form
 from flows.server.form import DeviceChoice, FormalForm, PlanFile, RecordsForm, Workspace, section, with_title
-from flows.server.prefect_run import NOTHING_STORED, PrefectRun, named_by_plan
+from flows.server.prefect_run import NOTHING_STORED, PrefectRun, named_by_plan, taken_up
 from flows.server.settings import home_of
 from tasks.auditing.result import AuditResult
 from tasks.auditing.settings import AuditParameters
@@ -34,6 +34,7 @@ _USUAL_AUDIT = AuditSection()
     flow_run_name="{parameters.population}, formal ε {parameters.target_epsilon}",
     **NOTHING_STORED,
 )
+@taken_up
 def formal(parameters: Annotated[FormalForm, with_title("Records and epsilon")]) -> RetrainResult:
     """Run the formal method; finished stages are reused.
 
@@ -50,6 +51,7 @@ def formal(parameters: Annotated[FormalForm, with_title("Records and epsilon")])
     flow_run_name="{parameters.population}, SWAG-PPM",
     **NOTHING_STORED,
 )
+@taken_up
 def estimated(parameters: Annotated[RecordsForm, with_title("Records")]) -> RetrainResult:
     """Run the published method; finished stages are reused.
 
@@ -65,6 +67,7 @@ def estimated(parameters: Annotated[RecordsForm, with_title("Records")]) -> Retr
     flow_run_name="{parameters.population}",
     **NOTHING_STORED,
 )
+@taken_up
 def compare(
     parameters: Annotated[RecordsForm, with_title("Records and SWAG-PPM")],
     settings: Annotated[CompareSection, with_title("Other methods")],
@@ -87,6 +90,7 @@ def compare(
     flow_run_name=named_by_plan,
     **NOTHING_STORED,
 )
+@taken_up
 def audit(
     plan: PlanFile,
     settings: Annotated[AuditSection, with_title("Effort")] = _USUAL_AUDIT,
@@ -96,7 +100,7 @@ def audit(
     """Audit what a plan releases, with its settings and records.
 
     Args:
-        plan: path of the plan that `retrain` or `compare` wrote.
+        plan: absolute path of the plan that `retrain` or `compare` wrote.
         settings: how much is spent on measuring.
         home: workspace folder; empty: that of the worker (AUTOCODER_HOME).
         device: `auto`, `cpu` or `cuda`.
@@ -111,6 +115,7 @@ def audit(
     flow_run_name=named_by_plan,
     **NOTHING_STORED,
 )
+@taken_up
 def release(
     plan: PlanFile,
     home: Workspace = None,
@@ -121,7 +126,7 @@ def release(
     """Release a plan; return the release of one that was released before, and resume one that died.
 
     Args:
-        plan: path of the plan that `retrain` or `compare` wrote.
+        plan: absolute path of the plan that `retrain` or `compare` wrote.
         home: workspace folder; empty: that of the worker (AUTOCODER_HOME).
         device: `auto`, `cpu` or `cuda`.
         ledger: which ledger, under which policy.

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from storage.durable import replace_atomically, sync
-from storage.errors import InputError, StorageError
+from storage.errors import InputError, StorageError, Unavailable
 
 VARIABLE = "AUTOCODER_STORAGE"
 _MANIFEST = "manifest.json"
@@ -138,7 +138,8 @@ class SharedStore:
             raise
         except Exception as error:
             reason = getattr(error, "strerror", None) or type(error).__name__
-            raise StorageError(
+            answered = isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError)
+            raise (StorageError if answered else Unavailable)(
                 f"{VARIABLE}: {self.url}: {reason}. Check that it answers and that the credentials in the environment "
                 "allow reading and writing, then run again"
             ) from None

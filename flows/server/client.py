@@ -8,22 +8,24 @@ from contextlib import contextmanager
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 
-from storage.errors import StorageError
+from storage.errors import StorageError, Unavailable
 
 
 @contextmanager
 def server() -> Iterator[SyncPrefectClient]:
-    """Opens a client of the server.
+    """Opens a client of the server."""
+    with answering(), get_client(sync_client=True) as client:
+        yield client
 
-    Raises:
-        StorageError: the server does not answer, or refuses access.
-    """
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """Raises errors of requests to the server as those of `server`."""
     try:
-        with get_client(sync_client=True) as client:
-            yield client
+        yield
     except httpx.HTTPStatusError as error:  # Prefect's error derives from it
         code = error.response.status_code
         remedy = ". Set PREFECT_API_AUTH_STRING." if code == httpx.codes.UNAUTHORIZED else ""
-        raise StorageError(f"Prefect server: it answers {code}{remedy}") from None
+        raise (Unavailable if code >= 500 else StorageError)(f"Prefect server: it answers {code}{remedy}") from None
     except httpx.HTTPError as error:
-        raise StorageError(f"Prefect server: no answer ({type(error).__name__}). Check PREFECT_API_URL.") from None
+        raise Unavailable(f"Prefect server: no answer ({type(error).__name__}). Check PREFECT_API_URL.") from None

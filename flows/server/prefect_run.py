@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
+from functools import wraps
+from inspect import signature
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 from uuid import UUID
@@ -19,10 +21,13 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 from prefect.cache_policies import NO_CACHE
-from prefect.exceptions import PrefectException
+from prefect.exceptions import MissingContextError, PrefectException
 from prefect.runtime import deployment, flow_run
+from prefect.states import Crashed
 from prefect.utilities.annotations import quote
 
+from flows.server.client import answering
+from storage.errors import Unavailable
 from tasks.running.progress import Listener
 from tasks.running.run import Run
 
@@ -48,7 +53,8 @@ class PrefectRun(Run):
         # quote: Prefect must not walk through the arguments in search of futures
         quoted: Any = [quote(value) for value in args]
         named: Any = {key: quote(value) for key, value in kwargs.items()}
-        return unit(*quoted, **named)
+        with answering():
+            return unit(*quoted, **named)
 
     def listeners(self) -> tuple[Listener, ...]:
         return (ProgressBars(),)
@@ -69,6 +75,26 @@ def _unless_refused() -> Iterator[None]:
         yield
     except (httpx.HTTPError, PrefectException) as error:
         get_run_logger().warning("not shown on the page: %s", type(error).__name__)
+
+
+def _log(*words: str) -> None:
+    with suppress(MissingContextError):
+        get_run_logger().info(*words)
+
+
+def taken_up(body: Callable[P, R]) -> Callable[P, R]:
+    """Ends a flow whose database or server is away as *Crashed*, which housekeeping takes up, in place of *Failed*."""
+
+    @wraps(body)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return body(*args, **kwargs)
+        except Unavailable as error:
+            return cast("R", Crashed(message=str(error)))
+
+    # Prefect reads the names of types where this function stands
+    call.__signature__ = signature(body, eval_str=True)  # pyrefly: ignore[missing-attribute]
+    return call
 
 
 def named_by_plan() -> str:
@@ -111,7 +137,8 @@ class ProgressBars(Listener):
         self._show(label, min(100.0, 100.0 * done / total))
 
     def finished(self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
-        """Completes the bar. Leaves figures out: the exact number of records must not reach Prefect's database."""
+        """Completes the bar and logs the stage. No figure goes along: the number of records must not reach Prefect."""
+        self._run.copy().run(_log, "%s: %s", label, "found finished" if reused else f"{seconds:.3g} s")
         if self._artifact is not None:
             self._show(f"{label}: done", 100.0)
             self._artifact = None

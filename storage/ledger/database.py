@@ -14,7 +14,7 @@ from sqlalchemy import event, exc
 from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.pool import NullPool
 
-from storage.errors import InputError, StorageError
+from storage.errors import InputError, StorageError, Unavailable
 from storage.ledger import triggers
 from storage.ledger.journal import ForeignLedger, Journal
 from storage.ledger.schema import REVISION, VERSION_TABLE, ledger_row, record_set
@@ -28,7 +28,7 @@ _NOTE = ("ledger_note(text)",)
 _WRITE = (*_NOTE, "ledger_append(text)", "ledger_register(bytea)")
 
 
-class ConnectionLost(StorageError):
+class ConnectionLost(Unavailable):
     """The server went away; whether the last transaction was kept is not known."""
 
 

@@ -33,8 +33,8 @@ FOLDER = Path(__file__).resolve().parents[2] / "deployments"
 CONTENT = yaml.safe_load((FOLDER / "prefect.yaml").read_text())
 DEPLOYMENTS = {entry["name"]: entry for entry in CONTENT["deployments"]}
 GIVEN: dict[str, dict[str, Any]] = {
-    "release": {"plan": "PLAN.json"},
-    "audit": {"plan": "PLAN.json"},
+    "release": {"plan": "/w/PLAN.json"},
+    "audit": {"plan": "/w/PLAN.json"},
     "code-batch": {"data": "in.csv", "out": "out.csv"},
     "formal": {
         "parameters": {
@@ -120,6 +120,7 @@ def test_every_field_of_a_form_says_what_it_is_for(name: str) -> None:
         ("formal", "parameters.text_columns", []),
         ("audit", "settings.trials", -1),
         ("release", "plan", None),
+        ("release", "plan", "private/plans/PLAN.json"),
         ("release", "wait_days", -1),
         ("release", "device", "gpu"),
         ("compare", "settings.target_epsilon", -1),

@@ -29,6 +29,7 @@ from prefect.settings.models.flows import FlowsSettings
 from prefect.states import Cancelling, Crashed, Late, Running, Suspended
 from real_workers import deployed, has_beaten, kill_with_worker, workers
 
+from flows import deployed as deployed_flows
 from flows.deployed import release
 from flows.housekeeping import RESUMED, housekeeping
 from flows.ledger_verify import ledger_verify
@@ -36,7 +37,7 @@ from flows.server import waiting_runs
 from flows.server.automations import apply_pools, apply_rules
 from flows.server.dead_runs import HEARTBEAT_STOPPED, declare_dead
 from flows.server.waiting_runs import answer, overview, waiting_releases
-from storage.errors import StorageError
+from storage.errors import StorageError, Unavailable
 from storage.ledger import Ledger, Policy
 from storage.paths import Workspace
 
@@ -206,6 +207,26 @@ def test_a_run_that_dies_with_its_worker_before_its_first_heartbeat_is_taken_up(
         (tmp_path / "go").touch()
         until(client, run.id, StateType.COMPLETED)
     assert client.read_flow_run(run.id).run_count == 2
+
+
+def test_a_run_whose_ledger_is_away_is_taken_up(
+    client: SyncPrefectClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has crashed, and one that is told what is wrong has failed, whatever the words."""
+    Workspace(tmp_path / "home").create()
+    home = str(tmp_path / "home")
+    deployment = client.create_deployment(client.create_flow_from_name("release"), name="away")
+    for error, state in ((Unavailable("no answer"), StateType.CRASHED), (StorageError("no answer"), StateType.FAILED)):
+
+        def away(*_: Any, error: Exception = error, **__: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(deployed_flows.releasing, "release", away)
+        asked = {"plan": "/w/plan.json", "home": home}
+        run = client.create_flow_run_from_deployment(deployment, parameters=asked)
+        run_flow(release, flow_run=run, parameters=asked, return_type="state")
+        assert client.read_flow_run(run.id).state_type is state
+        assert (run.name in housekeeping.fn(home=home).resumed) is (state is StateType.CRASHED)
 
 
 def test_no_worker_sends_heartbeats_too_rarely_to_be_alive() -> None:
