@@ -35,7 +35,6 @@ class CompareResult(BaseModel, frozen=True):
 
 
 def compare_form(form: RecordsForm, settings: CompareParameters, branches: str, run: Run) -> CompareResult:
-    """Runs a comparison with a form of Prefect's page."""
     context = form.run().context(run)
     with private_errors("compare"):
         parameters = parameters_of_run(form, run)
@@ -49,9 +48,6 @@ def compare(
 
     Args:
         branches: names by comma, or `all`.
-
-    Raises:
-        InputError: a branch is unknown, a batch is larger than the data, or settings contradict each other.
     """
     with private_errors("compare"):
         context.workspace.create()

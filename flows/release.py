@@ -55,11 +55,7 @@ def release(
 
 
 def request(context: Context, planned: PlannedRelease, plan_file: Path, settings: BundleParameters, name: str) -> str:
-    """Start the release deployment on a plan and return its run's id; the caller does not wait for it.
-
-    Raises:
-        InputError: there is no server, or it has no such deployment.
-    """
+    """Start the release deployment on a plan and return its run's id; the caller does not wait for it."""
     if not context.run.shows:
         raise InputError("release.deployment: a deployment needs a server. Set PREFECT_API_URL, or leave it out.")
     from prefect.deployments import run_deployment

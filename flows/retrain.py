@@ -33,8 +33,6 @@ from tasks.running.worker_metrics import MetricsListener
 
 
 class RetrainResult(BaseModel):
-    """Holds references and the figures of the release, and nothing about a record."""
-
     model_config = ConfigDict(frozen=True)
 
     plan: str = Field(description="path of the release plan")
@@ -44,7 +42,6 @@ class RetrainResult(BaseModel):
 
 
 def retrain_form(form: RecordsForm, run: Run) -> RetrainResult:
-    """Runs the whole method with a form of Prefect's page."""
     context = form.run().context(run)
     with private_errors("retrain"):
         parameters = parameters_of_run(form, run)

@@ -39,7 +39,7 @@ from service.messages import (
 )
 from storage.bundle.folder import STATEMENT
 from storage.errors import InputError
-from tasks.coding.coder import Coder, Coding, describe_release
+from tasks.coding.coder import Coder, describe_release
 from tasks.running import installation
 
 _STATIC = Path(__file__).parent / "static"
@@ -50,8 +50,6 @@ _KEY_HEADER = APIKeyHeader(name="X-API-Key", auto_error=False, description="The 
 
 @dataclass(frozen=True)
 class Settings:
-    """Holds the service's settings."""
-
     state: State = field(default_factory=State)
     """Clients and withdrawal at the start."""
     renew: Callable[[], State] | None = None
@@ -67,35 +65,26 @@ class Settings:
     """Accuracy whose threshold the page begins with, or the nearest that has one."""
 
 
-class _AccessControl:
-    """Admits clients, to a bundle that is not withdrawn."""
+def create_app(coder: Coder, settings: Settings) -> FastAPI:
+    batcher, state = Batcher(coder.scores), settings.state
 
-    def __init__(self, settings: Settings) -> None:
-        self.state = settings.state
+    async def renewed() -> None:
+        nonlocal state
+        while settings.renew is not None:
+            await asyncio.sleep(settings.renew_seconds)
+            state = await asyncio.to_thread(settings.renew)
 
-    def admit(self, request: Request, key: str | None) -> str:
+    def admit(request: Request, key: str | None = Security(_KEY_HEADER)) -> str:
         """Returns the client's name, or, where no keys are asked for, its address."""
-        clients = self.state.clients
-        if clients is None:
+        if state.clients is None:
             return request.client.host if request.client else "unknown"
-        if key is not None and (name := clients.name_of(key)) is not None:
+        if key is not None and (name := state.clients.name_of(key)) is not None:
             return f"client {name}"
         raise HTTPException(401, "the API key (header X-API-Key) is wrong", headers={"WWW-Authenticate": "ApiKey"})
 
-    def require_not_revoked(self) -> None:
-        """Refuse to code with a withdrawn bundle."""
-        if self.state.withdrawn is not None:
-            raise HTTPException(503, self.state.withdrawn)
-
-
-def create_app(coder: Coder, settings: Settings) -> FastAPI:
-    """Returns the application for one coder."""
-    batcher, access = Batcher(coder.scores), _AccessControl(settings)
-
-    async def renewed() -> None:
-        while settings.renew is not None:
-            await asyncio.sleep(settings.renew_seconds)
-            access.state = await asyncio.to_thread(settings.renew)
+    def require_not_revoked() -> None:
+        if state.withdrawn is not None:
+            raise HTTPException(503, state.withdrawn)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -123,20 +112,18 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
         most_rows=files.MOST_ROWS,
         most_bytes=files.MOST_BYTES,
     )
-    review = _review_page(coder)
+    parts = {name: Markup((_STATIC / name).read_text(encoding="utf-8")) for name in _PARTS}
+    review = _PAGES.get_template("static/review.html").render(coder=coder, parts=parts, most_rows=files.MOST_ROWS)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(settings.hosts), www_redirect=False)
     app.add_middleware(
         Guard,
         most_bytes=settings.most_bytes,
         headers={"content-security-policy": _content_policy(page + review)},
-        admit=lambda request: access.admit(request, request.headers.get(_KEY_HEADER.model.name)),
+        admit=lambda request: admit(request, request.headers.get(_KEY_HEADER.model.name)),
     )
     _add_refusals(app)
 
-    def client(request: Request, key: str | None = Security(_KEY_HEADER)) -> str:
-        return access.admit(request, key)
-
-    keyed: Any = Depends(client)
+    keyed: Any = Depends(admit)
 
     def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
         return {status: {"model": Problem} for status in statuses}
@@ -144,13 +131,14 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
     @app.post("/code", responses=problems(400, 401, 413, 422, 500, 503))
     async def code(body: CodeRequest, _: str = keyed) -> CodeResponse:
         """Code one narrative or several."""
-        access.require_not_revoked()
+        require_not_revoked()
         texts = body.texts
         scores = await batcher.scores([text for text in texts if text.strip()])
         blank = coder.blank(body.threshold)
         coded = iter(coder.from_scores(scores, top_k=body.top_k, threshold=body.threshold))
         codings = [next(coded) if text.strip() else blank for text in texts]
-        return CodeResponse.model_validate(coder.origin | {"results": [_result(coding) for coding in codings]})
+        results = [{"needs_review": None, "group": None} | coding.as_dict() for coding in codings]
+        return CodeResponse.model_validate(coder.origin | {"results": results})
 
     coding: set[str] = set()
     answering: set[str] = set()
@@ -165,7 +153,7 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
         name: str = keyed,
     ) -> files.Answer:
         """Code a CSV; its lines come as they are coded, and `X-Rows` says how many they will be."""
-        access.require_not_revoked()
+        require_not_revoked()
         body = await request.body()
         if len(coding) >= files.AT_ONCE or name in answering:
             raise HTTPException(503, "other files are being coded. Wait.", headers={"Retry-After": "10"})
@@ -195,7 +183,7 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
         except BaseException:
             done()
             raise
-        coded = files.lines(upload, coder, batcher, access.require_not_revoked)
+        coded = files.lines(upload, coder, batcher, require_not_revoked)
         return files.Answer(files.ahead(coded, lambda: coding.discard(name)), rows=len(upload.texts), done=done)
 
     listed = [{"code": code, "title": coder.titles.get(code, "")} for code in coder.model.codes]
@@ -209,7 +197,7 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
     @app.post("/explain", responses=problems(400, 401, 413, 422, 500, 501, 503))
     async def explain_codes(body: ExplainRequest, _: str = keyed) -> ExplainResponse:
         """Show which words of one narrative spoke for some codes."""
-        access.require_not_revoked()
+        require_not_revoked()
         if absent := [name for name in ("torch", "transformers") if find_spec(name) is None]:
             raise HTTPException(501, f"words are not explained here. {installation.refusal(absent)}")
         from tasks.coding.explain import explain
@@ -228,14 +216,14 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
             software=app.version,
             codes=len(coder.model.codes),
             signed_by=settings.signed_by,
-            calibrated_on=_calibrated_on(coder),
-            withdrawn=access.state.withdrawn,
+            calibrated_on=coder.thresholds["fitted_on"] if coder.thresholds else None,
+            withdrawn=state.withdrawn,
         )
 
     @app.get("/health", responses=problems(413, 500, 503))
     async def health() -> Health:
         """Checks that the service answers, and codes."""
-        access.require_not_revoked()
+        require_not_revoked()
         return Health(status="ok")
 
     @app.get("/", include_in_schema=False)
@@ -262,14 +250,6 @@ def _review_page(coder: Coder) -> str:
 def _targets(coder: Coder) -> list[tuple[float, float]]:
     fitted = (coder.thresholds or {}).get("thresholds", ())
     return [(one["target_accuracy"], one["threshold"]) for one in fitted if one["threshold"] is not None]
-
-
-def _result(coding: Coding) -> dict[str, Any]:
-    return {"needs_review": None, "group": None} | coding.as_dict()
-
-
-def _calibrated_on(coder: Coder) -> str | None:
-    return coder.thresholds["fitted_on"] if coder.thresholds else None
 
 
 def _add_refusals(app: FastAPI) -> None:

@@ -46,11 +46,9 @@ class Batcher:
         self._single = 0
 
     async def start(self) -> None:
-        """Start the worker."""
         self._worker = asyncio.create_task(self._work())
 
     async def stop(self) -> None:
-        """Stop the worker, and cancel what still waits."""
         if self._worker is not None:
             self._worker.cancel()
             with suppress(asyncio.CancelledError):
@@ -60,11 +58,7 @@ class Batcher:
         self._pool.shutdown()
 
     async def scores(self, texts: Sequence[str]) -> Scores:
-        """Returns scores of texts, float32 [n, codes], in their order.
-
-        Raises:
-            Overloaded: too many are waiting; nothing was queued.
-        """
+        """Returns scores of texts, float32 [n, codes], in their order."""
         if not texts:
             return await asyncio.get_running_loop().run_in_executor(self._pool, self._scores, [])
         if self._queue.qsize() + len(texts) > self._waiting:
@@ -80,11 +74,7 @@ class Batcher:
                 item.answer.cancel()
 
     async def single(self, work: Callable[[], T]) -> T:
-        """Returns what other work on the model gives; it takes its turn on the model's thread.
-
-        Raises:
-            Overloaded: too many such wait.
-        """
+        """Returns what other work on the model gives; it takes its turn on the model's thread."""
         if self._single >= _MOST_SINGLE:
             raise Overloaded
         self._single += 1

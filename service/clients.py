@@ -14,8 +14,6 @@ UNNAMED = "key"
 
 @dataclass(frozen=True)
 class Clients:
-    """Holds digests of keys by client."""
-
     digests: Mapping[str, bytes] = field(repr=False)
 
     @classmethod
@@ -24,11 +22,6 @@ class Clients:
 
     @classmethod
     def read(cls, text: str) -> Clients:
-        """Reads a file's text: one key, or a line `NAME KEY` per client; blank lines and `#` lines are ignored.
-
-        Raises:
-            ValueError: the text is wrong; names the line and quotes no key.
-        """
         lines = [line.split() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
         if not lines:
             raise ValueError("the file has no key")

@@ -38,8 +38,6 @@ _OTHER_KINDS = (b"PK\x03\x04", b"PK\x05\x06", b"PAR1", b"\x1f\x8b", b"BZh", b"\x
 
 @dataclass(frozen=True)
 class Upload:
-    """Holds a complete table, and the columns of its answer."""
-
     rows: list[Row]
     texts: list[str]
     schema: pa.Schema
@@ -47,11 +45,7 @@ class Upload:
 
 
 def read(content: bytes, coder: Coder, *, column: str, top_k: int, threshold: float | None) -> Upload:
-    """Read a CSV to its end, as `autocoder code --data` does.
-
-    Raises:
-        InputError: that command would refuse it, or it is of another kind or too long; quotes no cell.
-    """
+    """Read a CSV to its end, as `autocoder code --data` does."""
     if content.startswith(_OTHER_KINDS):
         raise InputError("This takes a CSV. Code archives, workbooks, Parquet and JSON with `autocoder code`.")
     with _in_memory(content) as path:
@@ -142,7 +136,6 @@ class Answer(StreamingResponse):
         self._done = done
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
         try:
             await super().__call__(scope, receive, send)
         finally:

@@ -48,7 +48,6 @@ class Guard:
         self._headers = [(k.encode(), v.encode()) for k, v in (_HEADERS | dict(headers)).items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

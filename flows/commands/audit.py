@@ -84,7 +84,6 @@ def audit(
 
 
 def _summary(plan: Path, home: Path, result: AuditResult) -> list[str]:
-    """Returns claim and measurement, and the next step."""
     from tasks.branches.plan import Origin
     from tasks.releasing.evidence import CONTRADICTED, INCONCLUSIVE
     from tasks.releasing.ledger_access import existing_ledger

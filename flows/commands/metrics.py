@@ -52,7 +52,6 @@ def show(workspace: Path, serve: str | None) -> None:
 
 
 def families(workspace: Path) -> Iterator[Metric]:
-    """Yields the stages of the workspace, and what ledger and server answer."""
     context, settings = options.select_ledger(workspace)
     from tasks.releasing.budgets import ledger_overview
     from tasks.running import worker_metrics

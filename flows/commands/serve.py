@@ -177,7 +177,6 @@ class Watch:
         self._last_note, self._last_day = "", None if sound.root is None else sound.root.expires_on
 
     def __call__(self) -> State:
-        """Returns the current state."""
         from storage.bundle.folder import UnsoundBundle
 
         clients, withdrawn = self.state.clients, None

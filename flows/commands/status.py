@@ -144,7 +144,6 @@ def _show(overview: dict[str, Any]) -> None:
 
 
 def _remedy(console: Console, command: str) -> None:
-    """Prints what to type next, on one line, so that it can be copied."""
     console.print(f"  next    {command}", soft_wrap=True)
 
 

@@ -23,8 +23,6 @@ from tasks.running.stage import Context
 
 
 class SignedDecision(RunInput):
-    """Describes the form of a waiting release."""
-
     model_config = ConfigDict(extra="forbid", title="Signed decision")
 
     decision: str = Field(
@@ -40,9 +38,6 @@ def wait(context: Context, plan: CheckedPlan, *, file: str, days: int) -> None:
     Args:
         file: path of the plan, for the page and for errors.
         days: how long a question is open.
-
-    Raises:
-        StorageError: the plan was refused, approvals are missing and this run cannot wait, or no policy exists.
     """
     problem = ""
     for number in count(1):

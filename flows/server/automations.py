@@ -35,9 +35,6 @@ def apply_rules(file: Path, *, webhook: str | None) -> list[str]:
 
     Args:
         webhook: where notifications go, as JSON `{"text": …}`; without it, rules that only notify are omitted.
-
-    Raises:
-        InputError: a rule is invalid, or names an unknown deployment.
     """
     applied = []
     with server() as client:

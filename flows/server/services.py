@@ -27,11 +27,7 @@ class ServiceEndedError(Exception):
 
 
 async def supervise(services: Sequence[Service]) -> None:
-    """Run services until the first of them ends, and cancel the others then.
-
-    Raises:
-        ServiceEndedError: always, unless it is cancelled; its message names the service and says why it ended.
-    """
+    """Run services until the first of them ends, and cancel the others then."""
     tasks = {asyncio.ensure_future(service.start()): service for service in services}
     try:
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -48,7 +44,6 @@ def _reason(task: asyncio.Future[NoReturn]) -> str:
 
 
 async def alive(file: Path, *, every: float = 10.0) -> None:
-    """Touch the file again and again while the loop runs."""
     while True:
         file.touch()
         await asyncio.sleep(every)
@@ -71,7 +66,6 @@ async def _run() -> None:
 
 
 def main() -> None:
-    """Run all enabled services; exit with 1 when one ends."""
     try:
         asyncio.run(_run())
     except KeyboardInterrupt:

@@ -26,8 +26,6 @@ _PAGE = 200
 
 @dataclass(frozen=True)
 class WaitingRelease:
-    """Identifies a waiting run and its plan."""
-
     id: str
     name: str
     plan: str
@@ -49,7 +47,6 @@ class StoppedRun:
 
 
 def stopped_run(run: FlowRun, flow: str) -> StoppedRun | None:
-    """Returns a run that failed, crashed, was cancelled or is late; None for another."""
     state = run.state
     if state is None or not (state.is_failed() or state.is_crashed() or state.is_cancelled() or state.name == "Late"):
         return None
@@ -67,7 +64,6 @@ def stopped_run(run: FlowRun, flow: str) -> StoppedRun | None:
 
 
 def waiting_releases() -> list[WaitingRelease]:
-    """Returns suspended runs of the release flow, oldest first."""
     waiting = FlowRunFilter.model_validate({"state": {"type": {"any_": [StateType.PAUSED]}}})
     with server() as client:
         runs = client.read_flow_runs(
@@ -129,7 +125,6 @@ def _every(client: SyncPrefectClient, chosen: FlowRunFilter) -> list[FlowRun]:
 
 
 def _waits(runs: Sequence[FlowRun]) -> dict[str, dict[str, float]]:
-    """Returns by pool how many runs have begun, the seconds that they waited for it in all, and the longest wait."""
     waits: dict[str, dict[str, float]] = {}
     for run in runs:
         if run.work_pool_name is None or run.start_time is None or run.expected_start_time is None:

@@ -42,9 +42,6 @@ def spread(
     Args:
         report: is called with pieces done and in all.
         bundle: the folder that the coder was opened with, as the other files are.
-
-    Raises:
-        InputError: there are several bundles, or the bundle is packed.
     """
     if list(bundles.coders) != [""] or not bundle.is_dir():
         raise InputError(
@@ -88,12 +85,7 @@ def spread(
 
 
 def compute(part: str) -> str:
-    """Codes a piece on a worker.
-
-    Raises:
-        InputError: the table, the bundle or another file is missing on this worker.
-        StorageError: files or code differ from the requesting run's, or that run has ended.
-    """
+    """Codes a piece on a worker."""
     request, number = json.loads(part)
     opened = _opened(request)
     file = opened.job.part(opened.bundles, number)
@@ -127,7 +119,6 @@ class _Opened:
         self._next = 0
 
     def piece(self, number: int) -> list[Row]:
-        """Reads on to a piece; begins again for one that is behind."""
         if self._pieces is None or number < self._next:
             self.close()
             self._pieces = self.job.pieces()
@@ -138,7 +129,6 @@ class _Opened:
         raise StorageError(f"{self.job.table.source.name} changed during coding. Run again.")
 
     def close(self) -> None:
-        """Closes the table."""
         if self._pieces is not None:
             self._pieces.close()
         self._pieces, self._next = None, 0

@@ -25,7 +25,6 @@ Table = tuple[list[str], list[list[str]]]
 
 
 def render(template: str, **values: Any) -> str:
-    """Renders one of `templates/`, by its name without `.j2`, with these values."""
     return _environment().get_template(f"{template}.j2").render(**values)
 
 
@@ -35,7 +34,6 @@ def amount(value: str | None) -> str:
 
 
 def odds(epsilon: str | float) -> str:
-    """Formats e^epsilon for people, to two figures below ten and three from there."""
     value = math.exp(min(float(epsilon), 700.0))
     if value >= 1e9:
         return "more than a billion"
@@ -69,7 +67,6 @@ def _environment() -> Environment:
 
 
 def _inline_code(text: str) -> Markup:
-    """Renders plain text as HTML, with text between backticks as code."""
     parts = str(text).split("`")
     if len(parts) % 2 == 0:  # an unpaired backtick: leave the text as it is
         return Markup.escape(text)
@@ -79,7 +76,6 @@ def _inline_code(text: str) -> Markup:
 
 
 def _text_and_code(text: str) -> str:
-    """Renders plain text as Markdown, in a table too, with text between backticks as code."""
     parts = text.split("`")
     if len(parts) % 2 == 0 or "" in parts[1::2]:  # an unpaired backtick: leave the text as it is
         return escape(text)

@@ -22,7 +22,6 @@ def figure_of(title: str, *, height: float = 3.6) -> tuple[Any, Any]:
 
 
 def svg(figure: Any) -> str:
-    """Renders a figure as an SVG element, the same bytes for the same figure."""
     import matplotlib as mpl
 
     out = io.StringIO()

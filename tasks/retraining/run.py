@@ -31,8 +31,6 @@ _SCORES = ("weighted_f1", "macro_f1", "accuracy")
 
 @dataclass(frozen=True)
 class RetrainResult:
-    """Holds what a training run is about to release, and its internal scores."""
-
     parameters: RetrainParameters
     planned: PlannedRelease
     scores: Mapping[str, Mapping[str, Any]]
@@ -42,14 +40,12 @@ class RetrainResult:
 
 
 def refuse_early(context: Context, parameters: RetrainParameters) -> Estimate:
-    """Refuses what cannot work, before Prefect's server starts."""
     if parameters.formal is not None:
         formal.formal_branch(parameters)
     return _with_its_fit(preflight.check(context, parameters, to_release=True), parameters)
 
 
 def _with_its_fit(estimate: Estimate, parameters: RetrainParameters) -> Estimate:
-    """Adds the one fit of a formal release to the estimate."""
     if parameters.formal is None:
         return estimate
     branch, terms = formal.formal_branch(parameters)
@@ -81,11 +77,7 @@ def warnings_of(data: DataParameters, *, train: int, test: int, codes: int) -> I
 def run(
     context: Context, parameters: RetrainParameters, do: Callable[[Step], ArtifactRef], *, prefect_run_id: str | None
 ) -> RetrainResult:
-    """Runs every unfinished stage, plans the release, and writes the scores to the ledger.
-
-    Raises:
-        InputError: the release, which follows, would contain titles that no one has read.
-    """
+    """Runs every unfinished stage, plans the release, and writes the scores to the ledger."""
     do = _with_code_list_check(context, parameters, do)
     if parameters.formal is not None:
         study, outcome = formal.run(context, parameters, do)
@@ -153,7 +145,6 @@ def _check_code_lists(context: Context, parameters: RetrainParameters, dataset: 
 
 
 def unfinished_stages(context: Context, parameters: RetrainParameters) -> list[str]:
-    """Returns the labels of the unfinished stages; with a search, of the first fit and one more."""
     labels: list[str] = []
 
     def find_step(step: Step) -> ArtifactRef | None:
@@ -171,8 +162,6 @@ def unfinished_stages(context: Context, parameters: RetrainParameters) -> list[s
 
 @dataclass(frozen=True)
 class Preview:
-    """Previews what a training run would do and cost, before it does anything."""
-
     steps: Sequence[tuple[Step, bool]]
     """Each with a flag: its output exists already."""
     row: Row | None
@@ -221,7 +210,6 @@ def dry_run(parameters: RetrainParameters, context: Context) -> Preview:
 def _plan_if_measured(
     context: Context, parameters: RetrainParameters, outputs: Chain[ArtifactRef | None]
 ) -> PlannedRelease | None:
-    """Returns the plan, if every stage that its claim depends on is finished."""
     last = parameters.rounds[-1]
     posterior, measured = outputs.posteriors.get(last), outputs.measured.get(last)
     if parameters.needs_search or not (outputs.dataset and outputs.prepared and posterior and measured):

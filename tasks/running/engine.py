@@ -58,11 +58,6 @@ def is_cluster(engine: str) -> bool:
 
 
 def check(engine: str) -> None:
-    """Refuses, before any work, an engine that could not compute.
-
-    Raises:
-        InputError: it is no number and no address, no one answers there, or it has no worker.
-    """
     if not engine:
         return
     if not is_cluster(engine):
@@ -97,9 +92,6 @@ def map_parts(
             given to a second worker.
         done: is called with the number of each part that is finished, as soon as it is.
         at_once: parts at once in this process; a cluster has one per worker.
-
-    Raises:
-        InputError, StorageError, StageError: of the first part that failed; or workers died at one part several times.
     """
     if engine:
         return _on_workers(body, parts, engine, done)
@@ -189,7 +181,6 @@ def _guarded(body: Callable[[str], str], part: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=1)
 def connect(engine: str) -> Client:
-    """Returns this process's connection to the engine; processes of this machine are started by the first call."""
     import dask
     from distributed import Client, LocalCluster
     from distributed.security import Security
@@ -236,11 +227,7 @@ def disconnect(engine: str) -> None:
 
 
 def security_of(engine: str) -> Security | None:
-    """Returns the certificates for an address; None for one of this machine without them.
-
-    Raises:
-        InputError: the address is malformed, would be read by a network, or has no certificates.
-    """
+    """Returns the certificates for an address; None for one of this machine without them."""
     from distributed.security import Security
 
     if not _ADDRESS.fullmatch(engine):
@@ -262,11 +249,6 @@ def security_of(engine: str) -> Security | None:
 
 
 def certificates() -> tuple[Path, Path]:
-    """Returns certificate and key of the folder that the environment names.
-
-    Raises:
-        InputError: there is none, or it lacks a file.
-    """
     folder = os.environ.get(CERTIFICATES)
     files = None if folder is None else (Path(folder) / CERTIFICATE, Path(folder) / KEY)
     if files is None or not all(file.is_file() for file in files):
@@ -278,11 +260,7 @@ def certificates() -> tuple[Path, Path]:
 
 
 def make_certificates(folder: Path) -> None:
-    """Writes a new certificate and its key for one cluster, closed to others. Valid for a year.
-
-    Raises:
-        InputError: the folder has one already.
-    """
+    """Writes a new certificate and its key for one cluster, closed to others. Valid for a year."""
     from distributed.security import Security
 
     if (folder / KEY).exists():

@@ -39,13 +39,7 @@ SAFE = (MechanismError, StorageError, StageError)
 
 @contextmanager
 def private_errors(stage: str) -> Iterator[None]:
-    """Turns whatever is raised inside into an error that is safe to store; a process that dies leaves no dump either.
-
-    Raises:
-        InputError: the extra `train` is not installed.
-        StorageError: the disk is full or unwritable.
-        StageError: anything unforeseen, without its text.
-    """
+    """Turns what is raised inside into an error that is safe to store; a process that dies leaves no dump either."""
     core_dumps.forbid()
     try:
         yield

@@ -16,17 +16,14 @@ TRAINING = frozenset(
 
 
 def is_light() -> bool:
-    """Returns whether this is the light installation: without Prefect nothing trains."""
     return find_spec("prefect") is None
 
 
 def missing() -> list[str]:
-    """Returns the modules of `train` that are not installed."""
     return sorted(name for name in TRAINING if find_spec(name) is None)
 
 
 def refusal(modules: list[str]) -> str:
-    """Returns the message for anyone who needs modules that are missing."""
     extra = "partner" if PARTNER.issuperset(modules) else "train"
     return f"not installed: {', '.join(modules)}. This needs the extra `{extra}`: pip install '.[{extra}]'"
 

@@ -37,7 +37,6 @@ class Part(BaseModel, frozen=True, extra="forbid"):
         return self.end - self.first
 
     def cut(self, size: int) -> list[Self]:
-        """Cuts into consecutive parts of this size; the last may be smaller."""
         return [
             self.model_copy(update={"first": first, "end": min(first + size, self.end)})
             for first in range(self.first, self.end, size)
@@ -115,18 +114,13 @@ def run_parts(
 def run_parts_of(
     work: Work, body: Callable[[str], str], parts: Sequence[S], step_of: StepOf, *, at_once: int = 1
 ) -> list[Path]:
-    """Computes the parts of a stage, which read its inputs; they are removed when the stage is finished."""
     refs = run_parts(work.context, body, parts, work.refs, step_of, report=work.progress, at_once=at_once)
     work.parts.extend(refs)
     return [work.context.store.open(ref) for ref in refs]
 
 
 def compute_part(text: str, settings: type[BaseModel], step_of: StepOf) -> str:
-    """Computes a part that was asked for, or finds it; returns the digest of its output.
-
-    Raises:
-        StorageError: an input is missing, or this worker's code is another version.
-    """
+    """Computes a part that was asked for, or finds it; returns the digest of its output."""
     request = PartRequest[settings].model_validate_json(text)
     home = request.home or str(Path(os.environ.get("AUTOCODER_HOME", "workspace")).expanduser().resolve())
     context = Context(home=home, device=request.device, engine="")
@@ -138,8 +132,6 @@ def compute_part(text: str, settings: type[BaseModel], step_of: StepOf) -> str:
 
 
 class _Tally(progress.Listener):
-    """Adds up finished parts, and in this process the shares of those at work."""
-
     def __init__(self, report: Callable[[int, int], None], sizes: Mapping[str, int]) -> None:
         self._report, self._sizes = report, sizes
         self._shares: dict[str, float] = {}
@@ -148,7 +140,6 @@ class _Tally(progress.Listener):
         self._move(label, 1.0)
 
     def report(self, label: str, done: int, total: int | None) -> None:
-        """Takes the share of a part that is at work in this process."""
         if label in self._sizes and total:
             self._move(label, done / total)
 

@@ -50,7 +50,6 @@ def listening(*listeners: Listener) -> Iterator[None]:
 
 @contextmanager
 def only(*listeners: Listener) -> Iterator[None]:
-    """Replaces all listeners inside the block."""
     token = _listeners.set(listeners)
     try:
         yield
@@ -59,20 +58,17 @@ def only(*listeners: Listener) -> Iterator[None]:
 
 
 def started(label: str, name: str | None = None) -> None:
-    """Notifies all listeners that a stage of this name starts; by default its label is its name."""
     for listener in _listeners.get():
         listener.named(label, name or label)
         listener.started(label)
 
 
 def sized(label: str, records: int) -> None:
-    """Notifies all listeners of the number of records that pass through the model."""
     for listener in _listeners.get():
         listener.sized(label, records)
 
 
 def report(label: str, done: int, total: int | None) -> None:
-    """Notifies all listeners of the progress of a stage."""
     for listener in _listeners.get():
         listener.report(label, done, total)
 
@@ -89,14 +85,12 @@ def reporter(label: str) -> Callable[[int, int], None]:
 
 
 def finished(label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
-    """Notifies all listeners that a stage ended."""
     for listener in _listeners.get():
         listener.finished(label, figures, reused=reused, seconds=seconds)
 
 
 @contextmanager
 def report_failures(label: str) -> Iterator[None]:
-    """Notifies all listeners if the block raises."""
     try:
         yield
     except Exception:
@@ -135,7 +129,6 @@ _WORDS: dict[str, tuple[str, str]] = {
 
 
 def words_of(name: str, label: str, figures: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns a verb and a line in words for a finished stage; for an unknown one its label and its figures."""
     known = {key: value for key, value in figures.items() if _is_scalar(value)}
     if known.get("epsilon") is not None and known.get("delta") is not None:
         known |= {

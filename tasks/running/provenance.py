@@ -15,8 +15,6 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Provenance:
-    """Holds the commit, whether the tree differed from it, and the digest of the lock file."""
-
     code_commit: str
     code_dirty: bool
     lock_digest: str | None
@@ -35,7 +33,6 @@ def provenance() -> Provenance:
 
 
 def _image_commit(file: Path) -> tuple[str, bool]:
-    """Returns the commit that an image was built from, as `git describe --always --dirty --abbrev=40` names it."""
     described = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
     match = re.fullmatch(r"(?:.+-g)?([0-9a-f]{40})(-dirty)?", described)
     return ("unknown", True) if match is None else (match[1], match[2] is not None)

@@ -20,7 +20,6 @@ _BRIEF = 0.2
 
 
 def read(private: Path) -> dict[str, float]:
-    """Reads multiples by kind of stage; empty if nothing was timed or the file is damaged."""
     with suppress(OSError, ValueError):
         content = json.loads((private / _FILE).read_text(encoding="utf-8"))
         return {str(kind): float(value) for kind, value in content.items() if 0 < float(value) < 1e6}
@@ -33,8 +32,6 @@ def kind_of(label: str) -> str:
 
 
 class TimingsListener(Listener):
-    """Records how long each kind of stage takes, next to the rough estimate of one stage by kind."""
-
     def __init__(self, private: Path, rough: Mapping[str, float]) -> None:
         self._private, self._rough = private, rough
         self._resumed: set[str] = set()
@@ -48,7 +45,6 @@ class TimingsListener(Listener):
                 self._resumed.add(label)
 
     def finished(self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
-        """Records the time of a stage that was computed as a whole."""
         kind = kind_of(label)
         rough = self._rough.get(kind, 0.0)
         if reused or label in self._resumed or rough < _BRIEF:

@@ -66,7 +66,6 @@ def families(private: Path) -> list[Metric]:
 
 
 def _files(private: Path) -> list[Path]:
-    """Returns the files of a week, the newest last."""
     times: dict[Path, float] = {}
     for file in folder(private).glob("*.prom"):
         with suppress(OSError):
@@ -77,8 +76,6 @@ def _files(private: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class RunningStage:
-    """Describes a stage that has started and not ended."""
-
     flow: str
     host: str
     stage: str
@@ -105,8 +102,6 @@ def running_stages(private: Path) -> list[RunningStage]:
 
 @dataclass
 class _Stage:
-    """Tracks a running stage of this process."""
-
     name: str = ""
     records: int | None = None
     first: tuple[float, int] | None = None
@@ -142,11 +137,9 @@ class MetricsListener(Listener):
         self._file = folder(self.private) / f"{self.host}-{uuid.uuid4().hex}.prom"
 
     def named(self, label: str, name: str) -> None:
-        """Takes the name under which a stage's figures go: names are few, and no seed is in them."""
         self._stages[label] = _Stage(name)
 
     def started(self, label: str) -> None:
-        """Starts the peak of GPU memory."""
         self._write(self._stage(label), progress_ratio=0.0)
         if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
@@ -165,7 +158,6 @@ class MetricsListener(Listener):
             self._write(stage, progress_ratio=round(done / total, 3))
 
     def finished(self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
-        """Writes the end of a stage, without its figures."""
         stage = self._stage(label)
         self._runs.labels(self.flow, self.host, stage.name, "reused" if reused else "computed").inc()
         if not reused:
@@ -173,7 +165,6 @@ class MetricsListener(Listener):
         self._write(stage, progress_ratio=1.0, **({} if reused else {"last_seconds": round(seconds, 3)}))
 
     def failed(self, label: str) -> None:
-        """Writes a failure: the stage is neither running nor interrupted."""
         stage = self._stage(label)
         self._runs.labels(self.flow, self.host, stage.name, "failed").inc()
         self._write(stage, progress_ratio=1.0)

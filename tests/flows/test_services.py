@@ -17,7 +17,7 @@ pytestmark = pytest.mark.servers
 
 
 def test_one_that_fails_ends_the_others_and_is_named() -> None:
-    """With its reason; Prefect's own `Service.running` continues without it."""
+    """With its reason."""
     from played_services import Failing, Steady  # Prefect's server takes seconds
 
     from flows.server.services import ServiceEndedError, supervise
@@ -30,15 +30,6 @@ def test_one_that_fails_ends_the_others_and_is_named() -> None:
     with pytest.raises(ServiceEndedError, match="Failing ended: ConnectionRefusedError: the database system is not"):
         asyncio.run(both())
     assert steady.cancelled
-
-    async def as_prefect_does() -> None:
-        Failing.enabled_services = classmethod(lambda cls: [Failing])  # pyrefly: ignore[bad-assignment]
-        async with Failing.running():
-            await asyncio.sleep(0.1)
-            raise TimeoutError("it looks well")
-
-    with pytest.raises(TimeoutError, match="it looks well"):
-        asyncio.run(as_prefect_does())
 
 
 def settings(tmp_path: Path, database: str) -> dict[str, str]:
