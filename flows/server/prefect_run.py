@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import wraps
@@ -14,12 +14,7 @@ from uuid import UUID
 
 import httpx
 from prefect import flow, get_run_logger, task
-from prefect.artifacts import (
-    create_markdown_artifact,
-    create_progress_artifact,
-    create_table_artifact,
-    update_progress_artifact,
-)
+from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import MissingContextError, PrefectException
 from prefect.runtime import deployment, flow_run
@@ -62,10 +57,6 @@ class PrefectRun(Run):
     def publish_markdown(self, *, key: str, markdown: str, description: str) -> None:
         with _unless_refused():
             create_markdown_artifact(key=key, markdown=markdown, description=description)
-
-    def publish_table(self, *, key: str, table: Sequence[Mapping[str, Any]], description: str) -> None:
-        with _unless_refused():
-            create_table_artifact(key=key, table=[dict(row) for row in table], description=description)
 
 
 @contextmanager

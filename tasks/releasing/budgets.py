@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from decimal import ROUND_FLOOR, Decimal
 from typing import Any
 
@@ -181,7 +181,7 @@ def describe_successors(more: int) -> str:
 
 def ledger_overview(context: Context, settings: LedgerParameters) -> dict[str, Any]:
     """Returns the ledger's head, budgets in use, open releases, plans without release, and running stages."""
-    stages = [asdict(stage) for stage in running_stages(context.workspace.private)]
+    stages = running_stages(context.workspace.private)
     ledger = ledger_access.existing_ledger(context, settings)
     if ledger is None:
         return {"ledger": None, "budget": [], "open_releases": [], "plans": [], "stages": stages}

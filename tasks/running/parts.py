@@ -95,7 +95,7 @@ def run_parts(
     tally = _Tally(report, {step.label: size for step, size in zip(steps, sizes, strict=True)})
     for number in set(range(len(steps))) - set(missing):
         tally.end(steps[number].label)
-    with progress.only(tally):
+    with progress.listening(tally, others=False):
         engine.map_parts(
             body,
             requests,

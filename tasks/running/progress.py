@@ -39,18 +39,10 @@ _listeners: ContextVar[tuple[Listener, ...]] = ContextVar("listeners", default=(
 
 
 @contextmanager
-def listening(*listeners: Listener) -> Iterator[None]:
-    """Adds listeners to all stages run inside the block, also in concurrent task runs."""
-    token = _listeners.set((*_listeners.get(), *listeners))
-    try:
-        yield
-    finally:
-        _listeners.reset(token)
-
-
-@contextmanager
-def only(*listeners: Listener) -> Iterator[None]:
-    token = _listeners.set(listeners)
+def listening(*listeners: Listener, others: bool = True) -> Iterator[None]:
+    """Adds listeners to all stages run inside the block, also in concurrent task runs; or, without others, only they
+    listen."""
+    token = _listeners.set((*(_listeners.get() if others else ()), *listeners))
     try:
         yield
     finally:

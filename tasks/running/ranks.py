@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from pydantic import BaseModel
@@ -45,15 +45,6 @@ class Following(BaseModel, frozen=True, extra="forbid"):
     rank: int
     ranks: int
 
-    @contextmanager
-    def joined(self) -> Iterator[None]:
-        device = classifier.device_of(self.device)
-        with (
-            threads.using(max(1, (os.cpu_count() or 1) // self.ranks)),
-            ranks.joined(self.meeting, rank=self.rank, ranks=self.ranks, device=device),
-        ):
-            yield
-
 
 @contextmanager
 def shared(work: Work, follow: str, settings: Mapping[str, Any]) -> Iterator[None]:
@@ -65,41 +56,52 @@ def shared(work: Work, follow: str, settings: Mapping[str, Any]) -> Iterator[Non
     device = classifier.device_of(work.context.device)
     if device.type == "cuda" and torch.cuda.device_count() < number:
         raise InputError(f"--processes {number}: this machine has {torch.cuda.device_count()} cards. Give as many.")
-    with _TURN, ExitStack() as stack:
-        meeting = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ranks-"))) / "meeting"
-        own = Following(
+    with _TURN, tempfile.TemporaryDirectory(prefix="ranks-") as folder, ExitStack() as stack:
+        order = Following(
             follow=follow,
             settings=dict(settings),
             inputs=dict(work.inputs),
             scratch=work.scratch,
             home=work.context.home,
             device=device.type,
-            meeting=meeting,
+            meeting=Path(folder) / "meeting",
             rank=0,
             ranks=number,
         )
-        followers = [stack.enter_context(_follower(own.model_copy(update={"rank": r}))) for r in range(1, number)]
-        for follower in followers:
-            assert follower.stdout is not None
-            if (answer := follower.stdout.readline().strip()) != _READY:
+        followers = [stack.enter_context(_follower(order.model_copy(update={"rank": r}))) for r in range(1, number)]
+        for answers in followers:
+            if (answer := answers.readline().strip()) != _READY:
                 raise StageError(f"{work.label}: a process of the fit did not start. {answer}".strip())
-        with own.joined():
+        with _joined(order):
             yield
 
 
 @contextmanager
-def _follower(order: Following) -> Iterator[subprocess.Popen[str]]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "tasks.running.ranks"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=environment
-    ) as process:
-        assert process.stdin is not None
+def _joined(order: Following) -> Iterator[None]:
+    device, threads_each = classifier.device_of(order.device), max(1, (os.cpu_count() or 1) // order.ranks)
+    joined = ranks.joined(order.meeting, rank=order.rank, ranks=order.ranks, device=device)
+    with threads.using(threads_each), joined:
+        yield
+
+
+@contextmanager
+def _follower(order: Following) -> Iterator[IO[str]]:
+    """Starts a process, and ends it with the block; yields what it answers."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tasks.running.ranks"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process:
         try:
             process.stdin.write(order.model_dump_json() + "\n")
             process.stdin.flush()
-            yield process
+            yield process.stdout
         finally:
             process.kill()  # where the fit ended well it has nothing left to do
 
@@ -110,10 +112,9 @@ def _follow(order: Following) -> None:
     device = f"cuda:{order.rank}" if order.device == "cuda" else order.device
     context = Context(home=order.home, device=device, engine="")
     nowhere = Stage("", "", order.scratch, order.scratch, None, {}, context.store)
-    work = Work(nowhere, context, order.inputs, refs={}, progress=lambda done, total: None)
     _say(_READY)
-    with order.joined():
-        follow(work, order.settings)
+    with _joined(order):
+        follow(Work(nowhere, context, order.inputs, {}, lambda done, total: None), order.settings)
 
 
 def _say(line: str) -> None:
@@ -121,7 +122,7 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-def _end_with(pipe: Any) -> None:
+def _end_with(pipe: IO[str]) -> None:
     pipe.read()
     os._exit(1)
 

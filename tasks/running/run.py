@@ -6,8 +6,8 @@ that a command alone on one machine needs no server.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 from tasks.running.progress import Listener
 
@@ -33,9 +33,6 @@ class Run:
 
     def publish_markdown(self, *, key: str, markdown: str, description: str) -> None:
         """Publishes a text on the run's page."""
-
-    def publish_table(self, *, key: str, table: Sequence[Mapping[str, Any]], description: str) -> None:
-        """Publishes rows on the run's page."""
 
 
 PLAIN = Run()

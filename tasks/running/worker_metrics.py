@@ -74,18 +74,11 @@ def _files(private: Path) -> list[Path]:
     return sorted(recent, key=times.__getitem__)
 
 
-@dataclass(frozen=True)
-class RunningStage:
-    flow: str
-    host: str
-    stage: str
-    share: float
-    seconds_since: float
-    """Since its last report, which grows old where its process was killed."""
+def running_stages(private: Path) -> list[dict[str, Any]]:
+    """Returns the stages of the newest run of each flow and host that started and did not end.
 
-
-def running_stages(private: Path) -> list[RunningStage]:
-    """Returns the stages of the newest run of each flow and host that started and did not end."""
+    Its seconds are those since its last report, which grow where its process was killed.
+    """
     samples: dict[tuple[str, str, str], dict[str, float]] = {}
     for family in families(private):
         for name, labels, value, *_ in family.samples:
@@ -93,7 +86,7 @@ def running_stages(private: Path) -> list[RunningStage]:
     updated = {key: values.get("autocoder_stage_updated_timestamp_seconds", 0.0) for key, values in samples.items()}
     newest = {key[:2]: max(when for other, when in updated.items() if other[:2] == key[:2]) for key in updated}
     return [
-        RunningStage(*key, share, max(0.0, time.time() - when))
+        dict(zip(_LABELS, key, strict=True)) | {"share": share, "seconds_since": max(0.0, time.time() - when)}
         for key, when in sorted(updated.items(), key=lambda item: item[1])
         if (share := samples[key].get("autocoder_stage_progress_ratio", 1.0)) < 1
         and newest[key[:2]] - when < _SAME_RUN_SECONDS

@@ -15,7 +15,7 @@ def refuse(*_: object, **__: object) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["create_progress_artifact", "create_markdown_artifact", "create_table_artifact"])
+@pytest.mark.parametrize("name", ["create_progress_artifact", "create_markdown_artifact"])
 def test_a_refused_artifact_ends_no_run(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """An error of ours still does."""
     warned: list[str] = []
@@ -32,7 +32,6 @@ def test_a_refused_artifact_ends_no_run(monkeypatch: pytest.MonkeyPatch, name: s
         "create_markdown_artifact": lambda: prefect_run.PrefectRun().publish_markdown(
             key="k", markdown="m", description="d"
         ),
-        "create_table_artifact": lambda: prefect_run.PrefectRun().publish_table(key="k", table=[], description="d"),
     }[name]
     bar = prefect_run.ProgressBars()
     bar.started("stage")

@@ -38,5 +38,4 @@ def test_run_stages_and_artifacts_are_in_the_server(server: str, served: Job, fi
     artifacts = {a["key"]: a for a in of_run("artifacts") if a["key"]}
     assert release["release_id"] in artifacts["release"]["data"]
     assert "asymptotic-local" in artifacts["release"]["data"]
-    models = {row["model"] for row in json.loads(artifacts["internal-figures"]["data"])}
-    assert models == {"base", "weighted", "reweighted"}
+    assert all(f"| {name} |" in artifacts["internal-figures"]["data"] for name in ("base", "weighted", "reweighted"))

@@ -58,6 +58,6 @@ def test_an_interrupted_stage_is_still_told_of(tmp_path: Path) -> None:
     heard.started("features")
     heard.report("features", 40, 100)
     (stage,) = running_stages(tmp_path)
-    assert (stage.flow, stage.host, stage.stage, stage.share) == ("retrain", "here", "features", 0.4)
+    assert [stage[name] for name in ("flow", "host", "stage", "share")] == ["retrain", "here", "features", 0.4]
     heard.finished("features", {}, reused=False, seconds=1.0)
     assert running_stages(tmp_path) == []
