@@ -132,11 +132,7 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
     async def code(body: CodeRequest, _: str = keyed) -> CodeResponse:
         """Code one narrative or several."""
         require_not_revoked()
-        texts = body.texts
-        scores = await batcher.scores([text for text in texts if text.strip()])
-        blank = coder.blank(body.threshold)
-        coded = iter(coder.from_scores(scores, top_k=body.top_k, threshold=body.threshold))
-        codings = [next(coded) if text.strip() else blank for text in texts]
+        codings = await files.coded(batcher, coder, body.texts, top_k=body.top_k, threshold=body.threshold)
         results = [{"needs_review": None, "group": None} | coding.as_dict() for coding in codings]
         return CodeResponse.model_validate(coder.origin | {"results": results})
 

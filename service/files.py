@@ -11,18 +11,18 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from mechanisms.model.scorer import Scores
 from service.batching import Batcher, Overloaded
 from storage.errors import InputError
 from storage.tables.narratives import Narratives
 from storage.tables.reader import Row, survey
 from storage.tables.writer import csv_lines
-from tasks.coding.coder import Coder
+from tasks.coding.coder import Coder, Coding
 from tasks.coding.columns import AnswerColumns, answer_columns, output_schema
 
 MOST_BYTES = 4 << 20
@@ -78,25 +78,27 @@ async def lines(
         require_not_revoked: raises for a withdrawn bundle; called before each piece.
     """
     yield csv_lines([tuple(upload.schema.names)])
-    columns = upload.answers
-    origin, threshold = tuple(coder.origin.values()), columns.threshold
-    blank = coder.blank(threshold)
+    columns, origin = upload.answers, tuple(coder.origin.values())
+    how: Any = {"top_k": columns.top_k, "threshold": columns.threshold}
     for start in range(0, len(upload.texts), _PIECE):
         require_not_revoked()
-        texts = upload.texts[start : start + _PIECE]
-        scores = await _scores(batcher, [text for text in texts if text.strip()])
-        coded = iter(coder.from_scores(scores, top_k=columns.top_k, threshold=threshold))
-        answers = [columns.row(next(coded) if text.strip() else blank) for text in texts]
-        rows = upload.rows[start : start + _PIECE]
-        yield csv_lines([row + answer + origin for row, answer in zip(rows, answers, strict=True)])
+        piece = slice(start, start + _PIECE)
+        while True:
+            try:
+                codings = await coded(batcher, coder, upload.texts[piece], **how)
+                break
+            except Overloaded:
+                await asyncio.sleep(_PAUSE)
+        yield csv_lines([row + columns.row(own) + origin for row, own in zip(upload.rows[piece], codings, strict=True)])
 
 
-async def _scores(batcher: Batcher, texts: Sequence[str]) -> Scores:
-    while True:
-        try:
-            return await batcher.scores(texts)
-        except Overloaded:
-            await asyncio.sleep(_PAUSE)
+async def coded(
+    batcher: Batcher, coder: Coder, texts: Sequence[str], *, top_k: int, threshold: float | None
+) -> list[Coding]:
+    """Codes narratives in their order; a blank one gets no code."""
+    scores = await batcher.scores([text for text in texts if text.strip()])
+    codings = iter(coder.from_scores(scores, top_k=top_k, threshold=threshold))
+    return [next(codings) if text.strip() else coder.blank(threshold) for text in texts]
 
 
 async def ahead(content: AsyncIterator[str], done: Callable[[], None]) -> AsyncIterator[str]:
