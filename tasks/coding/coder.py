@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 from functools import cached_property, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -118,7 +119,9 @@ class Coder:
         """The model itself, in torch: what explains a code, and encodes once for several bundles."""
         from mechanisms.model import export
 
-        return self.model if isinstance(self.model, export.Released) else _opened(self.folder, export.load)
+        if isinstance(self.model, export.Released) and self.model.device == export.CPU:
+            return self.model
+        return _opened(self.folder, export.load)
 
     def scores(self, texts: Sequence[str]) -> Scores:
         """Returns the probability of every code, float32 [n, codes], calibrated if there is a temperature."""
@@ -304,7 +307,7 @@ def _load(folder: Path, precision: Precision) -> tuple[str, Scorer]:
 
 def has_card() -> bool:
     """Returns whether there is a card that torch computes on; without a driver nobody waits for torch to tell."""
-    if not DRIVER.exists() or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+    if not DRIVER.exists() or os.environ.get("CUDA_VISIBLE_DEVICES") == "" or find_spec("torch") is None:
         return False
     import torch
 

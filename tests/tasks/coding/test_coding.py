@@ -204,11 +204,10 @@ def test_a_card_is_looked_for_where_there_is_a_driver(tmp_path: Path, monkeypatc
     """Without one a partner does not wait for torch's import; a hidden card is none."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(coders, "DRIVER", tmp_path / "version")
-    monkeypatch.setitem(sys.modules, "torch", None)  # an import would fail
+    monkeypatch.setitem(sys.modules, "torch", None)  # as where it is not installed
     assert not coders.has_card()
-    coders.DRIVER.touch()
-    with pytest.raises(ImportError):
-        coders.has_card()
+    (tmp_path / "version").touch()
+    assert not coders.has_card(), "and without torch"
     monkeypatch.undo()
     monkeypatch.setattr(coders, "DRIVER", tmp_path / "version")
     assert coders.has_card() is torch.cuda.is_available()
