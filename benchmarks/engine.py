@@ -126,7 +126,7 @@ def _code(folder: Path, narratives: Path, processes: int) -> Measured:
 
 
 def _bundle(folder: Path) -> Path:
-    """An untrained head on the packaged encoder: for speed alone."""
+    """An untrained head on the packaged encoder: only for speed."""
     config = ModelConfig(encoder="packaged-minilm", trainable="head", pooling="mean")
     codes = [f"{code:03}" for code in range(workload.LABELS)]
     export.save(classifier.build(config, num_labels=len(codes), seed=0), folder, codes=codes)

@@ -6,7 +6,7 @@ class StorageError(Exception):
 
 
 class Unavailable(StorageError):
-    """Reports a server or a database that does not answer: the same again may succeed, and nobody has to act."""
+    """Reports a server or a database that does not answer: the same again may succeed, and no one has to act."""
 
 
 class InputError(StorageError):

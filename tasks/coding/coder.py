@@ -306,7 +306,7 @@ def _load(folder: Path, precision: Precision) -> tuple[str, Scorer]:
 
 
 def has_card() -> bool:
-    """Returns whether there is a card that torch computes on; without a driver nobody waits for torch to tell."""
+    """Returns whether there is a card that torch computes on; without a driver no one waits for torch to tell."""
     if not DRIVER.exists() or os.environ.get("CUDA_VISIBLE_DEVICES") == "" or find_spec("torch") is None:
         return False
     import torch
