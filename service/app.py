@@ -106,7 +106,7 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
         coder=coder,
         targets=(targets := _targets(coder)),
         preset=min((name for name, _ in targets), key=lambda name: abs(name - settings.accuracy), default=None),
-        fitted_on=_calibrated_on(coder),
+        fitted_on=coder.thresholds["fitted_on"] if coder.thresholds else None,
         origin=describe_release(coder.folder) if (coder.folder / STATEMENT).is_file() else coder.release,
         tables=Markup((_STATIC / "table.js").read_text(encoding="utf-8")),
         most_rows=files.MOST_ROWS,
