@@ -238,11 +238,6 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
     return app
 
 
-def _review_page(coder: Coder) -> str:
-    parts = {name: Markup((_STATIC / name).read_text(encoding="utf-8")) for name in _PARTS}
-    return _PAGES.get_template("static/review.html").render(coder=coder, parts=parts, most_rows=files.MOST_ROWS)
-
-
 def _targets(coder: Coder) -> list[tuple[float, float]]:
     fitted = (coder.thresholds or {}).get("thresholds", ())
     return [(one["target_accuracy"], one["threshold"]) for one in fitted if one["threshold"] is not None]
