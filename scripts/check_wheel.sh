@@ -31,8 +31,9 @@ run "$autocoder" demo-data --out data
 run "$autocoder" retrain --profile demo-formal --data data/injuries.csv --codelist data/codelist.csv --home workspace --release
 run "$autocoder" code --home workspace "Employee fell from a ladder and broke his left wrist."
 partner=$WORK/light/bin/autocoder
-bundle=$(echo workspace/bundles/*/)
-run "$partner" adopt "$bundle" --key workspace/signing-key.pub.pem --out coder
+mkdir partner && cp -r workspace/bundles/*/ partner/bundle && cp workspace/signing-key.pub.pem partner/agency.pem
+cd partner  # a partner has no workspace, whose ledger wants the extra
+run "$partner" adopt bundle --key agency.pem --out coder
 run "$partner" code --bundle coder "Employee fell from a ladder and broke his left wrist."
 if "$partner" retrain >"$log" 2>&1 || ! grep -qF "pip install '.[train]'" "$log"; then
   echo "wheel: retrain without the extra does not name it:" >&2; tail -n 30 "$log" >&2; exit 1
