@@ -36,6 +36,7 @@ from service.messages import (
     Health,
     Problem,
     Version,
+    fault_of,
 )
 from storage.bundle.folder import STATEMENT
 from storage.errors import InputError
@@ -150,6 +151,8 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
     ) -> files.Answer:
         """Code a CSV; its lines come as they are coded, and `X-Rows` says how many they will be."""
         require_not_revoked()
+        if request.headers.get("content-type", "").startswith("multipart/"):
+            raise HTTPException(422, "the body is a form. Send the file itself: curl --data-binary @FILE")
         body = await request.body()
         if len(coding) >= files.AT_ONCE or name in answering:
             raise HTTPException(503, "other files are being coded. Wait.", headers={"Retry-After": "10"})
@@ -246,9 +249,7 @@ def _targets(coder: Coder) -> list[tuple[float, float]]:
 def _add_refusals(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def refuse(_: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        return JSONResponse({"detail": f"{place}: {first['msg']}"}, status_code=422)
+        return JSONResponse({"detail": fault_of(error.errors())}, status_code=422)
 
     @app.exception_handler(Overloaded)
     async def postpone(_: Request, __: Overloaded) -> JSONResponse:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -145,3 +146,30 @@ class Problem(BaseModel):
     """Describes an error, without quoting the request."""
 
     detail: str
+
+
+_OTHER_FORM = ("string_type", "list_type")
+"""What the form of `narratives` that was not sent reports."""
+
+
+def fault_of(errors: Sequence[Mapping[str, Any]]) -> str:
+    """Returns what is wrong with a request and what to do, by the kinds and places of pydantic's errors.
+
+    Of errors of both forms of `narratives`, those of the form that was sent count. No value is quoted.
+    """
+    sent = (error for error in errors if error["type"] not in _OTHER_FORM or isinstance(error["loc"][-1], int))
+    error = next(sent, errors[0])
+    place, kind = error["loc"], error["type"]
+    if place == ("body",) and kind != "json_invalid":
+        return "the body is no JSON object. Send one, with the header Content-Type: application/json"
+    if place[:2] == ("body", "narratives") and kind != "missing":
+        item = f", item {place[-1] + 1}" if isinstance(place[-1], int) else ""
+        words = {
+            "string_type": "no text. Send a string" + ("" if item else ", or a list of strings"),
+            "string_too_long": f"longer than {MOST_CHARACTERS:,} characters. Shorten it",
+            "too_long": f"more than {MOST_NARRATIVES} narratives. Send at most {MOST_NARRATIVES} in a request",
+            "too_short": "an empty list. Send at least one narrative",
+        }
+        if kind in words:
+            return f"narratives{item}: {words[kind]}"
+    return f"{'.'.join(map(str, place))}: {error['msg']}"

@@ -330,8 +330,7 @@ def _facts(preview: Preview, parameters: RetrainParameters) -> Iterator[tuple[st
     train, test = survey.sampled["train"], survey.sampled["test"]
     yield from (("warning", line) for line in warnings_of(data, train=train, test=test, codes=survey.codes_observed))
     yield "model", _model(parameters.model)
-    read, english = survey.language, parameters.model.encoder.startswith("packaged")
-    stems = parameters.model.lexical_language if parameters.model.lexical != "none" else None
+    read, english, stems = survey.language, parameters.model.encoder_language, parameters.model.stems_language
     if read and ((english and read != "english") or stems not in (None, read)):
         stemmed = f", and its stems are {stems}: --set model.lexical_language={read} changes these" if stems else ""
         yield "warning", f"the texts look {read}; the encoder {'reads English' if english else 'is your own'}{stemmed}"
@@ -369,8 +368,8 @@ def _advice_without_list(parameters: RetrainParameters) -> Iterator[str]:
 def _model(model: ModelConfig) -> str:
     start = "from the titles of the code list" if model.prior == "titles" else "at random"
     words = {"none": "", "titles": "; it reads the words of the titles", "hashed": "; it reads hashed words"}
-    stems = f" by {model.lexical_language} stems" if model.lexical != "none" else ""
-    english = " (English)" if model.encoder.startswith("packaged") else ""
+    stems = f" by {model.stems_language} stems" if model.stems_language else ""
+    english = f" ({model.encoder_language})" if model.encoder_language else ""
     return f"{model.encoder}{english}, trains {model.trainable}; the head starts {start}{words[model.lexical]}{stems}"
 
 

@@ -132,6 +132,16 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
 
         return resolved(value)
 
+    @property
+    def encoder_language(self) -> str | None:
+        """None where the encoder is someone's own."""
+        return "English" if self.encoder.startswith("packaged") else None
+
+    @property
+    def stems_language(self) -> str | None:
+        """None where no words are read next to the encoder."""
+        return None if self.lexical == "none" else self.lexical_language
+
     def frozen(self) -> ModelConfig:
         """Returns the model that reads only the encoder's features, with a head that starts at random."""
         return self.model_copy(update={"trainable": "head", "prior": "none", "lexical": "none", "lora_layers": None})

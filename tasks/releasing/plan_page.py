@@ -158,7 +158,7 @@ def html(page: PlanPage) -> str:
 
 
 def facts(page: PlanPage) -> list[tuple[str, str]]:
-    plan = page.planned.plan
+    plan, model = page.planned.plan, page.planned.candidate.model
     return [
         ("population", plan.population),
         ("cohorts", ", ".join(plan.cohorts)),
@@ -167,7 +167,9 @@ def facts(page: PlanPage) -> list[tuple[str, str]]:
         ("precision", page.planned.output.precision),
         *([("in eight bits too", "model.int8.onnx")] if page.planned.output.int8 else []),
         ("licence", page.planned.output.licence),
-        ("encoder", describe_encoder(page.planned.candidate.model.encoder, page.planned.output.encoder)),
+        ("encoder", describe_encoder(model.encoder, page.planned.output.encoder)),
+        ("language of the encoder", model.encoder_language or "not known: it is your own"),
+        ("language of the stems", model.stems_language or "none: it reads no stems"),
         ("label", plan.release_label),
         ("requested by", plan.requester),
         ("code", plan.code_commit + (" with uncommitted changes" if plan.code_dirty else "")),

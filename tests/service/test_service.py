@@ -67,24 +67,37 @@ def test_without_the_key_nothing_is_coded(client: TestClient, key: str | None) -
 
 
 @pytest.mark.parametrize(
-    ("body", "status"),
+    ("body", "status", "said"),
     [
-        ({"narratives": "zebrafinch" * 2001}, 422),
-        ({"narratives": ["zebrafinch"] * 65}, 422),
-        ({"narratives": []}, 422),
-        ({"narratives": {"zebrafinch": 1}}, 422),
-        ({"narratives": "zebrafinch", "top_k": 0}, 422),
-        ({"narratives": "zebrafinch", "more": "zebrafinch"}, 422),
-        ({"narratives": "zebrafinch" * 500_000}, 413),
-        ("zebrafinch", 422),
+        ({"narratives": "zebrafinch" * 2001}, 422, "narratives: longer than 20,000 characters"),
+        ({"narratives": ["zebrafinch"] * 65}, 422, "narratives: more than 64 narratives"),
+        ({"narratives": []}, 422, "narratives: an empty list"),
+        ({"narratives": {"zebrafinch": 1}}, 422, "narratives: no text. Send a string, or a list"),
+        ({"narratives": ["zebrafinch", None]}, 422, "narratives, item 2: no text"),
+        ({"narratives": ["zebrafinch"] * 2 + ["zebrafinch" * 2001]}, 422, "narratives, item 3: longer than 20,000"),
+        ({}, 422, "body.narratives: Field required"),
+        ({"narratives": "zebrafinch", "top_k": 0}, 422, "body.top_k: "),
+        ({"narratives": "zebrafinch", "more": "zebrafinch"}, 422, "body.more: "),
+        ({"narratives": "zebrafinch" * 500_000}, 413, ""),
+        ("zebrafinch", 422, "Send one, with the header Content-Type: application/json"),
     ],
 )
-def test_what_is_refused_is_not_quoted(client: TestClient, body: object, status: int) -> None:
-    """Nor said by anything but its field."""
+def test_what_is_refused_is_not_quoted(client: TestClient, body: object, status: int, said: str) -> None:
+    """The cause is the true one, with the item's number."""
     answer = client.post("/code", content=json.dumps(body), headers=HEADER | {"content-type": "application/json"})
     assert answer.status_code == status
     assert "zebrafinch" not in answer.text
     assert answer.json()["detail"]
+    assert said in answer.json()["detail"]
+
+
+def test_a_body_of_another_kind_is_named(client: TestClient) -> None:
+    """JSON without its header, and a form where the file itself is wanted."""
+    answer = client.post("/code", content=b'{"narratives": "zebrafinch"}', headers=HEADER)
+    assert "Content-Type: application/json" in answer.json()["detail"]
+    answer = client.post("/file?column=text", files={"file": b"text\nzebrafinch\n"}, headers=HEADER)
+    assert (answer.status_code, "Send the file itself" in answer.text) == (422, True)
+    assert "zebrafinch" not in answer.text
 
 
 def test_a_body_is_cut_off_at_the_limit_even_if_it_does_not_say_its_length(client: TestClient) -> None:

@@ -11,6 +11,7 @@ from releases import make_audit, make_planned, release_key
 from review_browser import CHROMIUM, check_accessible_file
 
 from flows.commands.plan import wrap_lines
+from mechanisms.model.config import ModelConfig
 from mechanisms.privacy.events import Claim, DpSgdEvent, NoiseSegment, SwagPpmEvent
 from storage.ledger import BudgetRefused, ComparisonFit, Evaluation, Ledger, Policy, Scores, Subject
 from storage.ledger.records import RecordSet
@@ -408,3 +409,22 @@ def test_texts_that_leave_are_on_the_plans_own_page(ledger: Ledger) -> None:
     assert "<li>code list: 1 A | matter of *our* own</li>" in whole
     assert "<li>cohort: &lt;b&gt;2015&lt;/b&gt;</li>" in whole
     assert "encoder" in dict(plan_page.facts(shown))
+
+
+@pytest.mark.parametrize(
+    ("model", "encoder", "stems"),
+    [
+        ({"encoder": "packaged-minilm", "lexical": "hashed", "lexical_language": "french"}, "English", "french"),
+        ({"encoder": "own-folder"}, "not known: it is your own", "none: it reads no stems"),
+    ],
+)
+def test_the_page_states_the_languages(ledger: Ledger, model: dict[str, str], encoder: str, stems: str) -> None:
+    """As the plan's model has them, which is compared whole with what was fitted."""
+    plan = planned()
+    settings = ModelConfig(trainable="head", pooling="mean", **model)  # pyrefly: ignore[bad-argument-type]
+    plan = plan.model_copy(update={"candidate": plan.candidate.model_copy(update={"model": settings})})
+    shown = page(ledger, plan)
+    said = dict(plan_page.facts(shown))
+    assert (said["language of the encoder"], said["language of the stems"]) == (encoder, stems)
+    assert stems in plan_page.html(shown)
+    assert stems in plan_page.markdown(shown)
