@@ -66,6 +66,7 @@ def unpack(archive: Path, into: Path) -> Path:
                 allowed -= _BLOCK + -(-entry.size // _BLOCK) * _BLOCK
                 # guard: test_an_archive_fills_a_disk
                 if allowed < 0:
+                    _skip(unpacked, entry.size + allowed)  # what was cut off states sizes that it does not have
                     raise UnsoundBundle(archive.name, "decompresses to more than a bundle of its size can contain")
                 if len(tops) > 1:
                     raise UnsoundBundle(archive.name, "contains two folders")
@@ -135,6 +136,13 @@ def _place(entry: tarfile.TarInfo) -> PurePosixPath:
     if not 0 <= entry.size <= kind.max_bytes:
         raise UnsoundBundle(name, f"is larger than {kind.max_bytes >> 20} MB")
     return place
+
+
+def _skip(unpacked: zstandard.ZstdDecompressionReader, left: int) -> None:
+    while left > 0:
+        if not (chunk := unpacked.read(min(_CHUNK, left))):
+            raise EOFError
+        left -= len(chunk)
 
 
 def _extract(unpacked: zstandard.ZstdDecompressionReader, entry: tarfile.TarInfo, target: Path) -> None:

@@ -8,6 +8,7 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import zstandard
 from sealed_bundle import Sealed
@@ -125,3 +126,8 @@ def test_a_cut_download_is_said_to_be_cut(tmp_path: Path, into: Path) -> None:
         cut.write_bytes(whole.read_bytes()[:length])
         with pytest.raises(UnsoundBundle, match=r"is cut off\. Fetch it again"):
             unpack(cut, into)
+    # weights whose header states more than what came could unfold to
+    noise = np.random.default_rng(0).bytes(24 << 20)
+    cut.write_bytes(compressed(tar(("0123456789abcdef/model.onnx", noise)))[:300_000])
+    with pytest.raises(UnsoundBundle, match=r"is cut off\. Fetch it again"):
+        unpack(cut, into)
