@@ -133,8 +133,8 @@ def _of_scheme(graph: Graph, path: Path, wanted: str | None) -> list[Any]:
 
 def _language(tags: Counter[str], wanted: str | None, path: Path) -> str:
     tagged = sorted(tag for tag in tags if tag)
-    fitting = [tag for tag in tagged if wanted is None or tag.lower() == wanted.lower()]
-    fitting = fitting or [tag for tag in tagged if tag.lower().startswith(f"{str(wanted).lower()}-")]
+    fitting = [tag for tag in tagged if wanted is None or tag == wanted.lower()]
+    fitting = fitting or [tag for tag in tagged if tag.startswith(f"{str(wanted).lower()}-")]
     if tagged and len(fitting) != 1:
         shown = ", ".join(f"{tag} ({tags[tag]:,})" for tag in tagged)
         raise InputError(f"--language: {path} has titles in {shown}. Name one of them")
@@ -157,7 +157,7 @@ def _texts(graph: Graph, concept: Any, names: Iterable[str]) -> Iterator[tuple[s
     for value in (value for name in names for value in graph.objects(concept, _uri(name))):
         inside = (text for name in _INSIDE for text in graph.objects(value, _uri(name)))
         for text in [value] if hasattr(value, "language") else inside:
-            yield str(text), getattr(text, "language", None) or ""
+            yield str(text), (getattr(text, "language", None) or "").lower()
 
 
 def _spoken(texts: Iterable[tuple[str, str]], tag: str) -> str:

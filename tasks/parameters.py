@@ -6,6 +6,7 @@ before work starts.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,11 +37,8 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
         default="",
         title="Classification",
         description="Name of the classification that the code list is of, such as OIICS; every coded row carries it.",
-        pattern=r"^[A-Za-z0-9 ()._-]{0,80}$",
     )
-    classification_version: str = Field(
-        default="", title="Its version", description="Such as 2.01.", pattern=r"^[A-Za-z0-9._-]{0,40}$"
-    )
+    classification_version: str = Field(default="", title="Its version", description="Such as 2.01.")
     population: Name = Field(
         default="default",
         title="Population",
@@ -63,6 +61,13 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
     @classmethod
     def _one_file(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
+
+    @field_validator("classification", "classification_version")
+    @classmethod
+    def _plain(cls, value: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9 ()._-]{0,80}", value):  # every receiver of a bundle and of coded rows reads it
+            raise ValueError("a classification has up to 80 of the letters A to Z, digits, blanks and ( ) . _ -")
+        return value
 
     @field_validator("source")
     @classmethod

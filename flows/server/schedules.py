@@ -34,7 +34,7 @@ def check_name(name: str) -> None:
     """Refuse names that the server could not keep, and those of the delivered deployments, which would be lost."""
     delivered = [one["name"] for one in yaml.safe_load((CATALOGUE / "prefect.yaml").read_text())["deployments"]]
     if not _NAME.fullmatch(name):
-        raise InputError(f"--deploy: {name!r} is not a valid name. Give letters, digits, `.`, `_` and `-`, 64 at most.")
+        raise InputError(f"--deploy: {name!r} is no name. Give letters A to Z, digits, `.`, `_` and `-`, 64 at most.")
     if name in delivered:
         raise InputError(f"--deploy: {name} is a delivered deployment, which `autocoder deploy` resets. Give another.")
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 _WORDS = {
-    "english": "the of and to was were with from his her he she while when an on",
+    "english": "the of and to was were with from his her he she while when a an on in at by for",
     "french": "le la les des une dans et est sur avec du en au il par sa son a été",
     "german": "der die das und mit ein eine wurde auf beim sich dem den im von ist er",
     "spanish": "el la los las una del con por se su al en y un mientras cuando que",

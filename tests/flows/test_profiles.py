@@ -137,6 +137,8 @@ def test_errors_name_the_option() -> None:
     for name in ("a/b", "_x", " x", "x" * 65, "a\nb"):
         with pytest.raises(InputError, match=r"--population \(data\.population\): a name has up to 64 letters"):
             parameters("demo", [], data=DATA, named={"population": name})
+    with pytest.raises(InputError, match=r"--classification .*: a classification has up to 80 of the letters A to Z"):
+        parameters("demo", [], data=DATA, named={"classification": "Nomenclature française"})
     spelt = [parameters("demo", [], data=DATA, named={"population": f"d{e}clarations 2024"}) for e in ("é", "e\u0301")]
     assert [each.data.population for each in spelt] == ["déclarations 2024"] * 2, "one name, one budget"
     with pytest.raises(InputError, match=r"--label: --set data\.ingest\.label_column is given too"):

@@ -331,12 +331,12 @@ def test_the_cause_is_the_true_one(tmp_path: Path, content: bytes, said: str) ->
         read(tmp_path / "in.csv", content, ["text", "code"])
 
 
-def _as_csv_reads(path: Path) -> None:
-    """Refused, or the rows of Python's csv under the layout that the table names."""
+def _as_csv_reads(path: Path) -> bool:
+    """Refused, or the rows of Python's csv under the layout that the table names; returns which."""
     try:
         table = open_table(path, [])
     except InputError:
-        return
+        return False
     lines = io.StringIO(path.read_bytes().decode(table.source.encoding).removeprefix("\ufeff"), newline="")
     for _ in range(table.source.first_line):
         lines.readline()
@@ -347,6 +347,59 @@ def _as_csv_reads(path: Path) -> None:
     rows = [row for n, row in enumerate(rows) if n not in again]
     assert list(table.read()) == [tuple(row[:width]) for row in rows]
     assert not any("".join(row[width:]).strip() for row in rows)
+    return True
+
+
+KINDS = {
+    "quoted line feed": 'id,text\n1,"fell\nfrom a step"\n2,cut\n',
+    "quoted CRLF": 'id,text\r\n1,"fell\r\nfrom a step"\r\n2,cut\r\n',
+    "quotes within quotes": 'id,text\n1,"said ""fell"""\n2,""""\n',
+    "quotes and separator at an end": 'id,text\n1,"a,"\n2,",b"\n3,","\n',
+    "quoted nothing": 'id,text\n1,""\n2,cut\n',
+    "short rows": "id,text,code\n1,fell\n2,cut,111\n",
+    "long rows": "id,text\n1,fell,x\n2,cut\n",
+    "header alone": "id,text\n",
+    "header without an end": "id,text",
+    "separator at every end": "id,text,\n1,fell,\n2,cut,\n",
+    "separator at the end of rows": "id,text\n1,fell,\n2,cut,\n",
+    "CRLF, CR and LF": "id,text\r\n1,fell\r2,cut\n3,burned\r\n",
+    "CR alone": "id,text\r1,fell\r2,cut\r",
+    "mark of the encoding": "\ufeffid,text\n1,fell\n",
+    "mark and a quoted header": '\ufeff"id","text"\n"1","fell"\n',
+    "header with separator and quotes": '"id, number","text ""free"""\n1,fell\n2,cut\n',
+    "header with a line feed": '"id\nnumber",text\n1,fell\n2,cut\n',
+    "empty lines": "id,text\n\n1,fell\n\n\n2,cut\n\n",
+    "lines of blanks": "id,text\n  \n1,fell\n",
+    "lines of comments": "# of 2023\nid,text\n1,fell\n2,cut\n",
+    "comment behind the header": "id,text\n# of 2023\n1,fell\n",
+    "long cell": f'id,text\n1,"{"fell, " * 60_000}"\n2,cut\n',
+    "quote within a cell": 'id,text\n1,a 5" pipe\n2,cut\n',
+    "text behind a quote": 'id,text\n1,"fell"ing\n2,cut\n',
+    "open quote": 'id,text\n1,"fell\n2,cut\n',
+    "blanks around quotes": 'id,text\n1, "fell" \n2,cut\n',
+    "separators in quotes alone": 'id;text\n1;"a,b,c"\n2;"d,e,f"\n',
+    "a header twice": "id,id\n1,fell\n",
+    "no header for a column": "id,\n1,fell\n",
+}
+REFUSED = {
+    "short rows",
+    "long rows",
+    "header alone",
+    "header without an end",
+    "lines of blanks",
+    "comment behind the header",
+    "open quote",
+    "no header for a column",
+}
+"""The others are read."""
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_kinds_that_other_readers_are_tried_with(tmp_path: Path, name: str) -> None:
+    """Written anew after the kinds in the tests of duckdb and frictionless."""
+    path = tmp_path / "in.csv"
+    path.write_bytes(KINDS[name].encode())
+    assert _as_csv_reads(path) == (name not in REFUSED)
 
 
 def _texts(package: str, folder: str) -> list[str]:

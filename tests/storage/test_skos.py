@@ -126,3 +126,73 @@ def test_what_is_unclear_is_refused(tmp_path: Path, content: str, said: str) -> 
     if content == TURTLE:
         with pytest.raises(InputError, match=r"--language: .* titles in en \(4\), fr \(3\)"):
             import_codes(path, language="it")
+
+
+CODES = """:s a skos:ConceptScheme .
+:a a skos:Concept ; skos:inScheme :s ; skos:notation "1" ; skos:prefLabel "Cuts" .
+"""
+
+
+def _concept(label: str, notation: str = '"2"') -> str:
+    return f":b a skos:Concept ; skos:inScheme :s ; skos:notation {notation} ; skos:prefLabel {label} ."
+
+
+TURTLES = {
+    "long literal": HEAD + CODES + _concept('"""Falls, "all"\nkinds"""'),
+    "long literal in single quotes": HEAD + CODES + _concept("'''Falls 'from' a step'''"),
+    "single quotes": HEAD + CODES + _concept("'Falls \"here\"'"),
+    "language with a region": HEAD + CODES.replace('"Cuts"', '"Cuts"@en-GB') + _concept('"Falls"@en-GB'),
+    "language in other letters": HEAD + CODES.replace('"Cuts"', '"Cuts"@EN-gb') + _concept('"Falls"@en-GB'),
+    "escapes": HEAD + CODES + _concept(r'"Br\u00FBl\U000000E9s \"a\" \\ b"'),
+    "SPARQL's prefixes and base": HEAD.replace("@prefix", "PREFIX").replace("> .", ">")
+    + "BASE <http://example.org/x/>\n"
+    + CODES.replace(":a ", "<y> ", 1)
+    + _concept('"Falls"'),
+    "base and relative addresses": HEAD
+    + "@base <http://example.org/x/> .\n"
+    + CODES
+    + _concept('"Falls"').replace(":b ", "<y#b> "),
+    "blank nodes": HEAD + CODES + _concept('"Falls"').replace(":b a", "_:b a"),
+    "blank node with its own properties": HEAD
+    + CODES
+    + '[] a skos:Concept ; skos:inScheme :s ; skos:notation "2" ; skos:prefLabel "Falls" .',
+    "collection": HEAD + CODES + _concept('"Falls"') + "\n:s skos:memberList ( :a :b [] ( ) ) .",
+    "comments and few blanks": HEAD + "# of 2023\n" + CODES + _concept('"Falls # not a comment"') + "# end",
+    "objects, predicates and ends": HEAD + CODES + _concept('"Falls"').replace(" .", " ;; .", 1),
+    "number as a notation": HEAD + CODES + _concept('"Falls"', "02.50"),
+    "escaped local name": HEAD + CODES + _concept('"Falls"').replace(":b ", r":b\-\,c%20 "),
+}
+
+
+def _as_rdflib_reads(text: str) -> dict[str, str]:
+    """Notation and title of each concept."""
+    skos, graph = rdflib.Namespace("http://www.w3.org/2004/02/skos/core#"), rdflib.Graph().parse(data=text)
+    concepts = graph.subjects(rdflib.RDF.type, skos.Concept)
+    return {str(graph.value(each, skos.notation)): str(graph.value(each, skos.prefLabel)) for each in concepts}
+
+
+@pytest.mark.parametrize("name", TURTLES)
+def test_turtle_is_read_as_its_graph_has_it(tmp_path: Path, name: str) -> None:
+    """Each form of W3C's grammar that a publisher may write."""
+    found = import_codes(written(tmp_path, TURTLES[name]))
+    expected = {code: " ".join(title.split()) for code, title in _as_rdflib_reads(TURTLES[name]).items()}
+    assert {code: title for code, title, *_ in found.rows} == expected
+    assert len(expected) == 2
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        '"Falls',
+        '"Falls\nhere"',
+        '"Falls"@',
+        r'"Falls \q"',
+        r'"Falls \u00Z"',
+        '"Falls"^^',
+        '"Falls" ; no:such "x"',
+        "( :a",
+    ],
+)
+def test_no_turtle_is_refused(tmp_path: Path, broken: str) -> None:
+    with pytest.raises(InputError, match="it is no turtle in UTF-8"):
+        import_codes(written(tmp_path, HEAD + CODES + _concept(broken)))
