@@ -17,6 +17,8 @@ from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
 from mechanisms.posterior.rounds import ROUNDS, RoundName
 from storage.ingest import IngestConfig, Name
 
+_CLASSIFICATION = r"^[A-Za-z0-9 ()._-]{0,80}$"
+
 
 class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
     """Names the records, and how their columns are read."""
@@ -37,8 +39,14 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
         default="",
         title="Classification",
         description="Name of the classification that the code list is of, such as OIICS; every coded row carries it.",
+        json_schema_extra={"pattern": _CLASSIFICATION},
     )
-    classification_version: str = Field(default="", title="Its version", description="Such as 2.01.")
+    classification_version: str = Field(
+        default="",
+        title="Its version",
+        description="Such as 2.01.",
+        json_schema_extra={"pattern": _CLASSIFICATION},
+    )
     population: Name = Field(
         default="default",
         title="Population",
@@ -65,7 +73,9 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
     @field_validator("classification", "classification_version")
     @classmethod
     def _plain(cls, value: str) -> str:
-        if not re.fullmatch(r"[A-Za-z0-9 ()._-]{0,80}", value):  # every receiver of a bundle and of coded rows reads it
+        if not re.fullmatch(
+            _CLASSIFICATION.strip("^$"), value
+        ):  # every receiver of a bundle and of coded rows reads it
             raise ValueError("a classification has up to 80 of the letters A to Z, digits, blanks and ( ) . _ -")
         return value
 

@@ -7,7 +7,7 @@ import unicodedata
 from datetime import date
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
 from storage.tables.narratives import SEPARATOR, Narratives, template_fault
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
@@ -26,7 +26,9 @@ def _named(value: str) -> str:
     return value
 
 
-Name = Annotated[str, AfterValidator(_named)]
+_SIGNS = r"!-,/:-@\[-^`{-~"
+_FORM = rf"^[^\s_.\-{_SIGNS}][^\x00-\x1f{_SIGNS}]{{0,63}}$"
+Name = Annotated[str, AfterValidator(_named), WithJsonSchema({"type": "string", "pattern": _FORM})]
 """Of a population or a release."""
 
 
