@@ -87,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
         seeds=None,
     )
     six.add_argument("--targets", type=int, default=5, help="fits that are attacked (5)")
-    six.add_argument("--references", type=int, default=11, help="further fits that the attacker has (11)")
+    six.add_argument("--references", type=int, default=5, help="further fits that the attacker has (5)")
     five = add(
         "rare-codes",
         "What is learned of classes with few records, on narratives and on thinned tables.",
