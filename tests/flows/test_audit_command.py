@@ -91,7 +91,7 @@ def test_what_the_gate_would_stop_is_said_before_anybody_is_asked_to_sign(site: 
         approval.may_release(check(planned, site.ledger), stands, file=site.plan, deployed=True)
     other = planned.model_copy(update={"candidate": planned.candidate.model_copy(update={"seed": 1})})
     unaudited: Any = SimpleNamespace(
-        release_of=lambda plan: None,
+        find=lambda key: None,
         policy=lambda: SimpleNamespace(require_audit=True, audit_reach=1.0, name="strict", digest="own"),
         rows=tuple,
     )
