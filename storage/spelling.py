@@ -146,7 +146,8 @@ def human_codes(
         hint = spellings.described(odd_ones)
         raise InputError(
             f"{place}: {unlisted:,} of {given:,} codes are not {where} ({describe_shape(odd_ones)}"
-            f"{'; ' + hint if hint else ''}). Correct them, or give the list that has them"
+            f"{'; ' + hint if hint else ''}). Correct them, give the list that has them, or "
+            "leave their cells blank: blank ones are counted"
         )
     return codes, (
         f"{len(codes):,} rows coded by people: {given - unlisted:,} {where}"
