@@ -186,7 +186,7 @@ class Released:
 
         def forward(index: Tensor) -> tuple[Tensor, Tensor]:
             block = {} if words is None else {"words": words[index].to(self.device)}
-            with torch.inference_mode(), computing("float32", self.device):
+            with torch.no_grad(), computing("float32", self.device):
                 answer = self.model(**tokens.batch(index, self.device), **block)
                 return index, (answer if isinstance(answer, Tensor) else answer.logits).float().cpu()
 
