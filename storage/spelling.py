@@ -147,7 +147,7 @@ def human_codes(
         raise InputError(
             f"{place}: {unlisted:,} of {given:,} codes are not {where} ({describe_shape(odd_ones)}"
             f"{'; ' + hint if hint else ''}). Correct them, give the list that has them, or "
-            "leave their cells blank: blank ones are counted"
+            "leave their cells blank: blank ones are counted. --allow-unlisted takes them as they are"
         )
     return codes, (
         f"{len(codes):,} rows coded by people: {given - unlisted:,} {where}"

@@ -33,6 +33,7 @@ def adopt(
     sets: Annotated[
         bool, typer.Option("--sets", help="Also find the limits of sets, for `autocoder code --coverage`.")
     ] = False,
+    allow_unlisted: options.AllowUnlisted = False,
     read: options.Read = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -72,6 +73,7 @@ def adopt(
             template=template,
             accuracy=accuracy,
             sets=sets,
+            allow_unlisted=allow_unlisted,
             read=options.read_options(read),
         )
         with ConsoleListener() as console:

@@ -27,6 +27,7 @@ def estimate(
     by: Annotated[str, typer.Option(help="Columns that form groups, with commas: quarter,state.")] = "",
     plot: Annotated[Path | None, typer.Option(help="Also plot the largest codes: .png, .svg or .pdf.")] = None,
     codelist: options.PublishedList = None,
+    allow_unlisted: options.AllowUnlisted = False,
     prefix: options.Prefix = "",
     read: options.Read = None,
     overwrite: options.Overwrite = False,
@@ -57,6 +58,7 @@ def estimate(
         from tasks.coding.quality import agreement, read_double_coded
 
         how: Any = {"prefix": prefix, "listed": options.listed_codes(codelist), "read": reading}
+        how |= {"allow_unlisted": allow_unlisted}
         agreed = agreement(read_double_coded(coded, sample, **how))
         groups = [name.strip() for name in by.split(",") if name.strip()]
         counted = measure.estimate(coded, sample, by=groups, **how)

@@ -72,6 +72,9 @@ Read = Annotated[
         "sheet=2024, skip=2 (docs/how-to/prepare-data.md). Repeatable."
     ),
 ]
+AllowUnlisted = Annotated[
+    bool, more("--allow-unlisted", help="Codes by people that are not on the list count as errors of the model.")
+]
 Overwrite = Annotated[bool, more("--overwrite", help="Replace existing outputs.")]
 Text = Annotated[list[str] | None, data("--text", help="Text column; repeatable, several are joined.")]
 Template = Annotated[

@@ -24,6 +24,7 @@ def successor(
     label: options.Label = None,
     text: options.Text = None,
     template: options.Template = None,
+    allow_unlisted: options.AllowUnlisted = False,
     by: Annotated[str, typer.Option(help="Column of --labelled that forms groups.")] = "",
     read: options.Read = None,
     overwrite: options.Overwrite = False,
@@ -62,6 +63,7 @@ def successor(
                 option="--labelled",
                 label=label or "Nature",
                 by=by,
+                allow_unlisted=allow_unlisted,
                 read=reading,
                 report=lambda line: say(line, err=True),
             )

@@ -40,6 +40,7 @@ class OwnRecords:
     template: str | None = None
     accuracy: float | None = None
     sets: bool = False
+    allow_unlisted: bool = False
     read: ReadOptions = AS_IT_LOOKS
 
 
@@ -149,6 +150,7 @@ def _fill(source: Path, folder: Path, key: Path, roots: Path | None, own: OwnRec
             label=own.label,
             targets=sorted({*TARGETS} if own.accuracy is None else {*TARGETS, own.accuracy}),
             sets=own.sets,
+            allow_unlisted=own.allow_unlisted,
             read=own.read,
         )
     adopted = AdoptedBundle(

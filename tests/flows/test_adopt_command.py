@@ -54,6 +54,24 @@ def _adopt(archive: Path, sealed: Sealed, out: Path, *more: Any) -> tuple[int, s
     return invoke("adopt", archive, "--key", sealed.trust.pinned, "--out", out, *more)
 
 
+def test_unlisted_codes_are_refused_or_errors_of_the_model(
+    archive: Path, sealed: Sealed, own: Path, tmp_path: Path
+) -> None:
+    """Refused before anything is written, with the option that takes them; with it fewer rows are right."""
+    rows = read_csv(own)
+    strange = write_csv(tmp_path / "strange.csv", [row | {"Code": "no-code"} for row in rows[:60]] + rows[60:])
+    given, folder = ("--text", "Text", "--label", "Code"), tmp_path / "coder"
+    with pytest.raises(InputError, match="60 of 300 codes are not on the list .* --allow-unlisted"):
+        _adopt(archive, sealed, folder, "--data", strange, *given)
+    assert not folder.exists()
+    best = {}
+    for name, data in (("listed", own), ("unlisted", strange)):
+        code, said, _ = _adopt(archive, sealed, tmp_path / name, "--data", data, *given, "--allow-unlisted")
+        assert code == 0, said
+        best[name] = json.loads((tmp_path / name / "thresholds.json").read_text())["reached"]["accuracy_of_all"]
+    assert best["unlisted"] < best["listed"]
+
+
 def test_later_commands_take_columns_and_thresholds_from_it(
     archive: Path, sealed: Sealed, own: Path, tmp_path: Path
 ) -> None:
