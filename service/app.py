@@ -19,6 +19,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from fastapi.security import APIKeyHeader
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
+from pydantic import ValidationError
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.routing import Route
 
@@ -40,6 +41,7 @@ from service.messages import (
 )
 from storage.bundle.folder import STATEMENT
 from storage.errors import InputError
+from storage.tables.options import ReadOptions
 from tasks.coding.coder import Coder, describe_release
 from tasks.running import installation
 
@@ -147,12 +149,21 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
         column: Annotated[str, Query(max_length=1000)],
         top_k: Annotated[int, Query(ge=1, le=20)] = 1,
         threshold: Annotated[float | None, Query(ge=0, le=1)] = None,
+        read: Annotated[str, Query(max_length=4000)] = "{}",
         name: str = keyed,
     ) -> files.Answer:
-        """Code a CSV; its lines come as they are coded, and `X-Rows` says how many they will be."""
+        """Code a CSV; its lines come as they are coded, and `X-Rows` says how many they will be.
+
+        `read` has the settings of `--read` as JSON: {"separator": "|"}.
+        """
         require_not_revoked()
         if request.headers.get("content-type", "").startswith("multipart/"):
             raise HTTPException(422, "the body is a form. Send the file itself: curl --data-binary @FILE")
+        try:
+            settings_of_reading = ReadOptions.model_validate_json(read)
+        except ValidationError as error:
+            faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+            raise HTTPException(422, f"read: {faults}") from None
         body = await request.body()
         if len(coding) >= files.AT_ONCE or name in answering:
             raise HTTPException(503, "other files are being coded. Wait.", headers={"Retry-After": "10"})
@@ -163,12 +174,12 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
             coding.discard(name)
             answering.discard(name)
 
-        def end(read: asyncio.Future[Any]) -> None:
+        def end(task: asyncio.Future[Any]) -> None:
             done()
-            if not read.cancelled():
-                read.exception()  # taken, or the loop would log a message that names a column of the file
+            if not task.cancelled():
+                task.exception()  # taken, or the loop would log a message that names a column of the file
 
-        how: Any = {"column": column, "top_k": top_k, "threshold": threshold}
+        how: Any = {"column": column, "top_k": top_k, "threshold": threshold, "read": settings_of_reading}
         reading = asyncio.ensure_future(asyncio.to_thread(files.read, body, coder, **how))
         try:
             upload = await asyncio.shield(reading)

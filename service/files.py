@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from service.batching import Batcher, Overloaded
 from storage.errors import InputError
 from storage.tables.narratives import Narratives
+from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.reader import Row, survey
 from storage.tables.writer import csv_lines
 from tasks.coding.coder import Coder, Coding
@@ -44,14 +45,16 @@ class Upload:
     answers: AnswerColumns
 
 
-def read(content: bytes, coder: Coder, *, column: str, top_k: int, threshold: float | None) -> Upload:
+def read(
+    content: bytes, coder: Coder, *, column: str, top_k: int, threshold: float | None, read: ReadOptions = AS_IT_LOOKS
+) -> Upload:
     """Read a CSV to its end, as `autocoder code --data` does."""
     if content.startswith(_OTHER_KINDS):
         raise InputError("This takes a CSV. Code archives, workbooks, Parquet and JSON with `autocoder code`.")
     with _in_memory(content) as path:
         try:
             records = Narratives((column,))
-            table = survey(path, text_columns=records.columns, option="file")
+            table = survey(path, text_columns=records.columns, option="file", read=read)
             if table.kind != "csv":
                 raise InputError("This takes a CSV. Code JSON with `autocoder code`.")
             if table.rows > MOST_ROWS:

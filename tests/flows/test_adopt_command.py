@@ -61,7 +61,7 @@ def test_unlisted_codes_are_refused_or_errors_of_the_model(
     rows = read_csv(own)
     strange = write_csv(tmp_path / "strange.csv", [row | {"Code": "no-code"} for row in rows[:60]] + rows[60:])
     given, folder = ("--text", "Text", "--label", "Code"), tmp_path / "coder"
-    with pytest.raises(InputError, match="60 of 300 codes are not on the list .* --allow-unlisted"):
+    with pytest.raises(InputError, match=r"60 of 300 codes are not on the list .* --allow-unlisted"):
         _adopt(archive, sealed, folder, "--data", strange, *given)
     assert not folder.exists()
     best = {}

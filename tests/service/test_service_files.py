@@ -43,6 +43,19 @@ def table(texts: list[str]) -> bytes:
     return out.getvalue().encode()
 
 
+def test_a_file_is_read_as_the_request_says(client: TestClient) -> None:
+    """The settings of --read, as JSON; an unknown one is refused by its name."""
+    content = "Text^State\nfell; broke, an arm^TX\n".encode("cp1252")
+    asked = {"column": "Text", "read": '{"separator": "^", "encoding": "cp1252"}'}
+    answer = client.post("/file", params=asked, content=content, headers=HEADER)
+    assert answer.status_code == 200, answer.text
+    (row,) = csv.DictReader(io.StringIO(answer.text, newline=""))
+    assert (row["Text"], row["State"]) == ("fell; broke, an arm", "TX")
+    refused = client.post("/file", params=asked | {"read": '{"seperator": "^"}'}, content=content, headers=HEADER)
+    assert refused.status_code == 422
+    assert "seperator" in refused.text
+
+
 def test_a_file_comes_back_as_the_command_would_write_it(
     client: TestClient, coder: Coder, narratives: Callable[..., list[str]], tmp_path: Path
 ) -> None:
