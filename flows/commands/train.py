@@ -74,8 +74,9 @@ def train(
     ] = None,
     cron: Annotated[
         str | None,
-        options.more(help="With --deploy: when it runs by itself, as a cron line of five fields, in UTC."),
+        options.more(help="With --deploy: when it runs by itself, as a cron line of five fields."),
     ] = None,
+    time_zone: Annotated[str, options.more(help="Of --cron, such as Europe/Paris.")] = "UTC",
     engine: options.Engine = "",
     processes: options.Processes = 1,
 ) -> None:
@@ -112,7 +113,7 @@ def train(
         _require_server(deploy)
         from flows.server import schedules
 
-        schedules.schedule_of(cron)  # before the file is read
+        schedules.schedule_of(cron, time_zone)  # before the file is read
     section = "formal" if run.formal else "pseudo_posterior"
     target = () if target_epsilon is None else (f"{section}.target_epsilon={target_epsilon}",)
     if delta is not None:
@@ -130,7 +131,7 @@ def train(
                 _fit(parameters, context, output)
     for labelled, parameters in planned:
         if deploy is not None:
-            _deploy(labelled, output, parameters, context, name=deploy, cron=cron)
+            _deploy(labelled, output, parameters, context, name=deploy, cron=cron, time_zone=time_zone)
         elif dry_run:
             from tasks.retraining import run as retraining
 
@@ -194,6 +195,7 @@ def _deploy(
     *,
     name: str,
     cron: str | None,
+    time_zone: str,
 ) -> None:
     from flows.server import schedules
     from flows.server.form import WorkerSettings
@@ -201,7 +203,7 @@ def _deploy(
 
     with private_errors("retrain"):
         schedules.check_name(name)
-        schedule = schedules.schedule_of(cron)
+        schedule = schedules.schedule_of(cron, time_zone)
         parameters = schedules.with_absolute_paths(parameters)
         retraining.refuse_early(context, parameters)
         home = {} if run.home is None else {"home": context.home}
@@ -210,13 +212,13 @@ def _deploy(
         registered = schedules.register_retrain(name, parameters, worker, schedule=schedule, pool=pool)
     output.note_estimate("formal" if parameters.formal is not None else "asymptotic-local")
     if output.as_json:
-        say(json.dumps({"deployment": registered, "cron": cron, "pool": pool}))
+        say(json.dumps({"deployment": registered, "cron": cron, "time_zone": time_zone, "pool": pool}))
         return
-    when = "manually" if cron is None else f"at {cron} (UTC)"
+    when = "manually" if cron is None else f"at {cron} ({time_zone})"
     say(f"deployment {registered}: runs {when} on pool {pool}")
     if schedule is not None:
         runs = ", ".join(f"{run:%Y-%m-%d %H:%M}" for run in schedules.next_runs(schedule))
-        say(f"next runs: {runs} (UTC)")
+        say(f"next runs: {runs} ({time_zone})")
     say(f"next: prefect deployment run {registered}")
 
 

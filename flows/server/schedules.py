@@ -7,6 +7,7 @@ import re
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zoneinfo import available_timezones
 
 import yaml
 from prefect.client.schemas.actions import DeploymentScheduleCreate
@@ -43,12 +44,14 @@ _FIELDS = 5
 """Minute, hour, day, month, weekday: of six the library takes the first for seconds or the last for a year."""
 
 
-def schedule_of(cron: str | None) -> CronSchedule | None:
-    """Returns the schedule of a cron line in UTC; refuses a line that is none, and one of six fields."""
+def schedule_of(cron: str | None, time_zone: str = "UTC") -> CronSchedule | None:
+    """Returns the schedule of a cron line; refuses a line that is none, one of six fields, and an unknown time zone."""
     if cron is None:
         return None
+    if time_zone not in available_timezones():
+        raise InputError(f"--time-zone: {time_zone!r} is not known. Give one such as UTC or Europe/Paris.")
     try:
-        schedule = CronSchedule(cron=cron, timezone="UTC") if len(cron.split()) == _FIELDS else None
+        schedule = CronSchedule(cron=cron, timezone=time_zone) if len(cron.split()) == _FIELDS else None
     except ValueError:
         schedule = None
     if schedule is None:

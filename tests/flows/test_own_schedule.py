@@ -21,6 +21,7 @@ from flows.server.form import FormalForm
 pytestmark = pytest.mark.servers
 
 CRON = "0 6 1 */3 *"
+ZONE = "Europe/Paris"
 
 
 def deployment(server: str, name: str) -> httpx.Response:
@@ -41,14 +42,15 @@ def test_the_run_that_the_calendar_starts_is_the_one_that_was_typed(registered: 
     """Parameters, schedule and pool are on the server; its scheduled run reads as the command's own parameters."""
     job = registered
     options = ("--profile", "demo-formal", "--epsilon", "5", "--data", str(job.data))
-    done = job.command("retrain", *options, "--codelist", str(job.codelist), "--deploy", "own", "--cron", CRON)
+    options += ("--codelist", str(job.codelist), "--deploy", "own", "--cron", CRON, "--time-zone", ZONE)
+    done = job.command("retrain", *options)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"deployment retrain/own: runs at {CRON} (UTC) on pool cpu")
+    assert done.stdout.startswith(f"deployment retrain/own: runs at {CRON} ({ZONE}) on pool cpu")
     assert "this ε is an estimate" not in done.stderr
     assert not job.home.exists(), "nothing ran"
     content = deployment(server, "own").json()
     (schedule,) = content["schedules"]
-    assert (schedule["schedule"]["cron"], schedule["schedule"]["timezone"], schedule["active"]) == (CRON, "UTC", True)
+    assert (schedule["schedule"]["cron"], schedule["schedule"]["timezone"], schedule["active"]) == (CRON, ZONE, True)
     assert (content["work_pool_name"], content["work_queue_name"]) == ("cpu", "default")
     assert content["enforce_parameter_schema"] is True
     with (
@@ -74,9 +76,13 @@ def test_the_run_that_the_calendar_starts_is_the_one_that_was_typed(registered: 
     ("options", "says"),
     [
         (("--deploy", "osha-formal"), "delivered deployment"),
-        (("--deploy", "a/b"), "is not a valid name"),
+        (("--deploy", "a/b"), "is no name"),
         (("--deploy", "wrong", "--cron", "every quarter"), "is not a cron line"),
         (("--deploy", "wrong", "--cron", "0 0 6 * * 1"), "is not a cron line of five fields"),
+        (
+            ("--deploy", "wrong", "--cron", "0 6 1 * *", "--time-zone", "Mars/Base"),
+            "--time-zone: 'Mars/Base' is not known",
+        ),
         (("--deploy", "wrong", "--set", "fit.swag.rank=9"), "exceeds the snapshots"),
     ],
 )
