@@ -15,6 +15,9 @@ MARKS: Final = (
 )
 """Cells that say that there is no value: those of R, SQL, pandas, spreadsheets, SAS and Stata."""
 
+_NO_FILES = frozenset({"idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape"})
+"""Codecs of names and of Python's source; the time of `punycode` grows with the square of the length."""
+
 
 class ReadOptions(BaseModel):
     """Holds the settings of every command that reads a table; what is left out is found by looking."""
@@ -69,7 +72,8 @@ class ReadOptions(BaseModel):
     @classmethod
     def _known(cls, value: str | None) -> str | None:
         try:
-            known = value is None or codecs.lookup(value)._is_text_encoding
+            codec = None if value is None else codecs.lookup(value)
+            known = codec is None or (codec._is_text_encoding and codec.name not in _NO_FILES)
         except (LookupError, ValueError):
             known = False
         if not known:

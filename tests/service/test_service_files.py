@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
+import json
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -54,6 +55,15 @@ def test_a_file_is_read_as_the_request_says(client: TestClient) -> None:
     refused = client.post("/file", params=asked | {"read": '{"seperator": "^"}'}, content=content, headers=HEADER)
     assert refused.status_code == 422
     assert "seperator" in refused.text
+
+
+@pytest.mark.parametrize("encoding", ["punycode", "idna", "unicode_escape", "raw_unicode_escape", "rot13", "x"])
+def test_a_request_names_no_codec_that_holds_the_service(client: TestClient, encoding: str) -> None:
+    """Punycode takes an hour for a file of 4 MB: no file is written in it."""
+    asked = {"column": "Text", "read": json.dumps({"encoding": encoding})}
+    answer = client.post("/file", params=asked, content=b"Text\n" + b"x" * 1000 + b"-aaaa", headers=HEADER)
+    assert answer.status_code == 422
+    assert "encoding is unknown" in answer.text
 
 
 def test_a_file_comes_back_as_the_command_would_write_it(
