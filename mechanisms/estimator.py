@@ -157,11 +157,11 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         start = self._start(width)
 
         def untrained() -> Classifier:
-            made = classifiers.build(ModelConfig(pooling="none"), num_labels=classes, seed=seed, width=width)
-            made.flat.zero_()
+            classifier = classifiers.build(ModelConfig(pooling="none"), num_labels=classes, seed=seed, width=width)
+            classifier.flat.zero_()
             if start is not None:
-                prior.start(made, start[None], torch.ones(classes, dtype=torch.bool))
-            return made
+                prior.start(classifier, start[None], torch.ones(classes, dtype=torch.bool))
+            return classifier
 
         task = Task(
             records=len(y),

@@ -104,7 +104,7 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
         if self._event_for(self._task(records, run)) != event:
             raise MechanismError("the plan is for other classes or features: plan again")
         if run.folder is not None and not ranks.rank():
-            run = _held(run.folder, self, records, run)
+            run = _with_identity(run.folder, self, records, run)
         fitted = self.mechanism.fit(self, records, run)
         # guard: test_a_mechanism_from_outside
         if event is not None and fitted.event != event:
@@ -366,7 +366,7 @@ class ClassifierModel:
         return ClassifierModel(classifier)
 
 
-def _held(folder: Path, plan: Plan, records: Records, run: Run) -> Run:
+def _with_identity(folder: Path, plan: Plan, records: Records, run: Run) -> Run:
     identity = Identity.of(
         folder,
         {

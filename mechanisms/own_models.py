@@ -110,7 +110,7 @@ def swag_ppm(
     (torch.Size([1, 2]), 20)
     """
     inputs, targets = records_of(dataset)
-    made = copy_of(model, loss, inputs, targets, device=torch.device(device))
+    own = copy_of(model, loss, inputs, targets, device=torch.device(device))
     records = Records(inputs_of(inputs, model), targets)
     mechanism = SwagPpm(
         round=round,
@@ -121,8 +121,8 @@ def swag_ppm(
     )
     # the number of classes is the module's: the mechanism does not plan by it
     task = Task(records=len(records), classes=1, records_per_unit=records_per_unit)
-    run = Run(classes=1, seed=seed, classifier=lambda: made, folder=folder, progress=progress, key=key)
-    with unchanged_buffers(made.part):
+    run = Run(classes=1, seed=seed, classifier=lambda: own, folder=folder, progress=progress, key=key)
+    with unchanged_buffers(own.part):
         fitted, claim = fit_once(
             mechanism.plan(task),
             records,
@@ -134,12 +134,12 @@ def swag_ppm(
         )
     if not is_cross_entropy(loss):
         claim = claim.model_copy(update={"assumptions": (*claim.assumptions, _GIBBS)})
-    return Private(_copied(model, made), claim, fitted.figures, fitted.event)
+    return Private(_copied(model, own), claim, fitted.figures, fitted.event)
 
 
-def _copied(model: nn.Module, made: OwnModel) -> nn.Module:
-    copied = copy.deepcopy(model).to(made.device)
-    trained: dict[str, Tensor] = dict(made.part.named_parameters())
+def _copied(model: nn.Module, own: OwnModel) -> nn.Module:
+    copied = copy.deepcopy(model).to(own.device)
+    trained: dict[str, Tensor] = dict(own.part.named_parameters())
     with torch.no_grad():
         for name, parameter in copied.named_parameters():
             if parameter.requires_grad:

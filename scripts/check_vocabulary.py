@@ -14,7 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOMS = ("autocoder", "flows", "service", "tasks", "mechanisms", "storage")
-NAMES = frozenset({"told", "found", "said", "kept", "at_hand", "made_with", "looked", "judged", "asked"})
+NAMES = frozenset({"told", "found", "said", "kept", "at_hand", "made_with", "looked", "judged", "asked"}) | {
+    "one",
+    "at",
+    "made",
+    "held",
+}
 
 
 def names_of(node: ast.AST) -> Iterator[str]:

@@ -254,7 +254,7 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
 
 def _targets(coder: Coder) -> list[tuple[float, float]]:
     fitted = (coder.thresholds or {}).get("thresholds", ())
-    return [(one["target_accuracy"], one["threshold"]) for one in fitted if one["threshold"] is not None]
+    return [(entry["target_accuracy"], entry["threshold"]) for entry in fitted if entry["threshold"] is not None]
 
 
 def _add_refusals(app: FastAPI) -> None:

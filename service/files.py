@@ -110,21 +110,21 @@ async def ahead(content: AsyncIterator[str], done: Callable[[], None]) -> AsyncI
     Args:
         done: called when all are made.
     """
-    made: asyncio.Queue[str | Exception | None] = asyncio.Queue()
+    queue: asyncio.Queue[str | Exception | None] = asyncio.Queue()
 
     async def make() -> None:
         try:
             async for line in content:
-                made.put_nowait(line)
-            made.put_nowait(None)
+                queue.put_nowait(line)
+            queue.put_nowait(None)
         except Exception as error:
-            made.put_nowait(error)
+            queue.put_nowait(error)
         finally:
             done()
 
     making = asyncio.create_task(make())
     try:
-        while (line := await made.get()) is not None:
+        while (line := await queue.get()) is not None:
             if isinstance(line, Exception):
                 raise line
             yield line

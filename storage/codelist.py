@@ -89,7 +89,7 @@ def read_codelist(path: Path, *, option: str = "code list", columns: Sequence[st
     for number, row in enumerate(rows, start=1):
         if not any(row):
             continue
-        code, title, description, parent = ("" if at is None else row[at].strip() for at in places)
+        code, title, description, parent = ("" if place is None else row[place].strip() for place in places)
         if not code or len(code) > MAX_CODE:
             raise InputError(
                 f"{option}: {path}: row {number} has no code or one over {MAX_CODE} characters. Correct it"
@@ -129,10 +129,10 @@ def _places(header: Sequence[str], columns: Sequence[str], place: str) -> tuple[
     folded = [" ".join(name.split()).casefold() for name in header]
     matches: list[int] = []
     for number, wanted in enumerate(columns or ("code", "title")):
-        fitting = [at for at, name in enumerate(folded) if name == " ".join(wanted.split()).casefold()]
+        fitting = [n for n, name in enumerate(folded) if name == " ".join(wanted.split()).casefold()]
         if not columns and not fitting:
             by_word = (
-                [at for at, name in enumerate(folded) if word in _letters(name).split()] for word in _WORDS[number]
+                [n for n, name in enumerate(folded) if word in _letters(name).split()] for word in _WORDS[number]
             )
             fitting = next((places for places in by_word if places), [])
         if len(fitting) != 1:

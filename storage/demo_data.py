@@ -65,8 +65,8 @@ def write_demo_data(
 
 def narratives(records: int, *, seed: int) -> list[str]:
     """Returns the texts alone; a seed gives the same everywhere."""
-    at = HEADER.index("Final Narrative")
-    return [str(record[at]) for record in _records(_words(), records, random.Random(seed))]
+    column = HEADER.index("Final Narrative")
+    return [str(record[column]) for record in _records(_words(), records, random.Random(seed))]
 
 
 @cache
@@ -83,11 +83,11 @@ def _sizes(records: int, codes: int) -> list[int]:
 
 
 def _records(words: dict[str, Any], records: int, rng: random.Random) -> Iterator[tuple[str | int, ...]]:
-    order = [at for at, size in enumerate(_sizes(records, len(words["codes"]))) for _ in range(size)]
+    order = [place for place, size in enumerate(_sizes(records, len(words["codes"]))) for _ in range(size)]
     rng.shuffle(order)
     establishments = max(records // 3, 1)
-    for n, at in enumerate(order):
-        code = words["codes"][at]
+    for n, place in enumerate(order):
+        code = words["codes"][place]
         event = rng.choice(code["from"])
         text, part, thing = _narrative(words, code, event, rng)
         label = _mistaken(words, code, rng) if rng.random() < MISLABELLED else code
@@ -159,8 +159,8 @@ def _filled(pattern: str, fill: dict[str, str]) -> str:
 def _misspelt(word: str, rng: random.Random) -> str:
     if len(word) < 4 or not word.isalpha():
         return word
-    at = rng.randrange(1, len(word) - 2)
+    n = rng.randrange(1, len(word) - 2)
     kind = rng.randrange(3)
     if kind == 0:
-        return word[:at] + word[at + 1] + word[at] + word[at + 2 :]
-    return word[:at] + (word[at + 1 :] if kind == 1 else word[at] + word[at:])
+        return word[:n] + word[n + 1] + word[n] + word[n + 2 :]
+    return word[:n] + (word[n + 1 :] if kind == 1 else word[n] + word[n:])

@@ -103,7 +103,7 @@ def twins(codes: Mapping[str, int]) -> list[str]:
         notes.append(
             f"{len(several):,} codes of {sum(codes[code] for code in several):,} records are made of other codes"
         )
-    return [*notes, *(f"of the codes, {one}" for one in odd(codes))]
+    return [*notes, *(f"of the codes, {fault}" for fault in odd(codes))]
 
 
 def human_codes(

@@ -53,7 +53,7 @@ def bound(score: np.ndarray, member: np.ndarray, delta: float, draws: np.random.
     score = score + draws.uniform(0, 1e-9, len(score))
     rule = bounds.choose(score[choosing], member[choosing])
     guesses = rule.apply(score[~choosing], member[~choosing])
-    return bounds.one_run_bound(guesses, delta=delta), guesses.correct / max(guesses.made, 1)
+    return bounds.one_run_bound(guesses, delta=delta), guesses.correct / max(guesses.guessed, 1)
 
 
 def fits(features: Tensor, labels: Tensor, titles: Tensor, included: Tensor) -> dict[str, tuple[Tensor, list[float]]]:

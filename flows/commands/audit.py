@@ -99,7 +99,7 @@ def _summary(plan: Path, home: Path, result: AuditResult) -> list[str]:
             else ""
         )
         return [*result.lines, f"This plan is release {row.release_id} ({row.state}).{refuted}"]
-    (verdict,) = {one.verdict for one in result.branches}
+    (verdict,) = {branch.verdict for branch in result.branches}
     following = {
         CONTRADICTED: "the claim is contradicted and its release blocked. Plan a release of a formal branch, or use "
         "`autocoder approve --despite-audit`.",

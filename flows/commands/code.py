@@ -141,7 +141,7 @@ def code(
         levels = review.groups
         if levels not in ("auto", "digits", "none"):
             levels = str(Path(levels).expanduser().resolve())
-        folders = {prefix: opened.enter_context(one.opened()) for prefix, one in each.items()}
+        folders = {prefix: opened.enter_context(bundle.opened()) for prefix, bundle in each.items()}
         records = Narratives(tuple(columns), template)
         table = None if files.data is None else _survey(files.data, files, records, tuple(each))
         # a trial of eight bits on the test vectors takes longer than a few narratives
@@ -150,8 +150,8 @@ def code(
         coders: dict[str, Coder] = {}
         thresholds: dict[str, float | None] = {}
         files_of: dict[str, Path | None] = {}
-        for prefix, one in each.items():
-            adopted, folder = one.adopted(), folders[prefix]
+        for prefix, bundle in each.items():
+            adopted, folder = bundle.adopted(), folders[prefix]
             files_of[prefix] = None if adopted is None else adopted.thresholds
             coder = coders[prefix] = open_bundle(
                 folder,
@@ -160,7 +160,7 @@ def code(
                 precision="float32" if exact else "auto",
                 coverage=review.coverage,
             )
-            one.require_not_revoked(coder)
+            bundle.require_not_revoked(coder)
             say(f"{prefix.rstrip('_')}{': ' if prefix else ''}{describe_release(folder)}", err=True)
             if coder.sets is not None:
                 say(coder.sets.statement, err=True)
@@ -232,8 +232,8 @@ def _say_answers(
     coded = {
         prefix: coder.code(texts, top_k=top_k, threshold=thresholds[prefix]) for prefix, coder in bundles.coders.items()
     }
-    for at, text in enumerate(texts):
-        answers = {prefix.rstrip("_"): codings[at] for prefix, codings in coded.items()}
+    for n, text in enumerate(texts):
+        answers = {prefix.rstrip("_"): codings[n] for prefix, codings in coded.items()}
         if as_json:
             origins = {prefix.rstrip("_"): coder.origin for prefix, coder in bundles.coders.items()}
             content = {name: origins[name] | coding.as_dict() for name, coding in answers.items()}

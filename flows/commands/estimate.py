@@ -87,17 +87,17 @@ def _show_agreement(agreed: Agreement) -> None:
 
 
 def _show(counted: Estimates) -> None:
-    largest = sorted(counted.totals, key=lambda one: -one.machine)
+    largest = sorted(counted.totals, key=lambda total: -total.machine)
     title = f"{counted.sampled:,} rows coded manually of {largest[0].rows if largest else 0:,}; 95 % intervals"
     table = Table(title=title)
     for name in ("code", "model's count", "estimate"):
         table.add_column(name, justify="left" if name == "code" else "right")
-    for one in largest[:_SHOWN]:
-        table.add_row(one.code, f"{one.machine:,}", _interval(one.estimate))
+    for total in largest[:_SHOWN]:
+        table.add_row(total.code, f"{total.machine:,}", _interval(total.estimate))
     Console().print(table)
     if len(largest) > _SHOWN:
         say(f"{len(largest) - _SHOWN} more codes are in --out")
 
 
-def _interval(one: Interval | None) -> str:
-    return "none" if one is None else f"{one.value:,.0f} ({one.low:,.0f} to {one.high:,.0f})"
+def _interval(interval: Interval | None) -> str:
+    return "none" if interval is None else f"{interval.value:,.0f} ({interval.low:,.0f} to {interval.high:,.0f})"

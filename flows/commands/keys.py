@@ -72,8 +72,8 @@ def root(
     with lock_roots(place.workspace):
         first = None if file.exists() else signing_public_key(place.workspace.private)
         known = workspace_roots(file, first)
-        lasting = {public_pem(one).decode() for one in sealing} or set(known[-1].release_keys)
-        replaced = {pem for one in known for pem in one.release_keys} - lasting
+        lasting = {public_pem(key).decode() for key in sealing} or set(known[-1].release_keys)
+        replaced = {pem for root in known for pem in root.release_keys} - lasting
         roots = with_next_root(
             known,
             keys=root_keys,

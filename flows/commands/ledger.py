@@ -122,7 +122,7 @@ def verify(
             heads=[*heads, *anchored], earlier=earlier, progress=lambda done: tell(done, max(rows, done))
         )
     if as_json:
-        signatures = None if not any(one.signature for one in heads) else key is not None
+        signatures = None if not any(saved.signature for saved in heads) else key is not None
         checks = {"ok": report.ok, "signatures_checked": signatures, "tail_checked": bool(heads or anchored or earlier)}
         _print_json(checks | asdict(report) | {"bad": [bad._asdict() for bad in report.bad]})
     else:
@@ -133,7 +133,7 @@ def verify(
             say(f"bad row {bad.sequence}{' (has no effect)' if bad.void else ''}: {bad.problem}")
         if report.bad:
             pass
-        elif key is None and any(one.signature for one in heads):
+        elif key is None and any(saved.signature for saved in heads):
             say("not checked: signatures of the heads (give --public-key)")
         elif not (heads or anchored or earlier):
             say("not checked: the end of the ledger, where rows could be missing (give --head)")
@@ -339,10 +339,10 @@ def _is_current(place: options.LedgerOptions, *, apply: bool, policy: Path | Non
 def _show_findings(findings: Sequence[Finding]) -> None:
     print_table(
         [
-            Column("release", [one.release_id for one in findings]),
-            Column("was", [one.state for one in findings]),
-            Column("step", [one.step.value for one in findings]),
-            Column("state", ["done" if one.done else "open" for one in findings]),
-            Column("why", [one.why for one in findings], wraps=True),
+            Column("release", [finding.release_id for finding in findings]),
+            Column("was", [finding.state for finding in findings]),
+            Column("step", [finding.step.value for finding in findings]),
+            Column("state", ["done" if finding.done else "open" for finding in findings]),
+            Column("why", [finding.why for finding in findings], wraps=True),
         ]
     )

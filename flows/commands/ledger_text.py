@@ -136,8 +136,8 @@ def _balance(line: BudgetLine) -> Iterator[str]:
     else:
         adding = cap.delta is not None and not account.exact
         counted = f" and δ {delta(account.delta)} of {delta(cap.delta, rounding=ROUND_FLOOR)}" if adding else ""
-        at = f", at δ {delta(cap.delta, rounding=ROUND_FLOOR)}" if account.exact else ""
-        yield f"spent ε {spent(account.epsilon)} of {left_text(cap.epsilon)}{counted}{at}"
+        at_delta = f", at δ {delta(cap.delta, rounding=ROUND_FLOOR)}" if account.exact else ""
+        yield f"spent ε {spent(account.epsilon)} of {left_text(cap.epsilon)}{counted}{at_delta}"
         counted = f" and δ {delta(line.delta_left, rounding=ROUND_FLOOR)}" if adding else ""
         yield f"left ε {left_text(line.epsilon_left)}{counted}"
         more = line.further or 0

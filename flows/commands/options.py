@@ -194,8 +194,8 @@ class RunOptions:
         together = dict(zip(columns, map(str, lists) if lists else [None] * len(columns), strict=True))
         settings = [*(self.settings or []), f"data.labels={json.dumps(together, ensure_ascii=False)}"]
         return [
-            replace(self, label=[column], codelist=lists[at : at + 1] or None, settings=settings)
-            for at, column in enumerate(columns)
+            replace(self, label=[column], codelist=lists[n : n + 1] or None, settings=settings)
+            for n, column in enumerate(columns)
         ]
 
     @property

@@ -109,7 +109,7 @@ def summary_of(file: str, home: str, settings: LedgerParameters) -> list[str]:
         charges = ledger.quote(plan, records=records)
     except BudgetRefused as refused:
         return [*lines, f"It does not fit the budget: {refused}."]
-    tightest = min(charges, key=lambda one: one.left)
+    tightest = min(charges, key=lambda charge: charge.left)
     return [*lines, f"It would be charged to {whose}; after it the {budget_after(tightest)}."]
 
 
@@ -126,7 +126,8 @@ def _plain(page: PlanPage) -> dict[str, object]:
     from tasks.releasing import plan_page
 
     answers = [
-        {"key": one.key, "question": one.question, "verdict": one.verdict, "answer": one.text} for one in page.answers
+        {"key": answer.key, "question": answer.question, "verdict": answer.verdict, "answer": answer.text}
+        for answer in page.answers
     ]
     return {
         "verdict": page.verdict,

@@ -82,8 +82,8 @@ def ending(result: Released, home: str, settings: LedgerParameters) -> str:
     ledger = ledger_access.open_ledger(Context(home=home), settings)
     row = ledger.release(result.release_id)
     claimed = f"{KINDS[row.guarantee_kind]}, ε {spent(row.epsilon)}, δ {row.delta_text or delta(row.delta)}"
-    charges = {one.account: one for one in ledger.charges(result.release_id)}
-    tightest = min(charges.values(), key=lambda one: one.left, default=None)
+    charges = {charge.account: charge for charge in ledger.charges(result.release_id)}
+    tightest = min(charges.values(), key=lambda charge: charge.left, default=None)
     remains = "" if tightest is None else f"; {budget_after(tightest)}"
     return "\n".join(
         (

@@ -101,7 +101,7 @@ def table_lines(columns: Sequence[Column], width: int | None) -> list[str]:
     console, wide = (Console(width=n, file=io.StringIO(), color_system=None) for n in (width or _WIDE, _WIDE))
     shown, dropped = list(columns), []
     while Measurement.get(wide, wide.options, _table(shown)).minimum > console.width:
-        last = max(shown, key=lambda one: one.rank)
+        last = max(shown, key=lambda column: column.rank)
         if not last.rank:
             return _stacked(columns)
         shown.remove(last)
@@ -114,25 +114,27 @@ def table_lines(columns: Sequence[Column], width: int | None) -> list[str]:
 
 def _table(columns: Sequence[Column]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
-    for one in columns:
-        longest = max(map(cell_len, (one.name, *one.cells)))
-        least = min(longest, max(_LEAST, cell_len(one.name))) if one.wraps else longest
+    for column in columns:
+        longest = max(map(cell_len, (column.name, *column.cells)))
+        least = min(longest, max(_LEAST, cell_len(column.name))) if column.wraps else longest
         table.add_column(
-            one.name,
-            justify="right" if one.right else "left",
-            no_wrap=not one.wraps,
+            column.name,
+            justify="right" if column.right else "left",
+            no_wrap=not column.wraps,
             overflow="fold",
             min_width=least,
         )
-    for row in zip(*(one.cells for one in columns), strict=True):
+    for row in zip(*(column.cells for column in columns), strict=True):
         table.add_row(*(escape_text(cell).replace("\n", " ") for cell in row))
     return table
 
 
 def _stacked(columns: Sequence[Column]) -> list[str]:
     lines = []
-    for row in zip(*(one.cells for one in columns), strict=True):
-        lines += [f"{one.name.strip()}: {escape_text(cell)}" for one, cell in zip(columns, row, strict=True)] + [""]
+    for row in zip(*(column.cells for column in columns), strict=True):
+        lines += [f"{column.name.strip()}: {escape_text(cell)}" for column, cell in zip(columns, row, strict=True)] + [
+            ""
+        ]
     return lines[:-1]
 
 

@@ -33,7 +33,9 @@ _PULL = {"prefect.deployments.steps.set_working_directory": {"directory": "/"}}
 
 def check_name(name: str) -> None:
     """Refuse names that the server could not keep, and those of the delivered deployments, which would be lost."""
-    delivered = [one["name"] for one in yaml.safe_load((CATALOGUE / "prefect.yaml").read_text())["deployments"]]
+    delivered = [
+        deployment["name"] for deployment in yaml.safe_load((CATALOGUE / "prefect.yaml").read_text())["deployments"]
+    ]
     if not _NAME.fullmatch(name):
         raise InputError(f"--deploy: {name!r} is no name. Give letters A to Z, digits, `.`, `_` and `-`, 64 at most.")
     if name in delivered:

@@ -24,16 +24,16 @@ from mechanisms.privacy.numerics import safe_root
 
 @dataclass(frozen=True)
 class Guesses:
-    """Counts a rule's guesses at coins: `correct` of `made` guesses, out of `coins` coins."""
+    """Counts a rule's guesses at coins: `correct` of `guessed` guesses, out of `coins` coins."""
 
     correct: int
-    made: int
+    guessed: int
     coins: int
 
     @property
     def perfect(self) -> Guesses:
         """As many guesses, all right: the most that the test could have shown."""
-        return Guesses(self.made, self.made, self.coins)
+        return Guesses(self.guessed, self.guessed, self.coins)
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Rule:
 
 def one_run_bound(guesses: Guesses, *, delta: float = 0.0, confidence: float = 0.95) -> float:
     """The largest epsilon that so many right guesses contradict at a false-alarm rate of 1 - confidence; or 0."""
-    v, r = guesses.correct, guesses.made
+    v, r = guesses.correct, guesses.guessed
     if not 0 <= v <= r <= guesses.coins:
         raise MechanismError(f"{v} right of {r} guesses at {guesses.coins} coins: these counts contradict each other")
     if not 0 <= delta < 1 or not 0 < confidence < 1:
@@ -72,7 +72,7 @@ def one_run_bound(guesses: Guesses, *, delta: float = 0.0, confidence: float = 0
 
 def one_run_p_value(guesses: Guesses, *, epsilon: float, delta: float) -> float:
     """Probability, at most, of so many right guesses under (epsilon, delta): theorem 5.2 and appendix D there."""
-    v, r = guesses.correct, guesses.made
+    v, r = guesses.correct, guesses.guessed
     q = expit(epsilon)
     p = float(binom.sf(v - 1, r, q))
     if delta > 0 and v > 0:

@@ -138,7 +138,7 @@ class GradientCanaries:
         if not self._alone:
             return
         self._rest = self._total - summed(self._others)
-        own = torch.stack([summed(one).float() for one in self._alone])
+        own = torch.stack([summed(part).float() for part in self._alone])
         self._lengths = own.norm(dim=1).double()
         self._directions = own / self._lengths.float().clamp(min=_SHORT)[:, None]
         gram = (self._directions @ self._directions.T).double()
@@ -206,8 +206,8 @@ class GradientCanaries:
     def _repeated(self) -> float:
         """The correlation of two steps' noise, over steps of as many numbers."""
         p_values = [1.0]
-        for length in {len(one) for one in self._noise}:
-            noise = torch.stack([one for one in self._noise if len(one) == length])
+        for length in {len(noise) for noise in self._noise}:
+            noise = torch.stack([noise for noise in self._noise if len(noise) == length])
             between = (noise @ noise.T / math.sqrt(length)).numpy()[np.triu_indices(len(noise), 1)]
             p_values += (2 * stats.norm.sf(np.abs(between))).tolist()
         return _least(p_values)

@@ -90,8 +90,8 @@ def fit(
             "--trials 0"
         )
     order = sizes.argsort(descending=True, stable=True)
-    held = theta[order]
-    rows = [row.requires_grad_(False) for row in held.unbind(0)]
+    parameters = theta[order]
+    rows = [row.requires_grad_(False) for row in parameters.unbind(0)]
     optimiser = _optimiser(rows, phase)
     members = [records.included[t].nonzero()[:, 0] for t in order.tolist()]
     seeds = [records.seeds[t] for t in order.tolist()]
@@ -104,8 +104,8 @@ def fit(
         )
         for step in range(steps[0]):
             active = sum(s > step for s in steps)
-            at = (slice(active), step)
-            gradient = _gradient(held[:active], records, index[at], share[at], raised[at])
+            chosen = (slice(active), step)
+            gradient = _gradient(parameters[:active], records, index[chosen], share[chosen], raised[chosen])
             for position, row in enumerate(rows):
                 row.grad = gradient[position] if position < active else None
             done = (epoch - 1) * steps[0] + step
@@ -115,9 +115,9 @@ def fit(
             optimiser.step()
             if progress is not None and step % 64 == 0:
                 progress(done, total)
-        if not math.isfinite(held.sum()):
+        if not math.isfinite(parameters.sum()):
             raise MechanismError(f"an audit trial diverged in epoch {epoch} of phase {purpose}")
-        theta[order] = held
+        theta[order] = parameters
         yield theta
 
 

@@ -135,15 +135,15 @@ class _Ranked:
             # How likely so many right answers are, were the accuracy only just below the target.
             if bdtrc(self.hits[count - 1] - 1, count, target) > failure:
                 break
-            lowest = self._at(count)
+            lowest = self._first_ones(count)
         return {"target_accuracy": target} | lowest
 
     def reached(self) -> dict[str, float | None]:
         """The best accuracy that was seen, and of all records."""
         best = max(self.candidates(_FEWEST), key=lambda count: (self.hits[count - 1] / count, count))
-        return self._at(best) | {"accuracy_of_all": round(float(self.hits[-1] / len(self.hits)), 4)}
+        return self._first_ones(best) | {"accuracy_of_all": round(float(self.hits[-1] / len(self.hits)), 4)}
 
-    def _at(self, count: int) -> dict[str, float | None]:
+    def _first_ones(self, count: int) -> dict[str, float | None]:
         return {
             "threshold": round(float(self.score[count - 1]), 6),
             "coverage": round(count / len(self.score), 4),
@@ -170,7 +170,8 @@ def coded_alone(logits: Tensor, labels: Tensor) -> dict[str, float]:
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     thresholds = thresholds_for(logits[order].clamp(-1e4, 1e4).cpu(), labels.cpu()[order], fitted_on="the test half")
     alone = {
-        f"alone_at_{round(100 * one['target_accuracy'])}": one["coverage"] or 0.0 for one in thresholds["thresholds"]
+        f"alone_at_{round(100 * threshold['target_accuracy'])}": threshold["coverage"] or 0.0
+        for threshold in thresholds["thresholds"]
     }
     return alone | {
         "surest_accuracy": thresholds["reached"]["accuracy"],

@@ -13,7 +13,6 @@ float64, in which one record more does not move how all others are rounded.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -47,7 +46,7 @@ class RecordClipping:
         self._handles = [layer.register_forward_hook(self._see) for layer in self._layers]
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         for handle in self._handles:
             handle.remove()
         self._calls.clear()

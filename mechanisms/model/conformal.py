@@ -65,7 +65,7 @@ def sets_for(
                 "coverage": coverage,
                 "limit": limit(right[rest], coverage),
                 "records": int(rest.sum()),
-                "codes": {codes[at]: limit(right[used & (label == at)], coverage) for at in frequent.tolist()},
+                "codes": {codes[place]: limit(right[used & (label == place)], coverage) for place in frequent.tolist()},
             }
         )
     return {"records": int(used.sum()), "coverages": entries}
@@ -98,9 +98,9 @@ class Sets:
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Sets:
         """Reads an entry of a file; a damaged one is a ValueError, KeyError, TypeError or AttributeError."""
-        codes = {str(code): float(one) for code, one in entry["codes"].items()}
+        codes = {str(code): float(share) for code, share in entry["codes"].items()}
         sets = cls(float(entry["coverage"]), float(entry["limit"]), int(entry["records"]), codes)
-        if not 0 < sets.coverage < 1 or not all(0 <= one <= 1 for one in (sets.limit, *codes.values())):
+        if not 0 < sets.coverage < 1 or not all(0 <= share <= 1 for share in (sets.limit, *codes.values())):
             raise ValueError("a coverage or a limit is outside 0 to 1")
         return sets
 

@@ -56,9 +56,9 @@ class Identity:
         # guard: test_a_folder_of_before_is_nobodys
         if known is None and any(path.is_file() and path.name != _partial(file).name for path in folder.rglob("*")):
             raise MechanismError(f"folder {folder} does not say whose fit it holds; remove it to start over")
-        made = cls(folder, known or {"key": secrets.token_bytes(32).hex()})
-        made._hold(parts)
-        return made
+        identity = cls(folder, known or {"key": secrets.token_bytes(32).hex()})
+        identity._hold(parts)
+        return identity
 
     def starting(self, build: Callable[[], Classifier]) -> Callable[[], Classifier]:
         """Returns a builder of the untrained model, whose first has to be the one that the fit started from before."""
@@ -66,11 +66,11 @@ class Identity:
 
         def classifier() -> Classifier:
             nonlocal checked
-            made = build()
+            classifier = build()
             if not checked:
-                self._hold({_START: _parameters(made)})
+                self._hold({_START: _parameters(classifier)})
             checked = True
-            return made
+            return classifier
 
         return classifier
 

@@ -207,9 +207,9 @@ def inflections(stems: tuple[str, ...], words: frozenset[str], language: str) ->
     """
     counts = Counter(ending for word in words if (ending := _ending(word, _stem(word, language))) is not None)
     endings = heapq.nsmallest(_ENDINGS, counts, key=lambda ending: (-counts[ending], ending))
-    made = {stem[: len(stem) - cut] + ending for stem in stems for cut, ending in endings}
+    forms = {stem[: len(stem) - cut] + ending for stem in stems for cut, ending in endings}
     places = {stem: column for column, stem in enumerate(stems)}
-    known = ((word, _stem(word, language)) for word in sorted(made | words))
+    known = ((word, _stem(word, language)) for word in sorted(forms | words))
     return {word: places[stem] for word, stem in known if stem in places}
 
 

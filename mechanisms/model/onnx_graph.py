@@ -74,12 +74,12 @@ def graph(released: Released, folder: Path, *, int8: bool = False) -> bytes:
     lexicon = released.model.lexicon if isinstance(released.model, MeanPooled) else None
     tokenizer = released.tokenizer.backend_tokenizer.to_str()
     pad_id, longest = int(released.tokenizer.pad_token_id), released.max_length
-    made = text_graph.inputs(g, "texts", tokenizer, lexicon, max_length=longest, pad_id=pad_id)
-    begin = [helper.make_node("Identity", [own], [name]) for name, own in made.items()]
-    body = _traced(released, list(made), int8=int8).graph
+    columns = text_graph.inputs(g, "texts", tokenizer, lexicon, max_length=longest, pad_id=pad_id)
+    begin = [helper.make_node("Identity", [own], [name]) for name, own in columns.items()]
+    body = _traced(released, list(columns), int8=int8).graph
     weights, rounded = list(body.initializer), []
     if not int8:
-        weights, rounded = _weights([value.name for value in body.input if value.name not in made], folder)
+        weights, rounded = _weights([value.name for value in body.input if value.name not in columns], folder)
     best = np.array([min(_MOST_CODES, len(released.codes))])
     scores, places = out("TopK", out("Softmax", "logits", axis=-1), best, outputs=2)
     named = out("Gather", list(released.codes), places)

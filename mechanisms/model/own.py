@@ -62,7 +62,7 @@ class OwnModel(Classifier):
         """The loss of each record, float32 [b]."""
         if is_cross_entropy(self.loss) and output.ndim == 2 and targets.dtype == torch.int64:
             return -output.float().log_softmax(-1).gather(1, targets[:, None])[:, 0]
-        each = torch.func.vmap(lambda one, target: self.loss(one[None], target[None]).reshape(()))
+        each = torch.func.vmap(lambda record, target: self.loss(record[None], target[None]).reshape(()))
         return each(output, targets).float()
 
     def log_likelihood(self, batch: Batch, labels: Tensor) -> Tensor:
@@ -135,9 +135,9 @@ def copy_of(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, *, de
         raise MechanismError("loss: it has parameters, which would not be trained; make them part of the model")
     if getattr(loss, "weight", None) is not None and getattr(loss, "reduction", "") == "mean":
         raise MechanismError("loss: in the mean over one record its weight cancels out; give it reduction='sum'")
-    made = OwnModel(copy.deepcopy(model), loss, device=device)
-    _try(made, inputs, targets)
-    return made
+    own = OwnModel(copy.deepcopy(model), loss, device=device)
+    _try(own, inputs, targets)
+    return own
 
 
 def _try(model: OwnModel, inputs: Tensor, targets: Tensor) -> None:
@@ -149,7 +149,7 @@ def _try(model: OwnModel, inputs: Tensor, targets: Tensor) -> None:
         torch.zeros_like(targets[:1]).expand(3, *targets.shape[1:]).to(model.device),
     )
     with unchanged_buffers(model.part), torch.no_grad(), _error_context("the model or its loss fails"):
-        together, alone = model.logits({"features": x}), [model.logits({"features": one[None]}) for one in x]
+        together, alone = model.logits({"features": x}), [model.logits({"features": record[None]}) for record in x]
         if not torch.allclose(together, torch.cat(alone), rtol=1e-3, atol=1e-4):
             raise MechanismError(
                 "the model mixes records: its answer for a record changes with the others of a batch. Compute "

@@ -42,10 +42,10 @@ class Nodes:
 
     def __call__(self, kind: str, *inputs: Any, domain: str = "", outputs: int = 1, **attributes: Any) -> Any:
         """Adds a node, and returns the name of its output, or of each; an input that is no name is a constant."""
-        named = [one if isinstance(one, str) else self.constant(one) for one in inputs]
-        made = [self.name() for _ in range(outputs)]
-        self.nodes.append(helper.make_node(kind, named, made, domain=domain, name=made[0], **attributes))
-        return made[0] if outputs == 1 else made
+        named = [value if isinstance(value, str) else self.constant(value) for value in inputs]
+        names = [self.name() for _ in range(outputs)]
+        self.nodes.append(helper.make_node(kind, named, names, domain=domain, name=names[0], **attributes))
+        return names[0] if outputs == 1 else names
 
     def constant(self, value: Any) -> str:
         name, array = self.name(), np.asarray(value)
@@ -58,8 +58,8 @@ class Nodes:
 
     def lookup(self, keys: str, table: Mapping[str, int] | Mapping[str, str], default: int | str) -> str:
         """Looks strings up in a table of numbers or of strings."""
-        kind, one = ("strings", "string") if isinstance(default, str) else ("int64s", "int64")
-        values: dict[str, Any] = {f"values_{kind}": list(table.values()), f"default_{one}": default}
+        kind, element = ("strings", "string") if isinstance(default, str) else ("int64s", "int64")
+        values: dict[str, Any] = {f"values_{kind}": list(table.values()), f"default_{element}": default}
         return self("LabelEncoder", keys, domain="ai.onnx.ml", keys_strings=list(table), **values)
 
     def split(self, texts: str, **how: Any) -> str:
@@ -83,8 +83,8 @@ class Nodes:
             inner.nodes,
             "body",
             [
-                helper.make_tensor_value_info(name, kind, None if at > 1 else [])
-                for at, (name, kind) in enumerate(
+                helper.make_tensor_value_info(name, kind, None if n > 1 else [])
+                for n, (name, kind) in enumerate(
                     zip([turn, going, *inside], [TensorProto.INT64, TensorProto.BOOL, *types], strict=False)
                 )
             ],
@@ -94,8 +94,8 @@ class Nodes:
             ],
             inner.constants,
         )
-        made = self("Loop", times, np.array(True), *states, outputs=len(results), body=graph)
-        return [made] if isinstance(made, str) else made
+        looped = self("Loop", times, np.array(True), *states, outputs=len(results), body=graph)
+        return [looped] if isinstance(looped, str) else looped
 
     def size(self, tensor: str, axis: int) -> str:
         return self("Shape", tensor, start=axis, end=axis + 1)
@@ -145,7 +145,7 @@ def inputs(
     names = _tokens(g, texts, tokenizer, read, ids, max_length - 2, special)
     if lexicon is not None:
         names["words"] = _words(g, texts, table, lexicon.columns)
-    return {name: g("Slice", made, np.array([0]), np.array([-1]), np.array([0])) for name, made in names.items()}
+    return {name: g("Slice", node, np.array([0]), np.array([-1]), np.array([0])) for name, node in names.items()}
 
 
 def _tokens(
@@ -252,7 +252,7 @@ def _words(g: Nodes, texts: str, table: Mapping[str, Sequence[tuple[int, int]]],
     where = g("NonZero", g("GreaterOrEqual", of_texts, np.array(0)))
     row = g("GatherND", of_texts, g("Transpose", where))
     entries = [len(entry) for entry in table.values()]
-    counts, firsts = (g("Gather", np.array(one), row) for one in (entries, np.cumsum([0, *entries[:-1]])))
+    counts, firsts = (g("Gather", np.array(bounds), row) for bounds in (entries, np.cumsum([0, *entries[:-1]])))
     # each word of a text as often as it has entries: where one begins, the number of the word goes up
     ends = g("CumSum", counts, np.array(0))
     begins = g("Sub", ends, counts)
@@ -266,7 +266,7 @@ def _words(g: Nodes, texts: str, table: Mapping[str, Sequence[tuple[int, int]]],
     text = g("Gather", g("Gather", where, np.array(0), axis=0), number)
     column = g("Cast", g("Gather", flat[:, 0].astype(np.int32), entry), to=TensorProto.INT64)
     likeness = g("Cast", g("Gather", flat[:, 1].astype(np.uint8), entry), to=TensorProto.FLOAT)
-    target = g("Concat", *(g("Unsqueeze", one, np.array([1])) for one in (text, column)), axis=1)
+    target = g("Concat", *(g("Unsqueeze", index, np.array([1])) for index in (text, column)), axis=1)
     block = g("Expand", np.array(0, np.float32), g("Concat", g.size(texts, 0), np.array([columns]), axis=0))
     return g("Div", g("ScatterND", block, target, likeness, reduction="max"), np.array(_STEPS, np.float32))
 

@@ -157,7 +157,7 @@ def epoch_batches(inputs: Inputs, *, phase: OptimiserPhase, seed: int, purpose: 
 def _optimiser(classifier: Classifier, phase: OptimiserPhase) -> torch.optim.Optimizer:
     common: Any = {"lr": phase.learning_rate, "weight_decay": phase.weight_decay, "fused": True}
     head = classifier.head_parameters if phase.head_rate != 1 else ()
-    rest = [p for p in classifier.parameters if not any(p is one for one in head)]
+    rest = [p for p in classifier.parameters if not any(p is parameter for parameter in head)]
     groups: Any = [
         {"params": some, "lr": rate, "first_rate": rate}
         for some, rate in ((rest, phase.learning_rate), ([*head], phase.learning_rate * phase.head_rate))

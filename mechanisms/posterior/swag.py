@@ -143,8 +143,8 @@ def load(folder: Path, *, std_scale: float = 1.0) -> Posterior:
     """Open a folder that `save` completed."""
     tensors, meta = checkpoint.load(folder / "moments.safetensors")
     count, rank = int(meta["count"]), int(meta["rank"])
-    held = range(max(1, count - rank + 1), count + 1)
-    deviations = tuple(checkpoint.load(deviation_file(folder, t))[0]["deviation"] for t in held)
+    columns = range(max(1, count - rank + 1), count + 1)
+    deviations = tuple(checkpoint.load(deviation_file(folder, t))[0]["deviation"] for t in columns)
     return posterior(tensors["mean"], tensors["m2"], deviations, count=count, std_scale=std_scale)
 
 

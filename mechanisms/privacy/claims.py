@@ -87,10 +87,10 @@ def epsilon_of_one_replaced(event: Event, *, delta: float | None, records_per_un
     assert delta is not None
     largest = epsilon_at(delta)
     while largest < 300:  # beyond, no float holds so small a delta
-        one = epsilon_at(delta / (1 + math.exp(largest)))
-        if one <= largest:
-            return 2 * one
-        largest = 1.1 * one
+        epsilon = epsilon_at(delta / (1 + math.exp(largest)))
+        if epsilon <= largest:
+            return 2 * epsilon
+        largest = 1.1 * epsilon
     return None
 
 

@@ -108,7 +108,7 @@ class Root(BaseModel):
         return {pem for pem, key in keys.items() if is_signed(self, self.signatures.get(key_id(key), ""), key)}
 
     def sealing_keys(self, release_id: str) -> list[EllipticCurvePublicKey]:
-        pems = [*self.release_keys, *(one.key for one in self.earlier if one.release_id == release_id)]
+        pems = [*self.release_keys, *(key.key for key in self.earlier if key.release_id == release_id)]
         return [parse_public_key(pem.encode(), name="a root's key") for pem in dict.fromkeys(pems)]
 
     def check(self, release_id: str, bundle_digest: str, key: EllipticCurvePublicKey | None) -> None:
@@ -202,8 +202,7 @@ def read_roots(path: Path) -> tuple[Root, ...]:
     try:
         roots = _ROOTS.validate_json(read_regular(path, _MAX_BYTES, option="--roots"))
         linked = bool(roots) and all(
-            (root.version, root.previous) == (at + 1, roots[at - 1].digest if at else None)
-            for at, root in enumerate(roots)
+            (root.version, root.previous) == (n + 1, roots[n - 1].digest if n else None) for n, root in enumerate(roots)
         )
         for pem in {pem for root in roots for pem in (*root.keys, *root.release_keys)}:
             parse_public_key(pem.encode(), name=str(path))
@@ -239,8 +238,8 @@ def with_next_root(
     """Returns the roots with a next one, unsigned; what is not given stays. It replaces one that lacks signatures."""
     newest = roots[-1]
     signed = tuple(roots[:-1] if incomplete(roots) else roots)
-    named = {(one.release_id, one.key): one for one in (*newest.earlier, *earlier)}
-    gone = {one.release_id: one for one in (*newest.revoked, *revoked)}
+    named = {(key.release_id, key.key): key for key in (*newest.earlier, *earlier)}
+    gone = {revocation.release_id: revocation for revocation in (*newest.revoked, *revoked)}
     pems = _pems(keys) or newest.keys
     needed = threshold or min(newest.threshold, len(pems))
     if needed > len(pems):
@@ -293,7 +292,7 @@ def replace_roots(workspace: Workspace, roots: Sequence[Root]) -> None:
     with lock_roots(workspace):
         known = read_roots(file) if file.exists() else ()
         complete = known[:-1] if known and incomplete(known) else known
-        if [one.digest for one in roots[: len(complete)]] != [one.digest for one in complete]:
+        if [root.digest for root in roots[: len(complete)]] != [root.digest for root in complete]:
             raise InputError(f"{file}: it has newer roots, or others. Sign those.")
         write_roots(file, roots)
 

@@ -181,8 +181,8 @@ def check_codes(contents: dict[str, Any]) -> tuple[str, ...]:
 
 def _configured(config: dict[str, Any]) -> tuple[str, ...]:
     labels, places = config["id2label"], config["label2id"]
-    codes = tuple(labels.get(str(at), "") for at in range(len(labels)))
-    if "" in codes or places != {code: at for at, code in enumerate(codes)}:
+    codes = tuple(labels.get(str(n), "") for n in range(len(labels)))
+    if "" in codes or places != {code: n for n, code in enumerate(codes)}:
         raise UnsoundBundle("config.json", "id2label and label2id do not name the same codes")
     return codes
 

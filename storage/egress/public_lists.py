@@ -31,14 +31,14 @@ def published_name(codes: Sequence[Code]) -> str | None:
     They may be a part of it: `label_space: observed` uses the codes that records have. The statement then lists the
     choice among what is not protected. No list is known with descriptions, whose words leave in a lexicon too.
     """
-    if any(one.description for one in codes):
+    if any(code.description for code in codes):
         return None
     digests = [entry_digest(entry) for entry in codes]
     for name, places in _places().items():
-        at = [places.get(one, -1) for one in digests]
+        lines = [places.get(digest, -1) for digest in digests]
         # guard: test_titles_are_public_by_the_published_list (entries of a published list are in its order)
         # guard: test_titles_are_public_by_the_published_list (titles are public by the published list)
-        if -1 not in at and all(before < after for before, after in pairwise(at)):
+        if -1 not in lines and all(before < after for before, after in pairwise(lines)):
             return name
     return None
 
@@ -51,7 +51,7 @@ def reviewed_encoder(sha256: str) -> str | None:
 
 def advice(codes: Sequence[Code]) -> str:
     """Advises on a list that is not published. It names entries by their number, since a title may be anything."""
-    if any(one.description for one in codes):
+    if any(code.description for code in codes):
         return "Leave out its column of descriptions, whose words would be released as well"
     nearly = _nearly(codes)
     if nearly is None:
@@ -70,12 +70,14 @@ _SHOWN = 8
 
 def _nearly(codes: Sequence[Code]) -> tuple[str, list[int]] | None:
     digests = [entry_digest(entry) for entry in codes]
-    absent = {name: [n for n, one in enumerate(digests, 1) if one not in places] for name, places in _places().items()}
-    name = min(absent, key=lambda one: len(absent[one]), default=None)
+    absent = {
+        name: [n for n, digest in enumerate(digests, 1) if digest not in places] for name, places in _places().items()
+    }
+    name = min(absent, key=lambda name: len(absent[name]), default=None)
     return None if name is None or 2 * len(absent[name]) >= len(codes) else (name, absent[name])
 
 
 @cache
 def _places() -> Mapping[str, Mapping[str, int]]:
     files = sorted(LISTS.glob("*.txt"))
-    return {file.stem: {line: at for at, line in enumerate(file.read_text(encoding="ascii").split())} for file in files}
+    return {file.stem: {line: n for n, line in enumerate(file.read_text(encoding="ascii").split())} for file in files}

@@ -241,7 +241,7 @@ class IngestConfig(BaseModel):
     def _years_as_text(cls, value: Any) -> Any:
         if not isinstance(value, list | tuple):
             return value
-        return tuple(str(one) if isinstance(one, int) and not isinstance(one, bool) else one for one in value)
+        return tuple(str(cell) if isinstance(cell, int) and not isinstance(cell, bool) else cell for cell in value)
 
     @model_validator(mode="after")
     def _consistent(self) -> IngestConfig:

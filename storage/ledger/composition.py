@@ -224,7 +224,7 @@ def first_rule(loss: Loss, *, epsilon: Decimal, delta: Decimal | None) -> Rule:
     exact: Rule = "gaussian" if loss.mu_squared is not None else "sampled"
     if delta is None or loss.amount(exact) is None:
         return "basic"
-    by_claims, exactly = (more(Loss(), loss, rule=one, epsilon=epsilon, delta=delta) for one in ("basic", exact))
+    by_claims, exactly = (more(Loss(), loss, rule=rule, epsilon=epsilon, delta=delta) for rule in ("basic", exact))
     if exactly == by_claims:
         return exact if total(loss, rule=exact, delta=delta) < loss.epsilon else "basic"
     return exact if exactly > by_claims else "basic"

@@ -160,5 +160,8 @@ def policy_content(
         "requester": requester,
         "approvals": tuple(approvals),
         "reason": reason,
-        "details": {"policy": policy.as_json(), "decisions": [one.model_dump(mode="json") for one in decisions]},
+        "details": {
+            "policy": policy.as_json(),
+            "decisions": [decision.model_dump(mode="json") for decision in decisions],
+        },
     }

@@ -99,7 +99,7 @@ def sign(
     return plain.model_copy(update={"signature": signature_of(plain, key)})
 
 
-def signer(decision: Decision, rule: ApprovalRule, matter: Matter, *, at: datetime | None = None) -> str:
+def signer(decision: Decision, rule: ApprovalRule, matter: Matter, *, moment: datetime | None = None) -> str:
     """Return the signer's name, when the decision counts under this rule.
 
     Args:
@@ -114,17 +114,17 @@ def signer(decision: Decision, rule: ApprovalRule, matter: Matter, *, at: dateti
         raise InputError(f"approval by {name}: it is stale, or for something else: what it was signed for differs")
     if name == matter.requester:
         raise InputError(f"approval by {name}: the requester cannot decide. Ask another approver")
-    _check_age(decision, rule, name, at or datetime.now(UTC))
+    _check_age(decision, rule, name, moment or datetime.now(UTC))
     return name
 
 
 def approvers(
-    decisions: Sequence[Decision], rule: ApprovalRule, matter: Matter, *, at: datetime | None = None
+    decisions: Sequence[Decision], rule: ApprovalRule, matter: Matter, *, moment: datetime | None = None
 ) -> tuple[str, ...]:
     """Returns the names of those who approved, each checked by `signer`, once; a refusal among them is an error."""
     names: list[str] = []
     for decision in decisions:
-        name = signer(decision, rule, matter, at=at)
+        name = signer(decision, rule, matter, moment=moment)
         if decision.decision != "approve":
             raise InputError(f"{name} refused: {decision.reason or 'no reason given'}")
         if name in names:
@@ -141,10 +141,10 @@ def _whose(decision: Decision, rule: ApprovalRule) -> tuple[str, EllipticCurvePu
     raise InputError(f"approval: the policy does not list key {decision.key_id[:12]}…. Its approvers: {names}")
 
 
-def _check_age(decision: Decision, rule: ApprovalRule, name: str, at: datetime) -> None:
+def _check_age(decision: Decision, rule: ApprovalRule, name: str, moment: datetime) -> None:
     try:
         signed = datetime.fromisoformat(decision.signed_at)
-        age = at - signed
+        age = moment - signed
     except (ValueError, TypeError):
         raise InputError(f"approval by {name}: signed_at is not a time with an offset from UTC") from None
     if age < -_CLOCKS_DIFFER:

@@ -173,7 +173,7 @@ class State:
     def _approved(self, row: Row, matter: Matter) -> None:
         """Requires that the signatures that a row keeps are as many as the policy in force demands, and good."""
         rule = self.in_force.approvals
-        names = approvers(from_row(row.details), rule, matter, at=datetime.fromisoformat(row.recorded_at))
+        names = approvers(from_row(row.details), rule, matter, moment=datetime.fromisoformat(row.recorded_at))
         # guard: test_a_row_with_the_workers_signature_and_no_officers_is_named_charged_and_never_drawn
         if names != row.approvals or len(names) < rule.minimum:
             raise Inconsistent("its approvals aren't those that were signed, or too few")
@@ -192,7 +192,7 @@ class State:
         if decision.decision != "refuse":
             raise Inconsistent("a refusal without a signature")
         matter = Matter("release", row.idempotency_key or "", decision.terms, row.requester)
-        signer(decision, self.in_force.approvals, matter, at=datetime.fromisoformat(row.recorded_at))
+        signer(decision, self.in_force.approvals, matter, moment=datetime.fromisoformat(row.recorded_at))
         self.refusals.setdefault(decision.terms.get("idempotency_key", ""), row)
 
     def _revocation(self, row: Row) -> None:
@@ -231,7 +231,7 @@ class State:
             earlier.accounts |= set(release.own_accounts)
         self._charge(release, charges)
         self.releases[release_id], self.keys["release", key] = release, row
-        release.problem = next((one for one in (*problems, problem) if one), "")
+        release.problem = next((text for text in (*problems, problem) if text), "")
         return row, release.problem
 
     def _later(self, row: Row) -> tuple[Row, str]:
@@ -283,7 +283,7 @@ class State:
         # guard: test_the_same_records_under_another_name
         others = sorted({name for earlier in shared for name in earlier.own_accounts} - set(own))
         costs = {
-            name: [release.cost, *(one.cost for one in shared if name in own and name not in one.accounts)]
+            name: [release.cost, *(release.cost for release in shared if name in own and name not in release.accounts)]
             for name in [*own, *others]
         }
         charges, problem = self._charges(costs, release.kind, own)

@@ -454,7 +454,7 @@ def require_plan(row: Row, plan_digest: str | None) -> None:
     """Refuses a step of a release for another plan than the one that was reserved; its digest covers the artifacts."""
     reserved = row.details.get("plan_digest")
     if reserved != plan_digest:
-        shown, given = (f"plan {one[:12]}…" if one else "no plan digest" for one in (reserved, plan_digest))
+        shown, given = (f"plan {digest[:12]}…" if digest else "no plan digest" for digest in (reserved, plan_digest))
         raise StorageError(
             f"release {row.release_id} was reserved for {shown}, this is {given}. Release the reserved plan, or plan "
             "again under another release.label, which spends again"

@@ -211,7 +211,7 @@ class Policy(BaseModel):
             return None
         # guard: test_the_least_cap_of_a_cohort_holds_for_units
         if cohort == ALL_COHORTS:
-            return _least([cap for one in (budget, *budget.cohorts.values()) if (cap := one.cap(kind)) is not None])
+            return _least([cap for terms in (budget, *budget.cohorts.values()) if (cap := terms.cap(kind)) is not None])
         cohort_budget = budget.cohorts.get(cohort)
         return (cohort_budget.cap(kind) if cohort_budget else None) or budget.cap(kind)
 

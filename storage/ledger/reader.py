@@ -65,7 +65,7 @@ class LedgerReader:
         return None if release is None else release.revoked
 
     def revoked(self) -> frozenset[str]:
-        return frozenset(name for name, one in self.state().releases.items() if one.revoked is not None)
+        return frozenset(name for name, release in self.state().releases.items() if release.revoked is not None)
 
     def find(self, idempotency_key: str) -> Row | None:
         release = self.state().release_of_key(idempotency_key)
@@ -93,7 +93,7 @@ class LedgerReader:
 
     def open_releases(self) -> Sequence[Row]:
         """Returns the releases that are reserved or drawn and not closed."""
-        return [one.row for one in self.state().releases.values() if one.row.state in ("reserved", "drawn")]
+        return [release.row for release in self.state().releases.values() if release.row.state in ("reserved", "drawn")]
 
     def mark(self) -> Mark | None:
         return self.state().mark
@@ -116,7 +116,9 @@ class LedgerReader:
 
     def policy_before(self, row: Row) -> Policy:
         """Returns the policy that was in force when a row was written."""
-        rows = [one for one in self.state().rows if one.kind == "budget-change" and one.sequence < row.sequence]
+        rows = [
+            change for change in self.state().rows if change.kind == "budget-change" and change.sequence < row.sequence
+        ]
         return Policy.parse(rows[-1].details["policy"]) if rows else DEFAULT_POLICY
 
     def budget(self) -> Sequence[BudgetLine]:
@@ -157,7 +159,7 @@ class LedgerReader:
             accounts = []
             for name in [*own, *others]:
                 account, cap = state.account(name, kind), policy.cap(*name, kind)
-                taken = [one.cost for one in shared if name in own and name not in one.accounts]
+                taken = [release.cost for release in shared if name in own and name not in release.accounts]
                 if taken:
                     charge, _ = charge_account(account, cap, taken, policy=policy.name)
                     account = replace(charge.after, last=account.last or charge.loss)

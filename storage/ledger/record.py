@@ -39,8 +39,12 @@ class Deployment:
         reserved = rows["reserved"]
         stated = ledger.policy_before(reserved).registry or later
         charges = {charge.account: charge for charge in ledger.charges(release_id)}
-        others = [one.reserved for one in ledger.state().releases.values() if one.row.population == reserved.population]
-        repeated = any(one.sequence < reserved.sequence for one in others)
+        others = [
+            release.reserved
+            for release in ledger.state().releases.values()
+            if release.row.population == reserved.population
+        ]
+        repeated = any(release.sequence < reserved.sequence for release in others)
         return None if stated is None else Deployment(rows["drawn"], tuple(charges.values()), stated, repeated)
 
     @property
@@ -62,13 +66,13 @@ def stated_deployment(ledger: LedgerReader, release_id: str) -> Deployment:
     row, in_force = ledger.release(release_id), ledger.policy()
     if row.state != "committed":
         raise InputError(f"release {release_id} is {row.state}. Only a committed release has a record.")
-    made = Deployment.of(ledger, release_id, later=in_force.registry)
-    if made is None:
+    deployment = Deployment.of(ledger, release_id, later=in_force.registry)
+    if deployment is None:
         raise InputError(
             f"policy {in_force.name} states nothing for a registry. Add `registry` to it, and put it in force with "
             "`autocoder ledger change-policy`."
         )
-    return made
+    return deployment
 
 
 def registry_record(deployment: Deployment) -> dict[str, Any]:

@@ -93,19 +93,19 @@ class Shared(NamedTuple):
         return self.contents > 0
 
 
-def same_records(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None, *, share: float = 0.0) -> bool:
+def same_records(mine: Mapping[str, Any] | None, other: Mapping[str, Any] | None, *, share: float = 0.0) -> bool:
     """Checks, by their samples, that more than this share of either set is in the other.
 
     Compared are the marks below the smaller of the samples' ends, up to which both are complete: contents added to a
     set leave fewer of the others in its sample, and still count as the whole that they contain. Samples of two keys,
     which no one can compare, are taken to be the same. Without one of them nothing is known.
     """
-    if not one or not other:
+    if not mine or not other:
         return False
-    ends = [max(marks) for marks in (one["marks"], other["marks"]) if len(marks) >= _SAMPLED]
+    ends = [max(marks) for marks in (mine["marks"], other["marks"]) if len(marks) >= _SAMPLED]
     # guard: test_records_that_are_the_same_under_another_fingerprint
-    first, second = ({mark for mark in of["marks"] if not ends or mark <= min(ends)} for of in (one, other))
-    return one["key"] != other["key"] or len(first & second) > share * min(len(first), len(second))
+    first, second = ({mark for mark in of["marks"] if not ends or mark <= min(ends)} for of in (mine, other))
+    return mine["key"] != other["key"] or len(first & second) > share * min(len(first), len(second))
 
 
 SAMPLE = "sample"
@@ -134,10 +134,10 @@ def _make_key(file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     fresh = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
     try:
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as made:
-            made.write(os.urandom(32))
-            made.flush()
-            os.fsync(made.fileno())
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as key_file:
+            key_file.write(os.urandom(32))
+            key_file.flush()
+            os.fsync(key_file.fileno())
         with suppress(FileExistsError):
             # guard: test_two_keys_made_at_one_moment
             os.link(fresh, file)

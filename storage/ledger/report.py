@@ -69,7 +69,7 @@ def describe(ledger: LedgerReader, release_id: str) -> dict[str, Section]:
             **row.artifact_digests, event=json.dumps(row.event, ensure_ascii=False, sort_keys=True),
         ),
         "History": [
-            (f"row {one.sequence}", " ".join((one.recorded_at[:19], one.kind, one.state, one.hash))) for one in history
+            (f"row {row.sequence}", " ".join((row.recorded_at[:19], row.kind, row.state, row.hash))) for row in history
         ],
     }  # fmt: skip
     return sections

@@ -29,9 +29,9 @@ def create(connection: Connection) -> None:
     for statement in statements(connection.dialect.name, "schema", "triggers"):
         connection.execute(sa.text(statement.replace(":", "\\:")))
     if server:
-        schema, path = connection.execute(
+        ((schema, path),) = connection.execute(
             sa.text("SELECT quote_ident(current_schema()), current_setting('search_path')")
-        ).one()
+        )
         set_path = sa.text("SELECT set_config('search_path', :path, true)")
         connection.execute(set_path, {"path": f"{schema}, pg_temp"})
         for statement in statements("postgresql", "writer"):

@@ -116,7 +116,11 @@ class _Registry:
             return [str(error)]
         shared: dict[int, Shared | None] = {sequence: records.shared(of) for sequence, of in self._sets.items()}
         self._sets[row.sequence] = records
-        names = {str(one.row.release_id) for one in state.sharing(row, shared) if one.reserved.sequence < row.sequence}
+        names = {
+            str(release.row.release_id)
+            for release in state.sharing(row, shared)
+            if release.reserved.sequence < row.sequence
+        }
         # guard: test_verify_names_a_row_that_hides_what_it_shares
         if names - self._lost != set(named["overlap"]) - self._lost:
             return ["it shares records with other releases than it says"]

@@ -137,9 +137,9 @@ def _layouts(text: str, read: ReadOptions, required: Sequence[str], *, whole: bo
             if read.names:
                 yield _Layout(delimiter, quotes, read.names, skip, skip, [row for *_, row in rows], broken, True)
                 continue
-            at, has = (0, False) if read.skip is not None else _header_at([row for *_, row in rows], required)
-            before, after, header = rows[at] if rows else (skip, skip, [])
-            yield _Layout(delimiter, quotes, header, before, after, [row for *_, row in rows[at + 1 :]], broken, has)
+            first, has = (0, False) if read.skip is not None else _header_at([row for *_, row in rows], required)
+            before, after, header = rows[first] if rows else (skip, skip, [])
+            yield _Layout(delimiter, quotes, header, before, after, [row for *_, row in rows[first + 1 :]], broken, has)
 
 
 def _first_rows(
@@ -174,11 +174,11 @@ def dialect(delimiter: str, quotes: Quotes) -> dict[str, Any]:
 
 
 def _header_at(rows: Sequence[Sequence[str]], required: Sequence[str]) -> tuple[int, bool]:
-    for at, row in enumerate(rows[:_TITLES]):
+    for n, row in enumerate(rows[:_TITLES]):
         if required and set(required) <= set(row):
-            return at, True
+            return n, True
     filled = [sum(bool(cell.strip()) for cell in row) for row in rows[: _TITLES + 1]]
-    titles = next((at for at, number in enumerate(filled) if number > 1), 0)
+    titles = next((n for n, number in enumerate(filled) if number > 1), 0)
     return titles * (2 * sum(number > 1 for number in filled[titles:]) > len(filled) - titles), False
 
 
@@ -193,14 +193,14 @@ class _Bytes:
         if codecs.lookup(source.encoding).name == "utf-8":
             head = raw.read(HEAD)
             text = io.StringIO(head.decode(errors="replace"), newline="")
-            self._held = head[sum(len(text.readline().encode()) for _ in range(source.first_line)) :]
+            self._unread = head[sum(len(text.readline().encode()) for _ in range(source.first_line)) :]
             return
-        self._text, self._held = io.TextIOWrapper(raw, encoding=source.encoding, newline=""), b""
+        self._text, self._unread = io.TextIOWrapper(raw, encoding=source.encoding, newline=""), b""
         for _ in range(source.first_line):
             self._text.readline(LONGEST_RECORD)
 
     def read(self, size: int = -1) -> bytes:
-        content, self._held = self._held[:size], self._held[size:]
+        content, self._unread = self._unread[:size], self._unread[size:]
         if not content:
             most = size if self._text is None else max(size // 4, 1)
             part = self._raw.read(most) if self._text is None else self._text.read(most)
@@ -345,15 +345,15 @@ def _records_inside(row: Sequence[str], delimiter: str) -> int:
     Its lines then have just the delimiters that complete the row before it, of whole records, and of the row's rest.
     Texts of several lines may have them by chance, so that another cell of each has to look alike where lines are few.
     """
-    for at, cell in enumerate(row):
+    for position, cell in enumerate(row):
         lines = [line for line in re.split(r"\r\n|\n|\r", cell) if line]
-        behind = len(row) - 1 - at
-        expected = [behind, *[len(row) - 1] * (len(lines) - 2), at]
+        behind = len(row) - 1 - position
+        expected = [behind, *[len(row) - 1] * (len(lines) - 2), position]
         if len(lines) < 2 or [line.count(delimiter) for line in lines] != expected:
             continue
         first, *inner, last = (line.split(delimiter) for line in lines)
-        records = [[*row[:at], *first], *inner, [*last, *row[at + 1 :]]]
-        looks = [{_look(record[n]) for record in records} for n in range(len(row)) if n != at]
+        records = [[*row[:position], *first], *inner, [*last, *row[position + 1 :]]]
+        looks = [{_look(record[n]) for record in records} for n in range(len(row)) if n != position]
         alike = [look.pop() for look in looks if len(look) == 1]
         # Two records are told by a cell with digits, as a number, a date or a code; more by any that is not blank.
         if len(lines) >= _MANY_LINES or any(words == 1 and (digits or inner) for words, digits in alike):

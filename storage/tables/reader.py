@@ -37,7 +37,7 @@ _PIECE_CELLS = 1 << 20
 _PIECE_CHARACTERS = 1 << 24
 _PIECE_ROWS = 2048
 _PARQUET_ROWS = 256
-_HELD = 32 << 20
+_IN_MEMORY = 32 << 20
 """Bytes of a CSV up to which its rows are kept in memory."""
 _PARQUET_MEMORY, _PARQUET_BYTES = 4 << 30, 256 << 20
 """Bytes of the process that checks a Parquet file, and of the rows that it reads at a time."""
@@ -58,7 +58,9 @@ class Marks:
         if not pc.call_function("any", [marked]).as_py():
             return column
         values = trimmed.filter(marked).value_counts()
-        self.counts.setdefault(name, Counter()).update({one["values"]: one["counts"] for one in values.to_pylist()})
+        self.counts.setdefault(name, Counter()).update(
+            {entry["values"]: entry["counts"] for entry in values.to_pylist()}
+        )
         return pc.call_function("if_else", [marked, "", column])
 
     @property
@@ -87,7 +89,7 @@ class Table:
     options: ReadOptions = AS_IT_LOOKS
     total: bool = False
     """The last row looks like a total."""
-    held: tuple[pa.RecordBatch, ...] | None = field(default=None, repr=False, compare=False)
+    in_memory: tuple[pa.RecordBatch, ...] | None = field(default=None, repr=False, compare=False)
     """All rows of a small CSV, which is read once."""
     more: tuple[Table, ...] = ()
     """Further files with the same columns, read after this one."""
@@ -161,9 +163,9 @@ class Table:
         return _together([file_digest(part.source.path) for part in self.files]) != self.sha256
 
     def _batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        if self.held is not None:
+        if self.in_memory is not None:
             everything = tuple(columns) == self.columns
-            return (batch if everything else batch.select(list(columns)) for batch in self.held)
+            return (batch if everything else batch.select(list(columns)) for batch in self.in_memory)
         read = _parquet_batches if self.kind == "parquet" else csv_batches
         return self._counted(read(self.source, columns), lambda batch: batch.num_rows)
 
@@ -222,7 +224,7 @@ def _together(digests: Sequence[str]) -> str:
 def _open_file(
     path: Path, required: Sequence[str], option: str, column_options: Mapping[str, str] | None, read: ReadOptions
 ) -> Table:
-    source, seen, held = open_source(path, option, read, required), Seen(), None
+    source, seen, batches_read = open_source(path, option, read, required), Seen(), None
     if source.kind == "jsonl":
         sha256 = file_digest(path)
         skipped = [0]
@@ -237,18 +239,18 @@ def _open_file(
             schema, rows = file.schema_arrow, file.metadata.num_rows
         if len(set(schema.names)) < len(schema.names):
             raise InputError(f"{source.label} has a column name twice. Rename one")
-        if cut := [one.name for one in schema if "time64[ns]" in str(one.type)]:  # Python's times are shorter
+        if cut := [field.name for field in schema if "time64[ns]" in str(field.type)]:  # Python's times are shorter
             raise InputError(f"{source.label}, column {cut[0]!r}: its nanoseconds would be cut. Write it as text")
     else:
         source = require_one_encoding(source, read)
         schema = pa.schema([pa.field(name, pa.string()) for name in source.columns])
         batches = csv_batches(source, None, seen)
-        held = tuple(batches) if source.bytes <= _HELD else None
-        rows = sum(batch.num_rows for batch in held or batches)
+        batches_read = tuple(batches) if source.bytes <= _IN_MEMORY else None
+        rows = sum(batch.num_rows for batch in batches_read or batches)
         if not rows:
             raise InputError(f"{source.label} has a header and no records. Give a file of records")
         source = replace(source, repeated=tuple(seen.headers))
-    return Table(source, source.columns, rows, sha256, schema, seen.bad, read, seen.total, held)
+    return Table(source, source.columns, rows, sha256, schema, seen.bad, read, seen.total, batches_read)
 
 
 def survey(

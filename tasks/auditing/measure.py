@@ -80,7 +80,7 @@ def _measure(work: Work, *, design: Design, trials_of: str) -> Mapping[str, Any]
             {
                 "name": bound.name,
                 "epsilon": bound.epsilon,
-                "guesses": bound.guesses.made,
+                "guesses": bound.guesses.guessed,
                 "correct": bound.guesses.correct,
                 "coins": bound.guesses.coins,
                 "reach": bound.reach,

@@ -50,10 +50,10 @@ class BranchAudit(BaseModel, frozen=True):
             f"  claimed   {claim}",
             f"  measured  {bound} at {percent} confidence",
         ]
-        for one in stated["bounds"]:
-            if one["claimed_in_trials"] is not None and stated["epsilon_lower_bound"] < one["epsilon"]:
-                claimed = one["claimed_in_trials"]
-                lines.append(f"  {one['name']}: {one['epsilon']:.3g}, not counted, as a rerun claims {claimed:.3g}")
+        for entry in stated["bounds"]:
+            if entry["claimed_in_trials"] is not None and stated["epsilon_lower_bound"] < entry["epsilon"]:
+                claimed = entry["claimed_in_trials"]
+                lines.append(f"  {entry['name']}: {entry['epsilon']:.3g}, not counted, as a rerun claims {claimed:.3g}")
         if stated["checks"]:
             checks = ", ".join(f"{name} {p_value:.2g}" for name, p_value in stated["checks"].items())
             lines.append(f"  checked   {checks} (p-values)")
@@ -69,12 +69,12 @@ class AuditResult(BaseModel, frozen=True):
     @property
     def contradicted(self) -> tuple[str, ...]:
         """Lists branches whose claim the measurement contradicts."""
-        return tuple(dict.fromkeys(one.branch for one in self.branches if one.verdict == CONTRADICTED))
+        return tuple(dict.fromkeys(branch.branch for branch in self.branches if branch.verdict == CONTRADICTED))
 
     @property
     def lines(self) -> list[str]:
         """The lines of all branches and seeds."""
-        return [line for one in self.branches for line in one.lines]
+        return [line for branch in self.branches for line in branch.lines]
 
 
 def record(

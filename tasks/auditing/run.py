@@ -95,7 +95,7 @@ def _settled(
 
 def reruns(study: Study, settings: AuditParameters, branch: Branch, pool: ArtifactRef) -> tuple[ArtifactRef, str]:
     """Returns the stage with a branch's trials, and the mechanism's name in it."""
-    experiment = study.at(branch)
+    experiment = study.experiment(branch)
     draws = trial_draws_of(branch.name, experiment.mechanism, settings)
     mechanism, name = experiment.mechanism.audited_as(draws, batched=experiment.model.linear_head)
     step = trials.reruns(
@@ -126,11 +126,11 @@ def _audit(
         step = gradients.gradients(
             branch.name,
             outcome.mechanism,
-            study.at(branch).model,
+            study.experiment(branch).model,
             outcome.event,
             seed=study.parameters.fit.seed,
             canaries=settings.gradient_canaries,
-            planned=study.do(study.at(branch, outcome.seed).plan()),
+            planned=study.do(study.experiment(branch, outcome.seed).plan()),
             **study.records,
         )
         inputs["gradients"] = study.do(step)

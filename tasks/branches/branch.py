@@ -122,10 +122,10 @@ def parse_branches(content: Mapping[str, Any], source: str) -> dict[str, Branch]
     return branches
 
 
-def first_fault(error: ValidationError, at: str) -> str:
+def first_fault(error: ValidationError, place: str) -> str:
     """Words the first fault that pydantic found in the settings at this place."""
     first = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join([at, *map(str, first['loc'])])}: {first['msg']}"
+    return f"{'.'.join([place, *map(str, first['loc'])])}: {first['msg']}"
 
 
 @cache

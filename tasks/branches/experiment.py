@@ -52,11 +52,11 @@ class Study:
         facts = context.store.figures(dataset)
         study = Study(context, parameters, terms, dataset, prepared, facts, do)
         for branch in chosen:
-            experiment = study.at(branch)
+            experiment = study.experiment(branch)
             experiment.mechanism.check(experiment.task)
         return study
 
-    def at(self, branch: Branch, seed: int | None = None) -> Experiment:
+    def experiment(self, branch: Branch, seed: int | None = None) -> Experiment:
         """The experiment of a branch at a seed; the run's, if none is given."""
         return Experiment(self, branch, self.parameters.fit.seed if seed is None else seed)
 

@@ -54,7 +54,7 @@ def run(context: Context, parameters: RetrainParameters, do: Callable[[Step], Ar
     """Fits and scores what is not fitted and scored already."""
     branch, terms = formal_branch(parameters)
     study = Study.of(context, parameters, terms, [branch], do)
-    return study, study.at(branch).run()
+    return study, study.experiment(branch).run()
 
 
 def find_stages(
@@ -70,14 +70,14 @@ def find_stages(
     else:
         facts = context.store.figures(dataset)
         study = Study(context, parameters, terms, dataset, prepared, facts, _never)
-        noise = find(study.at(branch).plan())
+        noise = find(study.experiment(branch).plan())
     if noise is not None:
         mechanism = fits.plan_of(context.store.open(noise)).mechanism
-    made: Any = {"dataset": dataset, "prepared": prepared}  # an input of None marks a step that does not exist yet
+    stored: Any = {"dataset": dataset, "prepared": prepared}  # an input of None marks a step that does not exist yet
     planned: Any = {"planned": noise}
-    fitted: Any = find(fits.fit(branch.name, branch.mechanism, model, seed=seed, **planned, **made))
-    predictions: Any = find(fits.predict(branch.name, mechanism, model, seed=seed, fitted=fitted, **made))
-    find(scores.score(branch.name, seed=seed, predictions=predictions, **made))
+    fitted: Any = find(fits.fit(branch.name, branch.mechanism, model, seed=seed, **planned, **stored))
+    predictions: Any = find(fits.predict(branch.name, mechanism, model, seed=seed, fitted=fitted, **stored))
+    find(scores.score(branch.name, seed=seed, predictions=predictions, **stored))
     return dataset
 
 

@@ -23,7 +23,7 @@ from tasks.releasing.plan import PlannedRelease
 
 def plan_compared(study: Study, outcome: Outcome, *, prefect_run_id: str | None) -> PlannedRelease:
     """Plans the release of one outcome of a comparison, which its claim says."""
-    parameters = study.at(outcome.branch, outcome.seed).parameters
+    parameters = study.experiment(outcome.branch, outcome.seed).parameters
     if outcome.sensitivity is not None:
         return PlannedRelease.of_posterior(
             study.context,
@@ -52,7 +52,7 @@ def plan_formal(study: Study, outcome: Outcome, *, prefect_run_id: str | None) -
 
 
 def _plan_fit(study: Study, outcome: Outcome, *, method: dict[str, Any], prefect_run_id: str | None) -> PlannedRelease:
-    parameters = study.at(outcome.branch, outcome.seed).parameters
+    parameters = study.experiment(outcome.branch, outcome.seed).parameters
     candidate = Candidate(
         dataset=study.dataset,
         prepared=study.prepared,

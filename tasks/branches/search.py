@@ -28,7 +28,7 @@ def meet_target(
         return parameters
 
     def delta(c: float) -> float:
-        changed = _at(parameters, c)
+        changed = _with_cut(parameters, c)
         output, name = run_chain(changed, do, rounds=changed.rounds), changed.rounds[-1]
         event, claimed = output.claim(context.store, changed, name)
         ledger_records.record_evaluation(
@@ -49,9 +49,9 @@ def meet_target(
     risk = checkpoint.load(context.store.open(first.measured["base"]) / "weights.safetensors")[0]["risk"]
     event, unweighted = first.claim(context.store, parameters, "base")
     goal = target / (claim_at(1.0, event, unweighted).epsilon or 0.0)  # an epsilon is proportional to its Delta
-    return _at(parameters, search(goal, risk=risk, fit=delta))
+    return _with_cut(parameters, search(goal, risk=risk, fit=delta))
 
 
-def _at(parameters: RetrainParameters, c: float) -> RetrainParameters:
+def _with_cut(parameters: RetrainParameters, c: float) -> RetrainParameters:
     config = parameters.pseudo_posterior.model_copy(update={"c": c, "g": 0.0})
     return parameters.model_copy(update={"pseudo_posterior": config})

@@ -129,7 +129,7 @@ def fill(
         licence=licence_id,
     )
     documents.add(bundle.MATERIALS, bundle.json_text(bill))
-    digests = {name: one.sha256 for name, one in graphs.items()}
+    digests = {name: graph.sha256 for name, graph in graphs.items()}
     expected = _expected(context, candidate, codes, settings, texts, documents=documents.texts, graphs=digests)
     gate.inspect(folder, expected)
     return expected

@@ -74,7 +74,7 @@ def answers_text(
         answer = {
             "id": number,
             "text": text,
-            "codes": [released.codes[at] for at in places],
+            "codes": [released.codes[place] for place in places],
             "scores": [round(value, 6) for value in values],
         }
         lines.append(json.dumps(answer, ensure_ascii=False) + "\n")

@@ -307,8 +307,8 @@ def sentences_of(statement: Mapping[str, Any]) -> list[dict[str, str]]:
         and (not section.mechanisms or statement["mechanism"] in section.mechanisms)
     ]
     return [
-        {"status": one.status, "text": one.text, "basis": one.basis}
+        {"status": sentence.status, "text": sentence.text, "basis": sentence.basis}
         for sentences in (*by_kind, EVERY)
-        for one in sentences
-        if one.holds(statement)
+        for sentence in sentences
+        if sentence.holds(statement)
     ]

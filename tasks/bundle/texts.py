@@ -35,7 +35,7 @@ def own_texts(codes: Sequence[Code], facts: Mapping[str, Any], encoder: str) -> 
     named = " ".join(filter(None, (facts.get("classification", ""), facts.get("classification_version", ""))))
     if len(re.findall(r"\w", named)) >= _PUBLIC_NAME or len(named) > 2 * _PUBLIC_NAME or not named.isascii():
         texts.append(f"classification: {named}")
-    texts += [f"cohort: {one}" for one in facts.get("cohorts", ()) if not _NAME.fullmatch(one)]
+    texts += [f"cohort: {cohort}" for cohort in facts.get("cohorts", ()) if not _NAME.fullmatch(cohort)]
     if not _ENCODER.fullmatch(name_of(encoder)):
         texts.append(f"encoder: {name_of(encoder)}")
     if reviewed_encoder(encoder_digest(encoder)) is None:
@@ -54,8 +54,8 @@ def _escape(character: str) -> str:
 
 def code_texts(codes: Sequence[Code]) -> list[str]:
     """Lists the entries of a code list that is not published; a number without words is none."""
-    listed = (one for one in codes if one.title or one.description or not _NUMBER.fullmatch(one.code))
-    return [f"code list: {' '.join(filter(None, (one.code, one.title, one.description)))}" for one in listed]
+    listed = (code for code in codes if code.title or code.description or not _NUMBER.fullmatch(code.code))
+    return [f"code list: {' '.join(filter(None, (code.code, code.title, code.description)))}" for code in listed]
 
 
 def name_of(encoder: str) -> str:
@@ -85,9 +85,9 @@ def describe_encoder(encoder: str, sha256: str) -> str:
 def _texts_of_encoder(encoder: str) -> Iterator[str]:
     tokens = (str(token) for token in encoder_files.load_tokenizer(encoder).added_tokens_decoder.values())
     yield from (f"token of the encoder: {token}" for token in tokens if not _SPECIAL.fullmatch(token))
-    for one in sorted(set(encoder_files.settings(encoder)) - LIBRARY_SETTINGS):
-        if not (_SPECIAL.fullmatch(one) or encoder_files.is_usual(one)):
-            yield f"setting of the encoder: {one}"
+    for setting in sorted(set(encoder_files.settings(encoder)) - LIBRARY_SETTINGS):
+        if not (_SPECIAL.fullmatch(setting) or encoder_files.is_usual(setting)):
+            yield f"setting of the encoder: {setting}"
 
 
 LIBRARY_SETTINGS = frozenset({

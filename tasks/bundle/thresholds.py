@@ -117,7 +117,7 @@ def thresholds_on_table(
     """
     from mechanisms.model.calibration import fits_temperature, thresholds_for
 
-    at = {code: place for place, code in enumerate(released.codes)}
+    places = {code: place for place, code in enumerate(released.codes)}
     table = survey(data, text_columns=[*columns, label], read=read)
     cells = (cell for (cell,) in table.text_rows([label]))
     place = f"--data: {data}, column {label!r}"
@@ -130,7 +130,7 @@ def thresholds_on_table(
         texts, codes = join(piece), given[done : done + len(piece)]
         usable = [place for place, code in enumerate(codes) if code and texts[place]]
         logits.append(np.asarray(released.logits([texts[place] for place in usable])))
-        labels += [at.get(codes[place], -1) for place in usable]
+        labels += [places.get(codes[place], -1) for place in usable]
         done += len(piece)
         progress.report("calibrate", done, table.rows)
     order = np.random.default_rng(0).permutation(len(labels))

@@ -63,7 +63,9 @@ class AdoptionReport:
     def coverage(self) -> list[tuple[int, float]]:
         """Returns the percentage of the records that is coded without review, by percent right."""
         fitted = () if self.thresholds is None else self.thresholds["thresholds"]
-        return [(round(100 * one["target_accuracy"]), 100 * one["coverage"]) for one in fitted if one["coverage"]]
+        return [
+            (round(100 * entry["target_accuracy"]), 100 * entry["coverage"]) for entry in fitted if entry["coverage"]
+        ]
 
     @property
     def unchecked(self) -> list[str]:
@@ -116,8 +118,10 @@ def adopt(source: Path, out: Path, key: Path, roots: Path | None, own: OwnRecord
     # its own folder, so that two adoptions into one place do not meet
     staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.adopting-", dir=out.parent))
     try:
-        made = _fill(source, staging, key, roots, own)
-        report = AdoptionReport(AdoptedBundle(out, made.adopted.adoption), made.sound, made.answers, made.thresholds)
+        filled = _fill(source, staging, key, roots, own)
+        report = AdoptionReport(
+            AdoptedBundle(out, filled.adopted.adoption), filled.sound, filled.answers, filled.thresholds
+        )
         write_atomically(staging / REPORT, report.page().encode())
         try:
             staging.rename(out)

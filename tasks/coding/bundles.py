@@ -27,7 +27,7 @@ class Bundles:
     @property
     def origin(self) -> dict[str, str]:
         """Returns the columns of every row that name each model and its classification."""
-        return {f"{prefix}{name}": cell for prefix, one in self.coders.items() for name, cell in one.origin.items()}
+        return {f"{prefix}{name}": cell for prefix, coder in self.coders.items() for name, cell in coder.origin.items()}
 
     @property
     def precision(self) -> str:
@@ -38,8 +38,8 @@ class Bundles:
     def key(self) -> list[Any]:
         """Returns what answers depend on, for the digest of a job."""
         return [
-            [prefix, one.digest, one.temperature, one.model.precision, one.model.near_tie]
-            for prefix, one in self.coders.items()
+            [prefix, coder.digest, coder.temperature, coder.model.precision, coder.model.near_tie]
+            for prefix, coder in self.coders.items()
         ]
 
     @cached_property
@@ -70,14 +70,14 @@ class Bundles:
 
     def rows(self, texts: Sequence[str], answers: Sequence[AnswerColumns]) -> list[Row]:
         """Returns the cells of all bundles' columns for each narrative; a blank one gets no code."""
-        filled = [at for at, text in enumerate(texts) if text.strip()]
-        scores = self.scores([texts[at] for at in filled])
+        filled = [number for number, text in enumerate(texts) if text.strip()]
+        scores = self.scores([texts[number] for number in filled])
         rows: list[Row] = [()] * len(texts)
         for columns in answers:
             coder = self.coders[columns.prefix]
             codings = [coder.blank(columns.threshold)] * len(texts)
             coded = coder.from_scores(scores[columns.prefix], top_k=columns.top_k, threshold=columns.threshold)
-            for at, coding in zip(filled, coded, strict=True):
-                codings[at] = coding
+            for number, coding in zip(filled, coded, strict=True):
+                codings[number] = coding
             rows = [row + columns.row(coding) for row, coding in zip(rows, codings, strict=True)]
         return rows

@@ -133,11 +133,11 @@ class Coder:
 
     def code(self, texts: Sequence[str], *, top_k: int = 1, threshold: float | None = None) -> list[Coding]:
         """Codes narratives. A blank one gets no code."""
-        filled = [at for at, text in enumerate(texts) if text.strip()]
-        scores = self.scores([texts[at] for at in filled])
+        filled = [row for row, text in enumerate(texts) if text.strip()]
+        scores = self.scores([texts[row] for row in filled])
         codings = [self.blank(threshold)] * len(texts)
-        for at, coding in zip(filled, self.from_scores(scores, top_k=top_k, threshold=threshold), strict=True):
-            codings[at] = coding
+        for row, coding in zip(filled, self.from_scores(scores, top_k=top_k, threshold=threshold), strict=True):
+            codings[row] = coding
         return codings
 
     def blank(self, threshold: float | None) -> Coding:
@@ -163,7 +163,7 @@ class Coder:
         return codings
 
     def _with_set(self, coding: Coding, inside: Sequence[int]) -> Coding:
-        members = tuple(self.model.codes[at] for at in inside)
+        members = tuple(self.model.codes[place] for place in inside)
         return replace(coding, members=members, subtree=self.groups.shared(members) if self.groups else None)
 
     def with_sets(self, coverage: float) -> Coder:
@@ -179,7 +179,9 @@ class Coder:
                 "--coverage: the thresholds have no sets. Fit them with `autocoder adopt --data FILE --sets`."
             )
         if coverage not in fitted:
-            raise InputError(f"--coverage: no sets for {coverage:g}. Take {', '.join(f'{one:g}' for one in fitted)}.")
+            raise InputError(
+                f"--coverage: no sets for {coverage:g}. Take {', '.join(f'{accuracy:g}' for accuracy in fitted)}."
+            )
         return replace(self, sets=fitted[coverage])
 
     def threshold_for(self, accuracy: float) -> float:

@@ -153,11 +153,12 @@ class Estimates:
 
     @property
     def totals(self) -> tuple[Estimate, ...]:
-        return tuple(one for one in self.every if set(one.group) <= {TOTAL})
+        return tuple(estimate for estimate in self.every if set(estimate.group) <= {TOTAL})
 
     def as_dict(self) -> dict[str, Any]:
         counts = [
-            asdict(one) | {"group": dict(zip(self.by, one.group, strict=True)), "note": one.note} for one in self.every
+            asdict(estimate) | {"group": dict(zip(self.by, estimate.group, strict=True)), "note": estimate.note}
+            for estimate in self.every
         ]
         facts = {name: getattr(self, name) for name in ("people", "sampled", "missing")}
         return {**facts, "confidence": 0.95, "counts": counts}
@@ -170,12 +171,12 @@ class Estimates:
                 f"{self.missing:,} rows of the sample have no code: others stand for them, which is wrong if they "
                 "differ"
             )
-        if few := [one for one in self.totals if one.note]:
-            most = max(few, key=lambda one: one.machine)
+        if few := [total for total in self.totals if total.note]:
+            most = max(few, key=lambda total: total.machine)
             lines.append(
                 f"{len(few)} codes have fewer than {_FEW} rows in the sample, and no estimate "
-                f"({sum(one.machine for one in few):,} rows by the model; the largest is {most.code}): sample more, "
-                "or with --sensitive"
+                f"({sum(total.machine for total in few):,} rows by the model; the largest is {most.code}): sample "
+                "more, or with --sensitive"
             )
         return lines
 
@@ -211,7 +212,7 @@ def estimate(
     cells = Counter(zip(table.groups, model.tolist(), strict=True))
     of_rows = [table.groups[row] for row in table.rows]
     levels = [level for size in range(len(by) + 1) for level in combinations(range(len(by)), size)]
-    every = [one for level in levels for one in _of_level(drawn, cells, of_rows, level, names.tolist())]
+    every = [estimate for level in levels for estimate in _of_level(drawn, cells, of_rows, level, names.tolist())]
     return Estimates(tuple(by), table.titles, len(table.rows), len(table.missing), tuple(every), table.people)
 
 
@@ -230,7 +231,7 @@ def _of_level(
         machine[at_level(group)][code] += count
     levels = [at_level(group) for group in of_rows]
     for group in sorted(machine):
-        inside, rows = np.array([one == group for one in levels]), int(machine[group].sum())
+        inside, rows = np.array([name == group for name in levels]), int(machine[group].sum())
         for code, name in enumerate(names):
             count = int(machine[group][code])
             sampled = int((inside & ((sample.human == code) | (sample.model == code))).sum())
@@ -268,15 +269,15 @@ def write_table(estimates: Estimates, out: Path) -> None:
         ]
     )
     rows = []
-    for one in estimates.every:
-        counts = (None, None, None) if one.estimate is None else (*asdict(one.estimate).values(),)
+    for estimate in estimates.every:
+        counts = (None, None, None) if estimate.estimate is None else (*asdict(estimate.estimate).values(),)
         rows.append(
             (
-                *(*one.group, one.code, estimates.titles.get(one.code, "")),
-                *(one.rows, one.machine, one.sampled),
+                *(*estimate.group, estimate.code, estimates.titles.get(estimate.code, "")),
+                *(estimate.rows, estimate.machine, estimate.sampled),
                 *(None if count is None else round(count, 1) for count in counts),
-                *(None if count is None else round(count / one.rows, 6) for count in counts),
-                one.note or None,
+                *(None if count is None else round(count / estimate.rows, 6) for count in counts),
+                estimate.note or None,
             )
         )
     with replace_atomically(out) as fresh, open_writer(fresh, output_kind(out), schema) as write:
@@ -287,16 +288,16 @@ def plot(estimates: Estimates, path: Path, *, most: int = 20) -> None:
     """Draws the largest codes of the whole table: the model's counts, and the estimates with their intervals."""
     from matplotlib.figure import Figure
 
-    shown = sorted((one for one in estimates.totals if one.estimate), key=lambda one: -one.machine)[:most]
+    shown = sorted((total for total in estimates.totals if total.estimate), key=lambda total: -total.machine)[:most]
     figure = Figure(figsize=(9, 1.5 + 0.32 * len(shown)), layout="constrained")
     axes = figure.subplots()
     places = np.arange(len(shown))
-    bars = [(one.estimate.value, one.estimate.low, one.estimate.high) for one in shown if one.estimate]
+    bars = [(total.estimate.value, total.estimate.low, total.estimate.high) for total in shown if total.estimate]
     value, low, high = np.array(bars).T
     spread, label = [value - low, high - value], "estimate, 95 % interval"
     axes.errorbar(value, places, xerr=spread, fmt="o", color="#1d4ed8", label=label, capsize=3)
-    axes.plot([one.machine for one in shown], places, "x", color="#b45309", label="count of the model's codes")
-    labels = [f"{one.code}  {estimates.titles.get(one.code, '')[:40]}" for one in shown]
+    axes.plot([total.machine for total in shown], places, "x", color="#b45309", label="count of the model's codes")
+    labels = [f"{total.code}  {estimates.titles.get(total.code, '')[:40]}" for total in shown]
     axes.set(yticks=places, yticklabels=labels, xlabel="rows", xlim=(0, None))
     axes.invert_yaxis()
     axes.legend()

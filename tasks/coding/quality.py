@@ -168,14 +168,14 @@ def read_double_coded(
     given: dict[int, tuple[float, str]] = {}
     for number, row in enumerate(returned.text_rows(columns), start=1):
         place, weight, cell = map(_plain, row)
-        at, value = _number(place), _number(weight)
+        rank, value = _number(place), _number(weight)
         # a weight is one over a probability that is one over the rows at least
-        if at != int(at) or not 1 <= at <= len(codes) or not 1 <= value <= len(codes) or int(at) - 1 in given:
+        if rank != int(rank) or not 1 <= rank <= len(codes) or not 1 <= value <= len(codes) or int(rank) - 1 in given:
             raise InputError(
                 f"--sample: {sample}, row {number}: {ROW} or {WEIGHT} differs from the drawn sample, or the row is "
                 "there twice. Give the sample as it was taken, with its codes."
             )
-        given[int(at) - 1] = (value, cell)
+        given[int(rank) - 1] = (value, cell)
     read_codes, people = human_codes(
         [cell for _, cell in given.values()],
         set(listed or codes) - {""},

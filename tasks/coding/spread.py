@@ -122,9 +122,9 @@ class _Opened:
         if self._pieces is None or number < self._next:
             self.close()
             self._pieces = self.job.pieces()
-        for at, piece in self._pieces:
-            self._next = at + 1
-            if at == number:
+        for n, piece in self._pieces:
+            self._next = n + 1
+            if n == number:
                 return piece
         raise StorageError(f"{self.job.table.source.name} changed during coding. Run again.")
 

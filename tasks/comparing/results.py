@@ -35,12 +35,12 @@ def write(groups: Sequence[Group], summaries: Sequence[BranchSummary]) -> Path:
         "seeds": seeds,
         "terms": study.terms.model_dump(mode="json"),
         "code": {"commit": source.code_commit, "changed": source.code_dirty},
-        "branches": [one.model_dump(mode="json") for one in summaries],
+        "branches": [summary.model_dump(mode="json") for summary in summaries],
     }
     write_atomically(folder / "results.json", json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
     write_atomically(folder / "results.svg", plot(summaries).encode())
     shown = table(summaries)
-    unprotected = sorted({line for one in summaries for line in one.unprotected})
+    unprotected = sorted({line for summary in summaries for line in summary.unprotected})
     text = render("comparison.md", content=content, table=shown, unprotected=unprotected)
     write_atomically(folder / "results.md", text.encode())
     context.run.publish_markdown(key="comparison", markdown=text, description="Branches on the same records. Internal.")
@@ -52,15 +52,15 @@ def table(summaries: Sequence[BranchSummary]) -> Table:
     head = ["branch", "claim", "ε", "ε, one replaced", "δ", "weighted F1", "macro F1", "minus the first", "seconds"]
     rows = [
         [
-            one.title,
-            one.guarantee_kind,
-            *(_figure(value, ".3g") for value in (one.epsilon, one.epsilon_replaced)),
-            "–" if one.delta is None else delta_text(Decimal(str(one.delta))),
-            *(f"{one.mean[s]:.3f} ± {one.spread[s]:.3f} ± {one.record_errors[s]:.3f}" for s in SCORES),
-            _difference(one.difference["weighted_f1"]) if one.difference else "–",
-            _figure(one.seconds, ".1f"),
+            summary.title,
+            summary.guarantee_kind,
+            *(_figure(value, ".3g") for value in (summary.epsilon, summary.epsilon_replaced)),
+            "–" if summary.delta is None else delta_text(Decimal(str(summary.delta))),
+            *(f"{summary.mean[s]:.3f} ± {summary.spread[s]:.3f} ± {summary.record_errors[s]:.3f}" for s in SCORES),
+            _difference(summary.difference["weighted_f1"]) if summary.difference else "–",
+            _figure(summary.seconds, ".1f"),
         ]
-        for one in sorted(summaries, key=lambda one: (bool(one.difference), -one.mean["weighted_f1"]))
+        for summary in sorted(summaries, key=lambda summary: (bool(summary.difference), -summary.mean["weighted_f1"]))
     ]
     return head, rows
 
@@ -69,25 +69,25 @@ def _figure(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
 
 
-def _difference(one: Difference) -> str:
-    return f"{one.gap:+.3f}" + ("" if one.conclusive else " (within the error)")
+def _difference(difference: Difference) -> str:
+    return f"{difference.gap:+.3f}" + ("" if difference.conclusive else " (within the error)")
 
 
 def plot(summaries: Sequence[BranchSummary]) -> str:
     """Draws weighted F1 against epsilon, a line per branch; branches without a guarantee are horizontal lines."""
     figure, axes = figure_of("Weighted F1 against ε; bars: the larger of both errors", height=4.6)
     lines: dict[str, list[BranchSummary]] = {}
-    for one in sorted(summaries, key=lambda one: one.epsilon or 0.0):
-        lines.setdefault(one.branch, []).append(one)
+    for summary in sorted(summaries, key=lambda summary: summary.epsilon or 0.0):
+        lines.setdefault(summary.branch, []).append(summary)
     for number, points in enumerate(lines.values()):
         (colour, marker), first = _STYLES[points[0].guarantee_kind], points[0]
-        label, scores = f"{first.title} ({first.guarantee_kind})", [one.mean["weighted_f1"] for one in points]
+        label, scores = f"{first.title} ({first.guarantee_kind})", [point.mean["weighted_f1"] for point in points]
         if first.epsilon is None:
             axes.axhline(scores[0], color=colour, linestyle="--", label=label)
             continue
-        errors = [max(one.spread["weighted_f1"], one.record_errors["weighted_f1"]) for one in points]
+        errors = [max(point.spread["weighted_f1"], point.record_errors["weighted_f1"]) for point in points]
         style = {"color": colour, "marker": marker, "linestyle": ("-", ":", "-.", "--")[number % 4], "capsize": 3}
-        axes.errorbar([one.epsilon for one in points], scores, yerr=errors, label=label, **style)
+        axes.errorbar([point.epsilon for point in points], scores, yerr=errors, label=label, **style)
     axes.set_xlabel("ε (kinds of claim are not comparable)")
     axes.set_ylabel("weighted F1, test records")
     axes.set_xlim(left=0)

@@ -50,7 +50,7 @@ def refuse_early(context: Context, parameters: RetrainParameters, terms: Terms, 
     if terms.target_epsilon is None and (aiming := [branch.name for branch in chosen if branch.aims]):
         raise InputError(f"--epsilon is missing: {', '.join(aiming)} need a target. Give --epsilon NUMBER")
     mechanisms = [branch.mechanism for branch in chosen]
-    reweighted = any(isinstance(one, SwagPpm) and one.round == "reweighted" for one in mechanisms)
+    reweighted = any(isinstance(mechanism, SwagPpm) and mechanism.round == "reweighted" for mechanism in mechanisms)
     if reweighted and not parameters.pseudo_posterior.reweight:
         raise InputError("--branches: swag-ppm-reweighted needs pseudo_posterior.reweight=true. Set it")
     passes = {branch.name: branch.epochs_for(parameters, terms) for branch in _single(chosen)}
@@ -97,16 +97,16 @@ def run(
     groups = []
     for each, branches in studies:
         if run_on_workers is not None:
-            run_on_workers([each.at(branch, seed) for branch in branches for seed in numbers])
+            run_on_workers([each.experiment(branch, seed) for branch in branches for seed in numbers])
         for branch in branches:
-            experiments = [each.at(branch, seed) for seed in numbers]
+            experiments = [each.experiment(branch, seed) for seed in numbers]
             outcomes, seconds = stages.timed(partial(_run_all, experiments))
             groups.append(Group(each, outcomes, seconds))
     return groups
 
 
 def _run_all(experiments: Sequence[Experiment]) -> tuple[Outcome, ...]:
-    return tuple(one.run() for one in experiments)
+    return tuple(experiment.run() for experiment in experiments)
 
 
 def write_plans(groups: Sequence[Group], *, prefect_run_id: str | None) -> dict[str, str]:

@@ -43,8 +43,8 @@ class _Settings(BaseModel, frozen=True, extra="forbid"):
 def finish(experiments: Sequence[Experiment]) -> None:
     """Runs these experiments of one study on workers, until all their stages are finished."""
     study = experiments[0].study
-    settings = run_step(study.context, _settings_step(study, [one.branch for one in experiments]))
-    fits = [Fit(branch=one.branch.name, seed=one.seed) for one in experiments]
+    settings = run_step(study.context, _settings_step(study, [experiment.branch for experiment in experiments]))
+    fits = [Fit(branch=experiment.branch.name, seed=experiment.seed) for experiment in experiments]
     inputs = {**study.records, "settings": settings}
     run_parts(study.context, compute, fits, inputs, part_step, report=progress.reporter("branches"))
 
@@ -111,6 +111,6 @@ def _run(work: Work, *, fit: Fit) -> Mapping[str, Any]:
         context.store.figures(work.refs["dataset"]),
         do,
     )
-    study.at(settings.branches[fit.branch], fit.seed).run()
+    study.experiment(settings.branches[fit.branch], fit.seed).run()
     (work.out / _STAGES).write_text(json.dumps(digests, sort_keys=True))
     return {"stages": len(digests)}

@@ -95,7 +95,7 @@ Resampled = Mapping[str, np.ndarray]
 
 def _resampled(context: Context, outcomes: Sequence[Outcome]) -> Resampled:
     each = [resampled_of(context, outcome.measured) for outcome in outcomes]
-    return {name: np.mean([one[name] for one in each], axis=0) for name in SCORES}
+    return {name: np.mean([scores[name] for scores in each], axis=0) for name in SCORES}
 
 
 def _summary(group: Group, resampled: Resampled, reference: tuple[Group, Resampled]) -> BranchSummary:

@@ -103,8 +103,8 @@ def encoding_of(model: ModelConfig, texts: ArtifactRef | None) -> Step:
     def body(work: Work) -> Mapping[str, Any]:
         number = load_table(work.inputs["dataset"], _ALL).num_rows
         work.sized(number)
-        for at, part in enumerate(_parts(work, model, str(config["encoder_digest"]), _ALL, work.progress)):
-            checkpoint.save(work.out / f"{at:06d}.safetensors", part, {})
+        for n, part in enumerate(_parts(work, model, str(config["encoder_digest"]), _ALL, work.progress)):
+            checkpoint.save(work.out / f"{n:06d}.safetensors", part, {})
         return {"texts": number}
 
     return Step(
@@ -150,7 +150,7 @@ def _prepare(work: Work, *, model: ModelConfig, encoder_digest: str) -> Mapping[
             replace(tokens, words=words, states=states).save(file)
         else:
             if "encoding" in work.inputs:
-                place = {text: at for at, text in enumerate(_distinct(work.inputs["texts"], _ALL)[0])}
+                place = {text: n for n, text in enumerate(_distinct(work.inputs["texts"], _ALL)[0])}
                 places = torch.tensor([place[text] for text in texts], dtype=torch.int64)
                 parts = [checkpoint.load(part)[0] for part in sorted(work.inputs["encoding"].glob("*.safetensors"))]
             else:

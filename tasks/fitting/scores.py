@@ -69,7 +69,7 @@ def _figures(
         **{f"top_{k}": metrics.top_k_accuracy(labels, probabilities, k=k) for k in (3, 5) if k < classes},
         **{f"top_quartile_{name}": value for name, value in asdict(top).items()},
         **{f"bottom_quartile_{name}": value for name, value in asdict(bottom).items()},
-        **{f"support_{b}_{name}": value for b, one in support.items() for name, value in asdict(one).items()},
+        **{f"support_{b}_{name}": value for b, counts in support.items() for name, value in asdict(counts).items()},
         **{f"coverage_{threshold}": share for threshold, (share, _) in coverage.items()},
         **{f"accuracy_at_{threshold}": accuracy for threshold, (_, accuracy) in coverage.items()},
     }

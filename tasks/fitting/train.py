@@ -70,7 +70,7 @@ def collect_swag(this: Round, *, tuned: ArtifactRef | None) -> Step:
 
 def _config(this: Round, phase: OptimiserPhase) -> dict[str, Any]:
     settings = {"model": this.model, "phase": phase}
-    return {name: one.model_dump(mode="json") for name, one in settings.items()} | {"seed": this.fit.seed}
+    return {name: setting.model_dump(mode="json") for name, setting in settings.items()} | {"seed": this.fit.seed}
 
 
 def _figures(losses: list[float], trained: Classifier) -> dict[str, Any]:

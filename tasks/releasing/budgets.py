@@ -93,15 +93,19 @@ class ExpectedCharge:
             state = replace(account, cohort="", population=account.population or self.population)
             states.setdefault(state, []).append(account.cohort)
         lines = []
-        for one, cohorts in states.items():
+        for balance, cohorts in states.items():
             named = ", ".join(cohorts[:6]) + (f" and {len(cohorts) - 6} more" if len(cohorts) > 6 else "")
-            if one.cap is None:
-                lines.append(f"{one.population}/{named}: policy {self.policy} grants nothing of this kind")
+            if balance.cap is None:
+                lines.append(f"{balance.population}/{named}: policy {self.policy} grants nothing of this kind")
                 continue
-            delta = "" if one.delta_left is None else f", and δ {delta_text(one.delta_left, rounding=ROUND_FLOOR)}"
-            lines.append(f"{one.population}/{named}: ε {left_text(one.left)} of {short(one.cap)} left{delta}")
-            if one.releases:
-                lines.append(f"  after this one, {describe_successors(one.releases - 1)}")
+            delta = (
+                "" if balance.delta_left is None else f", and δ {delta_text(balance.delta_left, rounding=ROUND_FLOOR)}"
+            )
+            lines.append(
+                f"{balance.population}/{named}: ε {left_text(balance.left)} of {short(balance.cap)} left{delta}"
+            )
+            if balance.releases:
+                lines.append(f"  after this one, {describe_successors(balance.releases - 1)}")
         if self.other_unit is not None:
             lines.append(f"{self.population}: earlier releases protect a {self.other_unit}; these can't be added")
         return lines
@@ -158,16 +162,18 @@ class ExpectedCharge:
                 kind, population, sorted(cohorts), unit, fingerprint=fingerprint, records=records
             )
         accounts = []
-        for one in projected:
-            cap = policy.cap(one.population, one.cohort, kind) if kind in ("formal", "asymptotic-local") else None
-            left = None if cap is None or cap.delta is None or one.exact else cap.delta - one.delta
+        for account in projected:
+            cap = (
+                policy.cap(account.population, account.cohort, kind) if kind in ("formal", "asymptotic-local") else None
+            )
+            left = None if cap is None or cap.delta is None or account.exact else cap.delta - account.delta
             size = None if epsilon is None else amounts.epsilon(epsilon)
             stated = amounts.delta(delta) if delta else None
-            releases = None if size is None else budget.forecast(one, cap, size, stated)
+            releases = None if size is None else budget.forecast(account, cap, size, stated)
             most = None if cap is None else cap.epsilon
-            whose = None if (one.population, one.cohort) in own else one.population
+            whose = None if (account.population, account.cohort) in own else account.population
             left = left if kind == "formal" else None
-            accounts.append(AccountBalance(one.cohort, one.epsilon, most, releases, left, whose))
+            accounts.append(AccountBalance(account.cohort, account.epsilon, most, releases, left, whose))
         warning = describe_large_delta(train, delta)
         return ExpectedCharge(
             population, kind, epsilon, delta, policy.name, tuple(accounts), names, by_name, other_unit, warning

@@ -104,7 +104,7 @@ def public_inputs(model: ModelConfig) -> tuple[str, ...]:
 def _prior_settings(model: ModelConfig) -> str:
     """Names the hyperparameters of a prior of titles: words that suit the records may have been chosen by them."""
     sentences = [model.prior_sentence] if model.prior_sentence else []
-    quoted = " or ".join(f"`{one}`" for one in sentences)
+    quoted = " or ".join(f"`{sentence}`" for sentence in sentences)
     words = f"the sentence that titles are read in ({quoted}) and their scale" if quoted else "the scale of the titles"
     return f"{words} ({model.prior_scale:g}): hyperparameters that someone chose by looking at these records"
 

@@ -40,7 +40,7 @@ def pinned_key(given: Path | None) -> Path | None:
 def require_agencys(ledger: Ledger, pinned: Path) -> None:
     """Refuses a ledger whose releases another key than the agency's signed: its budget would be anyone's word."""
     root = Trust(pinned).load()
-    keys = root.sealing_keys("") + [key for one in root.earlier for key in root.sealing_keys(one.release_id)]
+    keys = root.sealing_keys("") + [key for earlier in root.earlier for key in root.sealing_keys(earlier.release_id)]
     # guard: test_a_ledger_of_the_operators_own
     if {row.signer for row in ledger.rows() if row.signer is not None} - {encoded_key(key) for key in keys}:
         raise StorageError(

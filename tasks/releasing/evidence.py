@@ -144,7 +144,7 @@ def _overlapping(ledger: Ledger, fingerprint: str) -> set[str]:
     overlapping = {
         name
         for name, marks in samples.items()
-        if any(same_records(one, other, share=0.5) for one in target for other in marks)
+        if any(same_records(first, other, share=0.5) for first in target for other in marks)
     }
     # guard: test_records_that_are_the_same_under_another_fingerprint
     return overlapping | {fingerprint}
@@ -173,8 +173,8 @@ def measurement_of(
         minimum: the least share of the claim that perfect guesses must have been able to show; by default the policy's.
     """
     minimum = ledger.policy().audit_reach if minimum is None else minimum
-    made = event.model_dump(mode="json")
-    subjects = {method_identity(one, made) for one in _overlapping(ledger, fingerprint)}
+    stated = event.model_dump(mode="json")
+    subjects = {method_identity(row, stated) for row in _overlapping(ledger, fingerprint)}
     candidate_rows = audits_of(ledger, fitted)
     others = [row for row in _audits(ledger) if method_identity(row.data_fingerprint, row.event) in subjects]
     evidence = {row.sequence: Evidence.of(row.details) for row in [*others, *candidate_rows]}
@@ -190,7 +190,7 @@ def measurement_of(
     if refuting:
         number = max(refuting, key=lambda n: evidence[n].epsilon_lower_bound)
     else:
-        best = {n: (has_reruns(one), one.reach, one.epsilon_lower_bound) for n, one in evidence.items()}
+        best = {n: (has_reruns(row), row.reach, row.epsilon_lower_bound) for n, row in evidence.items()}
         number = max((row.sequence for row in candidate_rows), key=best.__getitem__)
     strongest, claimed = evidence[number], of_one_record(claim)
     return Measurement(

@@ -79,16 +79,16 @@ def _lacks_audit(plan: CheckedPlan, measurement: Measurement | None) -> str | No
     """Says that the candidate has no audit that could have contradicted the claim; None where it has one."""
     policy, claim = plan.policy, plan.plan.claim
     rows = [Evidence.of(row.details) for row in audits_of(plan.ledger, plan.planned.candidate.fitted.sha256)]
-    usual = [one for one in rows if one.confidence <= USUAL_CONFIDENCE]
-    reran = [one for one in rows if has_reruns(one)]
-    if any(one.verdict(claim, minimum=policy.audit_reach) != INCONCLUSIVE for one in reran):
+    usual = [bound for bound in rows if bound.confidence <= USUAL_CONFIDENCE]
+    reran = [bound for bound in rows if has_reruns(bound)]
+    if any(bound.verdict(claim, minimum=policy.audit_reach) != INCONCLUSIVE for bound in reran):
         return None
     if not usual:
         why = f"was not audited at a confidence of {USUAL_CONFIDENCE:g} or less"
     elif not reran:
         why = "was audited without repeating its mechanism (--trials 0)"
     else:
-        most = max(one.reach for one in reran)
+        most = max(bound.reach for bound in reran)
         why = f"was audited without result: {describe_reach(most, of_one_record(claim))}"
     accepted = measurement is not None and bool(reran)
     return (
@@ -148,15 +148,15 @@ def _overridden(plan: CheckedPlan, measurement: Measurement) -> str | None:
             continue
         for decision in from_row(row.details):
             with suppress(InputError):
-                return _signer(plan, measurement, decision, at=datetime.fromisoformat(row.recorded_at))
+                return _signer(plan, measurement, decision, moment=datetime.fromisoformat(row.recorded_at))
     return None
 
 
-def _signer(plan: CheckedPlan, measurement: Measurement, decision: Decision, *, at: datetime | None = None) -> str:
+def _signer(plan: CheckedPlan, measurement: Measurement, decision: Decision, *, moment: datetime | None = None) -> str:
     if decision.decision != "approve" or not decision.reason.strip():
         raise InputError("override: the reason is missing. Give --reason")
     matter = replace(plan.matter, subject="override", terms=override_terms(plan, measurement))
-    return signer(decision, plan.policy.approvals, matter, at=at)
+    return signer(decision, plan.policy.approvals, matter, moment=moment)
 
 
 def _record(checked: CheckedPlan, *, label: str, key: str, details: dict[str, Any]) -> Row:

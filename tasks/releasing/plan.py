@@ -234,8 +234,13 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
 
     def check(self, context: Context) -> None:
         """Refuses a plan other than its artifacts give, such as one edited manually."""
-        made, store = self.candidate, context.store
-        for ref in (made.fitted, made.dataset, made.prepared, *(() if made.measured is None else (made.measured,))):
+        candidate, store = self.candidate, context.store
+        for ref in (
+            candidate.fitted,
+            candidate.dataset,
+            candidate.prepared,
+            *(() if candidate.measured is None else (candidate.measured,)),
+        ):
             # guard: test_a_plan_carried_into_another_workspace
             if not ref.path.resolve().is_relative_to(store.private):
                 if store.shared is None:

@@ -102,8 +102,8 @@ class PlanPage:
         if self.released is not None and self.revoked:
             return f"release {self.released.release_id}: {self.revoked}"
         if self.released is not None:
-            at = f"{self.released.release_id}, {self.released.state} {self.released.recorded_at[:10]}"
-            return f"released already ({at}); nothing has to be decided"
+            subject = f"{self.released.release_id}, {self.released.state} {self.released.recorded_at[:10]}"
+            return f"released already ({subject}); nothing has to be decided"
         verdicts = [answer.verdict for answer in self.answers]
         against, open_ = verdicts.count("warning"), verdicts.count("investigate")
         if against:
@@ -144,7 +144,7 @@ def page_of(plan: CheckedPlan, status: ApprovalStatus, *, file: str, context: Pl
         _siblings(planned, ledger, records),
         _decision(status, file),
     ]
-    assumed = tuple(one for one in statements if one["status"] == "assumed")
+    assumed = tuple(statement for statement in statements if statement["status"] == "assumed")
     revoked = "" if plan.released is None else revocation_text(ledger, str(plan.released.release_id))
     return PlanPage(planned, status, file, tuple(answers), assumed, plan.released, revoked)
 
@@ -232,7 +232,7 @@ def _cost(checked: CheckedPlan, records: RecordSet | None) -> Answer:
     except BudgetRefused as refused:
         return Answer("cost", "warning", figures | {"refusal": str(refused), "fits": 0})
     figures["accounts"] = len(charges)
-    tightest = min(charges, key=lambda one: one.left)
+    tightest = min(charges, key=lambda line: line.left)
     figures["left"], figures["cap"] = down(tightest.left), up(tightest.epsilon_cap)
     figures["budget"] = _releases(tightest)
     lines = [BudgetLine(after, checked.policy.cap(after.population, after.cohort, after.guarantee_kind))
@@ -266,15 +266,15 @@ def _charges(charges: Sequence[Charge], plan: ReleasePlan) -> Table:
     with_delta = any(charge.after.delta_cap is not None for charge in charges)
     head += ["δ after", "δ cap"] if with_delta else []
     rows, cost = [], Cost.of(plan_content(plan))
-    for one in charges:
-        after = one.after
+    for due in charges:
+        after = due.after
         before = after.spent.plus(cost.loss(str(after.neighbouring_relation)), -1)
-        held = total(before, rule=after.rule or "basic", delta=after.delta_cap)
-        name = one.account + ("" if one.own else " (shares records)")
+        spent = total(before, rule=after.rule or "basic", delta=after.delta_cap)
+        name = due.account + ("" if due.own else " (shares records)")
         row = [
             name,
-            *map(up, (held, after.epsilon - held, after.epsilon, one.epsilon_cap)),
-            down(one.left),
+            *map(up, (spent, after.epsilon - spent, after.epsilon, due.epsilon_cap)),
+            down(due.left),
         ]
         if with_delta:
             row += [f"{float(after.delta):.3g}", "–" if after.delta_cap is None else f"{float(after.delta_cap):.3g}"]

@@ -54,27 +54,29 @@ class Selection(BaseModel, frozen=True, extra="forbid"):
         return "; ".join(["the same records were used again since" + fits * (self.fits != earlier.fits), *also])
 
     @staticmethod
-    def of(ledger: Ledger, context: Context, made: Candidate, *, fingerprint: str, weighted: bool) -> Selection:
+    def of(ledger: Ledger, context: Context, planned: Candidate, *, fingerprint: str, weighted: bool) -> Selection:
         """Returns how a candidate was chosen, by the ledger's rows on its records.
 
         Args:
             fingerprint: of the records.
             weighted: the candidate is a posterior with risk weights.
         """
-        for ref in (made.dataset, made.fitted):
+        for ref in (planned.dataset, planned.fitted):
             context.store.open(ref)
-        sample = sample_of(context, made.dataset)
+        sample = sample_of(context, planned.dataset)
         same: list[Row] = []
         for row in ledger.evaluations():
             # guard: test_the_scores_of_another_sample_of_the_same_records
             if row.data_fingerprint == fingerprint or same_records(row.details.get(SAMPLE), sample):
                 same.append(row)
-        candidate = {made.fitted.sha256} | ({made.measured.sha256} if made.measured is not None else set())
+        candidate = {planned.fitted.sha256} | ({planned.measured.sha256} if planned.measured is not None else set())
         branches = {_branch(row) for row in same if candidate & set(row.artifact_digests.values())}
-        settings = context.store.recipe(made.fitted)["config"].get("mechanism", {})
+        settings = context.store.recipe(planned.fitted)["config"].get("mechanism", {})
         return Selection(
-            fits=len({made.fitted.sha256, *(_fit(row) for row in same if row.event is not None)}),
-            searched=weighted and made.measured is not None and any(isinstance(row.subject, SearchFit) for row in same),
+            fits=len({planned.fitted.sha256, *(_fit(row) for row in same if row.event is not None)}),
+            searched=weighted
+            and planned.measured is not None
+            and any(isinstance(row.subject, SearchFit) for row in same),
             tuned=tuple(
                 name
                 for name, body in branch_bodies().items()

@@ -265,9 +265,9 @@ def make_certificates(folder: Path) -> None:
 
     if (folder / KEY).exists():
         raise InputError(f"{folder}: it has a key already. Name another folder.")
-    made = Security.temporary().get_tls_config_for_role("client")
+    certificates = Security.temporary().get_tls_config_for_role("client")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for name, content in ((CERTIFICATE, made["ca_file"]), (KEY, made["key"])):
+    for name, content in ((CERTIFICATE, certificates["ca_file"]), (KEY, certificates["key"])):
         file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(file, "w") as stream:
             stream.write(str(content))

@@ -107,7 +107,7 @@ def test_one_run_bounds_are_those_of_jax_privacy(
 
 def test_delta_only_weakens() -> None:
     """The p-value grows with delta, hence the bound falls; at delta 0 it is the logit of the interval's end."""
-    guesses = Guesses(correct=95, made=100, coins=1000)
+    guesses = Guesses(correct=95, guessed=100, coins=1000)
     bounds = [audit.one_run_bound(guesses, delta=delta) for delta in (0.0, 1e-6, 1e-4, 1e-2)]
     assert bounds == sorted(bounds, reverse=True)
     assert bounds[0] > 2.0 > bounds[-1]

@@ -64,8 +64,8 @@ def test_a_leak_is_found_in_every_family_with_coins_enough() -> None:
     found = bounds(5.0, seed=1)
     assert tuple(found) == FAMILIES
     for name in FAMILIES:
-        assert found[name].guesses.correct > 0.9 * found[name].guesses.made > 10, name
-        assert found[name].guesses.made <= found[name].guesses.coins
+        assert found[name].guesses.correct > 0.9 * found[name].guesses.guessed > 10, name
+        assert found[name].guesses.guessed <= found[name].guesses.coins
     # 200 records in 6 trials: at most log(1200 / -log(0.05 / 2)) can be shown by guesses that are all right
     assert 3.0 < found["in-distribution"].refutes < math.log(1200 / -math.log(0.05 / 2)) + 0.01
 

@@ -64,9 +64,9 @@ def test_a_rerun_is_the_mechanisms_own_fit(tiny_roberta: Path, tmp_path: Path, m
     dataset = context.store.open(study.dataset)
     classifier = build(context, chosen.model, dataset, seed=seed)
     run = Run(label_count(dataset), derive_seed(seed, "audit", "trial", 1) >> 10, lambda: classifier, resampled=True)
-    mechanism, _ = study.at(standard_branches()["swag-ppm"]).mechanism.audited_as(3, batched=False)
+    mechanism, _ = study.experiment(standard_branches()["swag-ppm"]).mechanism.audited_as(3, batched=False)
     own = done.included[1]
-    plan: Plan = mechanism.plan(study.at(standard_branches()["swag-ppm"]).task)
+    plan: Plan = mechanism.plan(study.experiment(standard_branches()["swag-ppm"]).task)
     fitted = plan.fit(Records(pool.inputs.take(own), pool.labels[own]), run)
     said = fitted.model.log_probabilities(pool.inputs)
     torch.testing.assert_close(done.ell[1], said.gather(1, pool.labels[:, None])[:, 0].float(), rtol=1e-4, atol=1e-5)

@@ -145,7 +145,7 @@ def keys(study: Study, names: tuple[str, ...]) -> dict[str, str]:
     """The key of the plan and of the fit of each branch."""
     steps: dict[str, Step] = {}
     for name in names:
-        experiment = study.at(study.terms.all_branches[name], 0)
+        experiment = study.experiment(study.terms.all_branches[name], 0)
         steps[f"plan {name}"] = experiment.plan()
         steps[f"fit {name}"] = experiment.fit(planned=study.dataset)
     return {name: step.key(study.context.store) for name, step in steps.items()}
