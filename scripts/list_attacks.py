@@ -3,8 +3,8 @@
 
     python scripts/list_attacks.py
 
-Each module of tests/attacks, and the fuzzing, has a constant `DECLARES`: rows of promise, attacks tried, what is not
-promised. Nothing is imported: a page can be written without the tests' libraries.
+Each module of tests/attacks, and the fuzzing, has a text `DECLARES`: rows with an empty line between them, of promise,
+attacks tried, what is not promised; a cell begins with `|`. Nothing is imported: no page needs the tests' libraries.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def declared() -> Iterator[tuple[str, str, str, str]]:
     """Yields each declared row: promise, attacks, place and what is not promised.
 
     Raises:
-        ValueError: a module declares nothing, or something else than rows of three texts.
+        ValueError: a module declares nothing, or rows of another number of cells than three.
     """
     for file in [*sorted((_TESTS / "attacks").glob("test_*.py")), _TESTS / "fuzz" / "test_fuzz.py"]:
         if file.name in _NO_ATTACK:
@@ -33,11 +33,10 @@ def declared() -> Iterator[tuple[str, str, str, str]]:
             if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["DECLARES"]
         ]
         if len(assigned) != 1 or not assigned[0]:
-            raise ValueError(f"{file.name} declares no promise. Add DECLARES = ((promise, attacks, not promised),)")
+            raise ValueError(f"{file.name} declares no promise. Add DECLARES = promise\\n| attacks\\n| not promised")
         place = f"`{file.stem}`" if file.parent.name == "attacks" else "`tests/fuzz`"
-        for promise, attacks, beyond in assigned[0]:
-            if "|" in promise + attacks + beyond or "\n" in promise + attacks + beyond:
-                raise ValueError(f"{file.name}: a text has a bar or a line end. Leave it out")
+        for row in assigned[0].strip().split("\n\n"):
+            promise, attacks, beyond = (" ".join(cell.split()) for cell in row.split("|"))
             yield promise, attacks, place, beyond or "–"
 
 

@@ -1,7 +1,5 @@
 """What tests share."""
 
-from __future__ import annotations
-
 import gc
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a person imports by the package's name."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 import subprocess

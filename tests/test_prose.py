@@ -1,7 +1,5 @@
 """The prose linter counts what people read, and refuses what it says it refuses."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The documentation as a site: whole, searchable, and readable from a disk without a network."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Would win: a file of a bundle, outside of the drawn weights, that is another one where a single record is missing."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable
 from pathlib import Path
@@ -22,16 +20,12 @@ from tasks.releasing import publish
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context, run_step
 
-DECLARES = (
-    (
-        "a bundle tells of one record only what its ε pays for",
-        "every byte of the bundles of two releases, made with and without one record of the training half, and of the "
-        "test half: with the same draw all files are the same, with their own draws all but weights and what follows "
-        "from them",
-        "what is listed as unprotected, n among it; a sampling that couples records; the draw itself, which ε bounds",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+a bundle tells of one record only what its ε pays for
+| every byte of the bundles of two releases, made with and without one record of the training half, and of the test
+half: with the same draw all files are the same, with their own draws all but weights and what follows from them
+| what is listed as unprotected, n among it; a sampling that couples records; the draw itself, which ε bounds
+"""
 
 PAID = {"2_Dense/model.safetensors", "golden.jsonl", "thresholds.json", "bom.cdx.json", "README.md"}
 """Weights, and what is computed only from them: answers, thresholds, which the card repeats, and digests."""

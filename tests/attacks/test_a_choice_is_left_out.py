@@ -1,7 +1,5 @@
 """Would win: a statement that is silent on how its fit was chosen: among seeds, samples, branches, settings."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -21,16 +19,12 @@ from tasks.releasing import ledger_access, ledger_records, plan_page, publish
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context, run_step
 
-DECLARES = (
-    (
-        "how a fit was chosen is in its statement",
-        "lines left out, another number; ten seeds, another sample, another population, another "
-        "registry's key; a comparison, a search, tuned settings under another name; fits "
-        "looked at after the approval",
-        "another ledger; audits and a release under way count nothing",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+how a fit was chosen is in its statement
+| lines left out, another number; ten seeds, another sample, another population, another registry's key; a comparison,
+a search, tuned settings under another name; fits looked at after the approval
+| another ledger; audits and a release under way count nothing
+"""
 
 Made = tuple[Context, PlannedRelease]
 Chosen = tuple[Context, RetrainParameters]
@@ -97,8 +91,7 @@ def test_the_number_left_out_or_another(made: Made) -> None:
 
 def test_ten_seeds_and_the_best_of_them(made: Made) -> None:
     """Retrained at ten seeds, ten scores seen, the first plan released: it says one fit, the ledger knows ten more.
-    Planned again it says eleven; the same row twice is one fit.
-    """
+    Planned again it says eleven; the same row twice is one fit."""
     context, planned = made
     first = replanned(context, planned)
     before = fits(first)
@@ -133,10 +126,8 @@ def test_the_page_says_that_it_is_outdated(made: Made, tmp_path: Path, monkeypat
 
 
 def test_an_outdated_plan_is_refused_at_once_and_renewed(made: Made) -> None:
-    """Before a server starts, in words and with the command; the renewed one states the facts.
-
-    A plan that is current stays as it is, with its approvals.
-    """
+    """Before a server starts, in words and with the command; the renewed one states the facts. A plan that is current
+    stays as it is, with its approvals."""
     context, planned = made
     first = replanned(context, planned)
     publish.require_current(context, first, BundleParameters())

@@ -1,7 +1,5 @@
 """Would win: a code list that opens files and addresses, or a parser's error that shows it."""
 
-from __future__ import annotations
-
 import http.server
 import threading
 from collections.abc import Iterator
@@ -12,14 +10,11 @@ import pytest
 from storage.errors import InputError
 from storage.skos import import_codes
 
-DECLARES = (
-    (
-        "a classification is read from its own file alone",
-        "entities of XML that unfold, or name a file or an address, in UTF-16 too; nesting of 100,000 in Turtle",
-        "titles that are wrong but well-formed; the memory of a file that its publisher made to be large",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+a classification is read from its own file alone
+| entities of XML that unfold, or name a file or an address, in UTF-16 too; nesting of 100,000 in Turtle
+| titles that are wrong but well-formed; the memory of a file that its publisher made to be large
+"""
 
 SKOS = "http://www.w3.org/2004/02/skos/core#"
 

@@ -1,7 +1,5 @@
 """Would win: codes from a service by a key that was taken out, or from a revoked release."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,15 +19,12 @@ from storage.bundle.trust import RevokedRelease, Root, with_next_root, write_roo
 from storage.ledger.heads import load_private_key, new_keys
 from tasks.coding.coder import open_bundle
 
-DECLARES = (
-    (
-        "who is shut out is out; what is revoked codes no more",
-        "a key taken out, new, broken for a moment; a revocation, an"
-        " older, foreign, broken or missing list while it runs; a list that is not renewed",
-        "up to ten seconds; what was coded before",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+who is shut out is out; what is revoked codes no more
+| a key taken out, new, broken for a moment; a revocation, an older, foreign, broken or missing list while it runs; a
+list that is not renewed
+| up to ten seconds; what was coded before
+"""
 
 A, B = "a" * 20, "b" * 20
 CODE = {"narratives": "Employee fell."}

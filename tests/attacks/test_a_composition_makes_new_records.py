@@ -1,7 +1,5 @@
 """Would win: a fresh budget for the same records, by composing or spelling their cells otherwise."""
 
-from __future__ import annotations
-
 import csv
 from functools import partial
 from pathlib import Path
@@ -19,17 +17,13 @@ from tasks.parameters import DataParameters
 from tasks.releasing.ledger_records import save_record_set
 from tasks.running.stage import Context, run_step
 
-DECLARES = (
-    (
-        "a composition or spelling makes no new records",
-        "templates, constant and further columns, another order, ids with and without; 18 spellings: "
-        "invisible letters, small capitals, wide, bold and circled letters, accents; a table's columns in"
-        " another order, with a constant one",
-        "look-alike letters of another script and other edits of texts without ids; a text shorter than "
-        "24 letters next to a synthetic longer one; a table with a column that says anything new",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+a composition or spelling makes no new records
+| templates, constant and further columns, another order, ids with and without; 18 spellings: invisible letters, small
+capitals, wide, bold and circled letters, accents; a table's columns in another order, with a constant one
+| look-alike letters of another script and other edits of texts without ids; a text shorter than 24 letters next to a
+synthetic longer one; a table with a column that says anything new
+"""
 
 TEXT = "Employee no. {} fell from a ladder at the north dock and broke a wrist"
 COLUMNS = ("Case", "Narrative", "Job", "Site", "Code")

@@ -1,7 +1,5 @@
 """Would win: a signature for what the officer did not see: a false ε, a synthetic ledger, a file that never ends."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -23,15 +21,12 @@ from tasks.releasing.claims import key_of
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.selection import Selection
 
-DECLARES = (
-    (
-        "an officer's desk believes its own copy of the agency's key",
-        "a plan with a smaller ε, another key, method or selection; a ledger whose releases another key signed; "
-        "another key given later; pipes and devices as key, plan, policy or roots",
-        "a ledger without any release, which no key signed yet",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+an officer's desk believes its own copy of the agency's key
+| a plan with a smaller ε, another key, method or selection; a ledger whose releases another key signed; another key
+given later; pipes and devices as key, plan, policy or roots
+| a ledger without any release, which no key signed yet
+"""
 
 
 def planned() -> PlannedRelease:

@@ -1,7 +1,5 @@
 """Would win: the one code that is not known, by trying candidates against a digest that follows from the records."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json
@@ -31,15 +29,12 @@ from tasks.releasing.plan_page import PlanContext
 from tasks.running.parts import Part, PartRequest
 from tasks.running.stage import Context, Step, run_step
 
-DECLARES = (
-    (
-        "no digest that leaves tells a record",
-        "each of 46 candidates for the one unknown code, tried against everything that is printed, in a "
-        "bundle or in Prefect's database",
-        "anyone who has the registry's key",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+no digest that leaves tells a record
+| each of 46 candidates for the one unknown code, tried against everything that is printed, in a bundle or in
+Prefect's database
+| anyone who has the registry's key
+"""
 
 _DIGEST = re.compile(r"(?=[0-9]*[a-f])[0-9a-f]{12,}")
 

@@ -1,7 +1,5 @@
 """Would win: the reviewer's browser, table program or patience, by a file or a code list that the page opens."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -17,25 +15,20 @@ from tasks.coding.coder import Coder
 pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 pytestmark = [pytest.mark.servers, pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")]
 
-DECLARES = (
-    (
-        "a file under review stays text in the browser",
-        "markup and scripts in narratives, codes, column names, contradictions, coders' names, and in the bundle's "
-        "titles and its classification; a script that is put into the page all the same",
-        "a browser with a fault of its own, or with extensions that read its pages",
-    ),
-    (
-        "a file under review is refused or opened in bounded room",
-        "a million columns, rows, cells without an end of a quote, quotes; a million cells that are allowed",
-        "how long the reviewer's machine takes for the 5,000 rows of 200 columns that are allowed",
-    ),
-    (
-        "a saved review is no formula",
-        "formulas in cells, in column names, in decisions of another coder's file and in the coder's name",
-        "the JSON for Label Studio, which has the texts as they are",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+a file under review stays text in the browser
+| markup and scripts in narratives, codes, column names, contradictions, coders' names, and in the bundle's titles and
+its classification; a script that is put into the page all the same
+| a browser with a fault of its own, or with extensions that read its pages
+
+a file under review is refused or opened in bounded room
+| a million columns, rows, cells without an end of a quote, quotes; a million cells that are allowed
+| how long the reviewer's machine takes for the 5,000 rows of 200 columns that are allowed
+
+a saved review is no formula
+| formulas in cells, in column names, in decisions of another coder's file and in the coder's name
+| the JSON for Label Studio, which has the texts as they are
+"""
 
 SCRIPT = "<img src=x onerror=\"window.hit=1\"><script>window.hit=1</script><svg onload='window.hit=1'>"
 

@@ -1,7 +1,5 @@
 """Would win: rows that vanish in one cell, memory that a small file unfolds to, a setting that YAML reads otherwise."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil
@@ -29,29 +27,22 @@ from storage.tables.options import ReadOptions
 from storage.tables.reader import survey
 from tasks.coding.quality import draw, text_column
 
-DECLARES = (
-    (
-        "a file is read whole or refused, in bounded memory",
-        "open quotes that swallow 1 to 11 rows in six forms of CSV; cells, lines and records of many lines"
-        ", of gigabytes, in CSV, ZIP and JSON; lists, objects and keys by the million; Parquet of many "
-        "rows, or of large cells, lists and dictionaries; "
-        "a sample with its columns twice, or of a table that was never coded",
-        "one column alone, where an open quote looks like a text of several lines; two rows without a "
-        "number, date or code",
-    ),
-    (
-        "settings are what is written",
-        "aliases that unfold, depth, size, tags, merges; 30 keys that YAML reads as another type, and 13 numbers that "
-        "it reads as others",
-        "a `.md` card's head, which the gate reads by its own rules",
-    ),
-    (
-        "a model folder neither hangs the loader nor fetches code",
-        "layers and sizes of 0, -1, 1e8, 1e30, text or none, at two places; attention by a program from elsewhere",
-        "configurations that are slow in other ways",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+a file is read whole or refused, in bounded memory
+| open quotes that swallow 1 to 11 rows in six forms of CSV; cells, lines and records of many lines, of gigabytes, in
+CSV, ZIP and JSON; lists, objects and keys by the million; Parquet of many rows, or of large cells, lists and
+dictionaries; a sample with its columns twice, or of a table that was never coded
+| one column alone, where an open quote looks like a text of several lines; two rows without a number, date or code
+
+settings are what is written
+| aliases that unfold, depth, size, tags, merges; 30 keys that YAML reads as another type, and 13 numbers that it
+reads as others
+| a `.md` card's head, which the gate reads by its own rules
+
+a model folder neither hangs the loader nor fetches code
+| layers and sizes of 0, -1, 1e8, 1e30, text or none, at two places; attention by a program from elsewhere
+| configurations that are slow in other ways
+"""
 
 ROWS = {
     "number first": ("id,Text", "{n},PLANTED narrative {n}"),
@@ -245,8 +236,7 @@ def test_memory_does_not_grow_with_a_hostile_file(
     tmp_path: Path, name: str, head: bytes, row: bytes, times: int, megabytes: int
 ) -> None:
     """With the true limits, in a process of its own. Without a bound each takes some four times as much, and more in
-    longer files.
-    """
+    longer files."""
     with (tmp_path / name).open("wb") as file:
         file.write(head)
         for number in range(times):
@@ -327,16 +317,7 @@ BOMBS = {
 KEYS = [
     *("no", "No", "NO", "off", "on", "yes", "y: 1\nYes", "true", "True", "FALSE", "null", "~", "Null", "010", "0x10"),
     *("0b11", "1_000", "1.5", ".inf", ".nan", "-.inf", "2026-01-01", "2026-01-01 10:00:00", "+5", "-0", "1:30"),
-    *(
-        "[a, b]",
-        "{a: b}",
-        "? [a]\n",
-        "!!bool 'yes'",
-        "!!null ''",
-        "!!float '1'",
-        "''\n'': 2",
-        "0o7: 1\n0o7",
-    ),
+    *("[a, b]", "{a: b}", "? [a]\n", "!!bool 'yes'", "!!null ''", "!!float '1'", "''\n'': 2", "0o7: 1\n0o7"),
 ]
 
 
@@ -354,9 +335,7 @@ def test_a_key_that_yaml_reads_otherwise(key: str) -> None:
         strict_yaml.load(f"populations:\n  {key.replace(chr(10), chr(10) + '  ')}: {{epsilon: 0.1}}\n")
 
 
-NUMBERS = [
-    *("1:30", "1:5", "-1:00", "1:30.5", "010", "-07", "0x10", "0b11", "1_0", "1_000", "1_0.5", "00.5", "007"),
-]
+NUMBERS = [*("1:30", "1:5", "-1:00", "1:30.5", "010", "-07", "0x10", "0b11", "1_0", "1_000", "1_0.5", "00.5", "007")]
 
 
 @pytest.mark.parametrize("number", NUMBERS)

@@ -1,7 +1,5 @@
 """Would win: records or the ledger, from a file that another user of the machine may read."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal
@@ -25,16 +23,13 @@ from tasks.coding.columns import answer_columns
 from tasks.coding.job import CodingJob, run
 from tasks.coding.quality import draw
 
-DECLARES = (
-    (
-        "no file lies open",
-        "ledgers behind links that lead nowhere, in a circle, over two; shared storage with seven modes, "
-        "by links and URLs; Prefect's folder; core dumps, to files and to programs; coded copies, summaries and "
-        "samples of closed files, and files that replace closed ones",
-        "what was open before, and access lists; S3's rights; swap",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+no file lies open
+| ledgers behind links that lead nowhere, in a circle, over two; shared storage with seven modes, by links and URLs;
+Prefect's folder; core dumps, to files and to programs; coded copies, summaries and samples of closed files, and files
+that replace closed ones
+| what was open before, and access lists; S3's rights; swap
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -134,8 +129,7 @@ def test_a_copy_of_a_closed_file(
     coder: Coder, tmp_path: Path, narratives: Callable[..., list[str]], closed: int
 ) -> None:
     """Coded, sampled, summed up or revised, narratives are as closed as they were, also in the place of an older file
-    that someone closed.
-    """
+    that someone closed."""
     source, out, sample = tmp_path / "in.csv", tmp_path / "out.csv", tmp_path / "sample.csv"
     source.write_text("\n".join(["Text", *narratives(30)]))
     source.chmod(closed)

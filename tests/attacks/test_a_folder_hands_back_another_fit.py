@@ -1,8 +1,6 @@
 """Would win: the model of a loud fit, or of others' records, under the claim of a quiet plan that continues in its
 folder; or someone who reads off the folder's identity which records it is of."""
 
-from __future__ import annotations
-
 import json
 import stat
 from pathlib import Path
@@ -20,22 +18,17 @@ from mechanisms.model.identity import IDENTITY
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.own_models import swag_ppm
 
-DECLARES = (
-    (
-        "a folder continues its own fit alone",
-        "a fit of another event, of other records, labels or start under the claim of a quiet plan, "
-        "killed half-way; a folder without identity; reading from an identity whose records it is of",
-        "anyone who writes the folder and its identity manually",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+a folder continues its own fit alone
+| a fit of another event, of other records, labels or start under the claim of a quiet plan, killed half-way; a folder
+without identity; reading from an identity whose records it is of
+| anyone who writes the folder and its identity manually
+"""
 
 N, WIDTH, CLASSES = 60, 4, 2
 KINDS = ["dp-sgd", "prior-descent"]
 """The descents."""
-QUICK: dict[str, dict[str, Any]] = {
-    "dp-sgd": {"batch_size": 20, "epochs": 2},
-}
+QUICK: dict[str, dict[str, Any]] = {"dp-sgd": {"batch_size": 20, "epochs": 2}}
 
 
 class Killed(BaseException):

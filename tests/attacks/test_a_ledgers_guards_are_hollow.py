@@ -1,24 +1,18 @@
 """Would win: a ledger whose triggers have their names and do nothing, and a cohort that can never be released again."""
 
-from __future__ import annotations
-
 import pytest
 from ledger_sites import Site
 from releases import make_plan
 
-DECLARES = (
-    (
-        "`verify` detects hollow guards",
-        "triggers and functions that do nothing, never fire, or were added; rules; a writer for its caller",
-        "an owner who puts them back before anyone looks",
-    ),
-    (
-        "a row among the running totals closes no cohort",
-        "totals of nobody, and too low",
-        "",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+`verify` detects hollow guards
+| triggers and functions that do nothing, never fire, or were added; rules; a writer for its caller
+| an owner who puts them back before anyone looks
+
+a row among the running totals closes no cohort
+| totals of nobody, and too low
+|
+"""
 
 APPEND = "CREATE TRIGGER ledger_row_append BEFORE INSERT ON ledger_row"
 HOLLOW_SQLITE = {

@@ -1,8 +1,6 @@
 """Would win: what a module keeps of the records it ran on, in the model that is handed back; one record that moves the
 parameters further than the clip, or ends the run."""
 
-from __future__ import annotations
-
 import own_modules
 import pytest
 import torch
@@ -13,15 +11,12 @@ from mechanisms.model.clipping import RecordClipping
 from mechanisms.model.own import copy_of
 from mechanisms.own_models import swag_ppm
 
-DECLARES = (
-    (
-        "a torch module of one's own takes no record past the draw",
-        "a record noted in a parameter that is not trained, while training or after, at once or after a "
-        "while; one record so large that sums and norms overflow, in eight kinds of module",
-        "what the module's own program keeps elsewhere: globals, files, attributes of a class",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+a torch module of one's own takes no record past the draw
+| a record noted in a parameter that is not trained, while training or after, at once or after a while; one record so
+large that sums and norms overflow, in eight kinds of module
+| what the module's own program keeps elsewhere: globals, files, attributes of a class
+"""
 
 CE, CLIP = nn.functional.cross_entropy, 0.5
 

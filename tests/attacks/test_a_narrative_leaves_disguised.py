@@ -1,10 +1,6 @@
 """Would win: a training narrative in a bundle, in a spelling that a person can read back and a search does not see.
-
 Nothing searches for spellings. What an operator can hand in (titles, codes, names, an encoder's tokens) is listed whole
-in the plan that is signed, and other words than those of templates and published lists pass no gate.
-"""
-
-from __future__ import annotations
+in the plan that is signed, and other words than those of templates and published lists pass no gate."""
 
 import base64
 import bz2
@@ -28,17 +24,14 @@ from storage.egress import gate
 from storage.egress.gate import Expected
 from tasks.bundle.texts import own_texts
 
-DECLARES = (
-    (
-        "no text leaves that nobody signed",
-        "74 spellings of a narrative: between other letters, backwards, accented, in ciphers, codes, encodings and "
-        "compressed; each as title, code, classification, cohort, token of an encoder, and in every document",
-        "what an officer signs without reading it; what a policy's `registry` states; numbers: codes without "
-        "titles, and digits and ASCII marks that our own code writes; the vocabulary and weights of an encoder that is "
-        "signed by its digest; what is spread over the low bits of weights",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+no text leaves that nobody signed
+| 74 spellings of a narrative: between other letters, backwards, accented, in ciphers, codes, encodings and
+compressed; each as title, code, classification, cohort, token of an encoder, and in every document
+| what an officer signs without reading it; what a policy's `registry` states; numbers: codes without titles, and
+digits and ASCII marks that our own code writes; the vocabulary and weights of an encoder that is signed by its
+digest; what is spread over the low bits of weights
+"""
 
 SECRET = "The employee was greasing the conveyor chain when his left glove was pulled into the tail pulley."
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -178,8 +171,7 @@ def test_as_many_spellings_as_passed_before() -> None:
 @pytest.mark.parametrize("spell", SPELLINGS.values(), ids=SPELLINGS)
 def test_what_is_handed_in_is_listed_whole(sealed: Sealed, spell: Callable[[str], str]) -> None:
     """As a title, as a code, cut over titles, as the name of a classification or of a cohort: the plan lists it. What
-    no reader sees is written out.
-    """
+    no reader sees is written out."""
     text, encoder = spell(SECRET), sealed.candidate.model.encoder
 
     def listed(codes: list[Code], **facts: Any) -> str:

@@ -1,7 +1,5 @@
 """Would win: a narrative as a title of the code list, which the gate took for public because it was a title."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,17 +15,14 @@ from storage.egress.gate import inspect
 from storage.egress.public_lists import advice, published_name
 from tasks.bundle.texts import own_texts
 
-DECLARES = (
-    (
-        "a title is public only in a published list",
-        "a narrative as title, over two titles, one word a title, in hexadecimal, as a code, as the description of a "
-        "published title; inside a title in 10 spellings that no reader sees, or in digits of other scripts; a list "
-        "that differs in one place, an entry twice or in another order",
-        "titles of lists that `storage/egress/lists/` does not know are public once someone has signed them; "
-        "look-alike letters in them",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+a title is public only in a published list
+| a narrative as title, over two titles, one word a title, in hexadecimal, as a code, as the description of a
+published title; inside a title in 10 spellings that no reader sees, or in digits of other scripts; a list that
+differs in one place, an entry twice or in another order
+| titles of lists that `storage/egress/lists/` does not know are public once someone has signed them; look-alike
+letters in them
+"""
 
 SECRET = "The employee was greasing the conveyor chain when his left glove was pulled into the tail pulley."
 
@@ -77,8 +72,7 @@ def test_a_title_is_signed_before_anything_is_charged(sealed: Sealed, codes: tup
 
 def test_a_description_next_to_a_published_title(sealed: Sealed, codes: tuple[Code, ...]) -> None:
     """Its words, or one long word that encodes it, leave in `lexicon.json`: no list with descriptions is a published
-    one, and each of them is listed to be signed. They were neither seen nor signed.
-    """
+    one, and each of them is listed to be signed. They were neither seen nor signed."""
     encoder, encoded = sealed.candidate.model.encoder, "".join(filter(str.isalpha, SECRET.lower()))
     for hidden in (SECRET, encoded):
         described = (codes[0], replace(codes[1], description=hidden), *codes[2:])

@@ -1,7 +1,5 @@
 """Would win: the release, under no policy or a laxer one, of a plan that was made under an officer's."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,14 +15,11 @@ from tasks.releasing.checked_plan import check
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context
 
-DECLARES = (
-    (
-        "what was planned under a policy is released under it",
-        "the release's command without the policy; a laxer file; two first policies at one moment",
-        "a retrain that names no policy, where none is in force, has the default's",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+what was planned under a policy is released under it
+| the release's command without the policy; a laxer file; two first policies at one moment
+| a retrain that names no policy, where none is in force, has the default's
+"""
 
 CAPS = "asymptotic-local: {epsilon: 1000}"
 

@@ -1,7 +1,5 @@
 """Would win: a release under words, a licence or a key that someone wrote, or one that is charged and then refused."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os
@@ -28,19 +26,15 @@ from tasks.releasing.checked_plan import check
 from tasks.releasing.plan import Output, PlannedRelease
 from tasks.running.stage import Context
 
-DECLARES = (
-    (
-        "a plan says what its artifacts say",
-        "35 fields manually, base64 of records among them; a narrative, one encoded, or a path as an officer's reason",
-        "population, label, requester, commit",
-    ),
-    (
-        "a licence is an SPDX name",
-        "a file, its content, a digest, another name than signed",
-        "",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+a plan says what its artifacts say
+| 35 fields manually, base64 of records among them; a narrative, one encoded, or a path as an officer's reason
+| population, label, requester, commit
+
+a licence is an SPDX name
+| a file, its content, a digest, another name than signed
+|
+"""
 
 RECORDS = base64.b64encode(b"the employee's left glove was pulled into the pulley " * 40).decode()
 

@@ -1,7 +1,5 @@
 """Would win: the release of what an audit has contradicted, by a fit that it did not see, or by a weaker audit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +14,14 @@ from tasks.releasing.checked_plan import check
 from tasks.releasing.evidence import AUDITED_ARTIFACT
 from tasks.releasing.plan import PlannedRelease
 
-DECLARES = (
-    (
-        "a refuted claim is not released",
-        "another `fit.seed`, label, population, number of draws or Δ; a weaker audit afterwards; audits "
-        "that could have found nothing (no reruns, confidence 0.999, too few guesses); auditing until one"
-        " passes; a record fewer, another order, a twentieth or two thirds fewer, three times as many, two"
-        " or nine further columns of long texts, another registry's key",
-        "two sets that share half of the smaller one or less are others, and settings that the event "
-        "names (noise, bound, rank, snapshots, round) another method; both need an audit of their own "
-        "where the policy asks for one",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+a refuted claim is not released
+| another `fit.seed`, label, population, number of draws or Δ; a weaker audit afterwards; audits that could have found
+nothing (no reruns, confidence 0.999, too few guesses); auditing until one passes; a record fewer, another order, a
+twentieth or two thirds fewer, three times as many, two or nine further columns of long texts, another registry's key
+| two sets that share half of the smaller one or less are others, and settings that the event names (noise, bound,
+rank, snapshots, round) another method; both need an audit of their own where the policy asks for one
+"""
 
 EVENT = SwagPpmEvent(reweighted=False, snapshots=20, rank=20, sensitivity_draws=500, sensitivity=2.0)
 CLAIM = Claim(
@@ -88,9 +81,8 @@ def audit(ledger: Ledger, of: PlannedRelease, bound: float, **changes: Any) -> N
     ids=["seed", "label", "population", "sensitivity", "draws"],
 )
 def test_another_fit_of_the_method_is_blocked_too(ledger: Ledger, changes: dict[str, Any]) -> None:
-    """An audit contradicts 2 for one record; a posterior fitted at another seed, never audited or audited less,
-    is blocked by it, under whatever name.
-    """
+    """An audit contradicts 2 for one record; a posterior fitted at another seed, never audited or audited less, is
+    blocked by it, under whatever name."""
     audit(ledger, plan(), 2.4)
     other = plan("9", **changes)
     for _ in range(2):
@@ -164,8 +156,7 @@ def known(ledger: Ledger, fingerprint: str, sample: dict[str, Any]) -> None:
 )  # fmt: skip
 def test_records_that_are_the_same_under_another_fingerprint(ledger: Ledger, sample: dict[str, Any]) -> None:
     """A contradiction is not left behind by records taken away or added, the file sorted again, further columns, or a
-    registry's key of one's own: the audit is in the ledger, and so are the samples of both.
-    """
+    registry's key of one's own: the audit is in the ledger, and so are the samples of both."""
     audit(ledger, plan(), 2.4, **marks(0, 2000))
     other = plan("9", data_fingerprint="g")
     known(ledger, "g", sample)

@@ -1,7 +1,5 @@
 """Would win: a fit, licence or draw that no one signed, under the reservation of a plan that someone did."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -30,21 +28,17 @@ from tasks.releasing.ledger_access import open_ledger
 from tasks.releasing.plan import Output, PlannedRelease
 from tasks.running.stage import Context, run_step
 
-DECLARES = (
-    (
-        "what was signed is what is released",
-        "a fit of ε 900, a licence or a precision under the key of a signed plan, killed when reserved or"
-        " drawn; another fit's weights where the draw lies, under either plan's digest; the kept plan "
-        "written over or removed; settings that are not the fit's",
-        "anyone who writes to the workspace and has the bundle-signing key",
-    ),
-    (
-        "nothing is charged and then refused",
-        "five titles; accounts and hosts called by a word of every bundle",
-        "what only the drawn weights could show",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+what was signed is what is released
+| a fit of ε 900, a licence or a precision under the key of a signed plan, killed when reserved or drawn; another
+fit's weights where the draw lies, under either plan's digest; the kept plan written over or removed; settings that
+are not the fit's
+| anyone who writes to the workspace and has the bundle-signing key
+
+nothing is charged and then refused
+| five titles; accounts and hosts called by a word of every bundle
+| what only the drawn weights could show
+"""
 
 OFFICER = ec.generate_private_key(ec.SECP256R1())
 POLICY = Policy.parse(
@@ -161,8 +155,7 @@ def test_a_fit_of_epsilon_900_under_the_signature_for_epsilon_1(
 
 def test_a_reservation_that_nobody_signed(site: tuple[Context, Callable[..., PlannedRelease]]) -> None:
     """Written past the program, over the cap, with an approval by a key that is no one's: the unchanged worker refuses
-    the plan as before, and draws nothing.
-    """
+    the plan as before, and draws nothing."""
     context, planned = site
     loud, ledger = planned(900, "nobodys"), ledger_at(context)
     with pytest.raises(StorageError, match="over the cap"):
@@ -183,10 +176,8 @@ def test_a_reservation_that_nobody_signed(site: tuple[Context, Callable[..., Pla
 def test_an_audit_between_reservation_and_draw(
     site: tuple[Context, Callable[..., PlannedRelease]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What contradicts the claim stops the draw, too, not the reservation alone.
-
-    At an ε of its own: an audit contradicts every fit of its method on these records, and other tests release at ε 1.
-    """
+    """What contradicts the claim stops the draw, too, not the reservation alone. At an ε of its own: an audit
+    contradicts every fit of its method on these records, and other tests release at ε 1."""
     context, planned = site
     quiet = signed(context, planned(0.5, "audited-late"))
     release_id = killed(context, quiet, "reserved", monkeypatch)

@@ -1,7 +1,5 @@
 """Would win: a run under another setting than the one that was read; a check that was not made and looks made."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -18,15 +16,12 @@ from storage.ledger import Ledger
 from storage.ledger.heads import load_private_key, new_keys, state_head
 from tasks.coding.quality import agreement, read_double_coded
 
-DECLARES = (
-    (
-        "a setting that is read is the one that runs; a check that was not made is reported",
-        "keys twice in 16 ways, sections that are none, values that hold themselves; weights that no "
-        "sample has; signatures and tails that were not checked",
-        "",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+a setting that is read is the one that runs; a check that was not made is reported
+| keys twice in 16 ways, sections that are none, values that hold themselves; weights that no sample has; signatures
+and tails that were not checked
+|
+"""
 
 PROFILES = {
     "a key twice": "data: {source: a.csv}\nseed: 1\nseed: 2\n",
@@ -117,11 +112,7 @@ def test_a_weight_that_a_sample_may_have(tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.parametrize("given_key", [True, False], ids=["with the key", "without it"])
 @pytest.mark.parametrize("signed", [True, False], ids=["signed", "unsigned"])
 def test_signatures_that_were_not_checked(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    given_key: bool,
-    signed: bool,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, given_key: bool, signed: bool
 ) -> None:
     """`ledger verify --json` says so: whether heads were signed and checked, and whether the tail was."""
     url = f"sqlite:///{tmp_path / 'ledger.db'}"

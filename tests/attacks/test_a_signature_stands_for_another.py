@@ -1,7 +1,5 @@
 """Would win: a release on one signature taken for two, for another plan, or of someone who no longer may."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,16 +20,13 @@ from tasks.releasing import gate
 from tasks.releasing.checked_plan import check
 from tasks.releasing.plan import PlannedRelease
 
-DECLARES = (
-    (
-        "one signature is one person's, for one plan, while they may sign",
-        "one key under two names, spelt otherwise; the same decision twice, with another reason, under "
-        "another's key id; of another plan, an override, a refusal; overrides of an approver since "
-        "dropped, unsigned rows; one that goes stale between its check and its row",
-        "an officer's stolen key, until the policy drops it",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+one signature is one person's, for one plan, while they may sign
+| one key under two names, spelt otherwise; the same decision twice, with another reason, under another's key id; of
+another plan, an override, a refusal; overrides of an approver since dropped, unsigned rows; one that goes stale
+between its check and its row
+| an officer's stolen key, until the policy drops it
+"""
 
 ANNA, BEN = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
 DIGEST = "d" * 64
@@ -127,9 +122,8 @@ def test_an_override_for_another_plan_or_none(site: Site) -> None:
 
 def test_a_signature_on_a_policy_is_good_once(sqlite_site: Site) -> None:
     """Strict, lax for one emergency, strict again: the old signature puts the lax one in force nowhere and never more.
-
-    Nor does it for another requester or reason, in another ledger, or after the policy in force was put in force anew.
-    """
+    Nor does it for another requester or reason, in another ledger, or after the policy in force was put in force
+    anew."""
     strict, lax = policy({"Anna": pem(ANNA)}, 1), policy({"Anna": pem(ANNA)}, 1, name="lax")
     ledger = sqlite_site.open(strict)
     ledger.put_in_force(requester="lead")
@@ -195,8 +189,7 @@ def test_a_signature_that_goes_stale_before_its_row(
     sqlite_site: Site, monkeypatch: pytest.MonkeyPatch, moved: timedelta
 ) -> None:
     """Good as it is checked, and not at the time that the row has: the row was recorded, and no verification of the
-    ledger could ever pass again.
-    """
+    ledger could ever pass again."""
     rule = {"minimum": 1, "approvers": {"Anna": pem(ANNA)}, "valid_days": 14}
     caps = {"default": {"asymptotic-local": {"epsilon": 20}}}
     ledger = sqlite_site.open(Policy.parse({"name": "p", "approvals": rule} | caps))

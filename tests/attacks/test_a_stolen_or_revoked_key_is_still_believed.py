@@ -1,7 +1,5 @@
 """Would win: a bundle sealed with a key that was replaced, or revoked, in the eyes of a partner who has not heard."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -36,16 +34,13 @@ from storage.ledger import Ledger
 from storage.ledger.heads import key_id, load_private_key, new_keys
 from storage.paths import Workspace
 
-DECLARES = (
-    (
-        "a key that was replaced, or a release that was revoked, is refused by everyone who has the newest roots",
-        "a stolen release key that seals or signs a root; a thief's root, one signature of two, the same "
-        "one twice; a root edited, left out, expired, older or of another chain; two next roots at one time, older "
-        "ones put back into the workspace; pipes, devices and sparse files in the place of any file",
-        "what a stolen key seals before a root replaces it; a partner who gets no newer roots until theirs expire",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+a key that was replaced, or a release that was revoked, is refused by everyone who has the newest roots
+| a stolen release key that seals or signs a root; a thief's root, one signature of two, the same one twice; a root
+edited, left out, expired, older or of another chain; two next roots at one time, older ones put back into the
+workspace; pipes, devices and sparse files in the place of any file
+| what a stolen key seals before a root replaces it; a partner who gets no newer roots until theirs expire
+"""
 
 NAMES = ("anna", "ben", "carla", "release", "thief")
 
@@ -361,8 +356,7 @@ def test_by_the_machines_own_key(agency: Agency, monkeypatch: pytest.MonkeyPatch
 
 def test_two_next_roots_at_one_time(agency: Agency) -> None:
     """Two commands read the same newest root: without a lock each made a next one, and a partner who took one of them
-    believed no root that followed the other.
-    """
+    believed no root that followed the other."""
     workspace, waited = Workspace(agency.home), threading.Event()
 
     def other() -> None:

@@ -1,7 +1,5 @@
 """Would win: rows, digits or keys that vanish between a table and its coded copy; a formula that a partner runs."""
 
-from __future__ import annotations
-
 import csv
 import json
 import struct
@@ -25,16 +23,13 @@ from storage.tables.reader import Table, pieces, survey
 from storage.tables.writer import open_writer, output_kind
 from tasks.bundle.fill import codes_text
 
-DECLARES = (
-    (
-        "nothing vanishes between a table and its coded copy",
-        "digits, exponents, keys twice, NaN and infinities at any depth, nanoseconds, years and zones "
-        "that no calendar has, text that is no UTF-8, first columns that look like another format, "
-        "formulas as titles; six marks that some take for a line's end, mixed line ends, null bytes",
-        "a trailing zero of a number in JSON; files in other encodings than UTF-8 and cp1252",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+nothing vanishes between a table and its coded copy
+| digits, exponents, keys twice, NaN and infinities at any depth, nanoseconds, years and zones that no calendar has,
+text that is no UTF-8, first columns that look like another format, formulas as titles; six marks that some take for a
+line's end, mixed line ends, null bytes
+| a trailing zero of a number in JSON; files in other encodings than UTF-8 and cp1252
+"""
 
 
 def copied(table: Table, path: Path) -> Path:

@@ -1,7 +1,5 @@
 """Would win: the operator's screen, or a verdict written over, by a code, a title, a narrative or a file's name."""
 
-from __future__ import annotations
-
 import ast
 import io
 import json
@@ -21,16 +19,12 @@ from flows.commands import console as progress
 from flows.commands.terminal import Console, escape_text, say
 from tasks.parameters import ReleaseParameters
 
-DECLARES = (
-    (
-        "a text does nothing to a terminal",
-        "escape sequences, control characters, turning marks, markup, halves of characters in codes, "
-        "titles, figures, tables, paths and mistaken arguments; a path, or a name in a plan, that holds a verdict "
-        "in a line of its own",
-        "look-alike letters; what a pager or editor does with the files",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+a text does nothing to a terminal
+| escape sequences, control characters, turning marks, markup, halves of characters in codes, titles, figures, tables,
+paths and mistaken arguments; a path, or a name in a plan, that holds a verdict in a line of its own
+| look-alike letters; what a pager or editor does with the files
+"""
 
 COMMANDS = Path(progress.__file__).parent
 EVIL = "\x1b]0;window\x07\x1b[2J\x9b1A\r\x08sound: release\u202etxt\u2066\x7f[/x][bold]"
@@ -108,8 +102,7 @@ def test_json_stays_json(text: str) -> None:
 )
 def test_what_is_wrong_with_an_argument(capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
     """The complaint about a command, an option, a value or one argument too many shows it, and does not run it. (Typer
-    itself writes out control characters, and no turning marks.)
-    """
+    itself writes out control characters, and no turning marks.)"""
     from flows.cli import app
 
     with pytest.raises(SystemExit) as ended:

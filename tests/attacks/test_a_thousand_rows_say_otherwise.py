@@ -6,8 +6,6 @@ write the whole database, and link and hash every row anew; some also sign, with
 alone, with the releasing worker's. `python tests/attacks/test_a_thousand_rows_say_otherwise.py` prints what held.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import random
@@ -33,16 +31,13 @@ from storage.ledger.fold import State, fold
 from storage.ledger.heads import encoded_key, public_pem, sign_bytes
 from storage.ledger.models import GENESIS, SIGNED
 
-DECLARES = (
-    (
-        "No changed row makes a ledger say less than its events",
-        "2,391 by rule: fields of every kind of row dropped, doubled, emptied, negated, huge, not a number, of another "
-        "type, twins in Unicode; bodies that no writer writes; rows dropped, doubled, swapped, cut off, of another "
-        "time, taken from another ledger, signed by a stranger; the whole chain linked anew",
-        "rows behind the last signed one, and evaluations and audits, are held by heads, journal and witness alone",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+No changed row makes a ledger say less than its events
+| 2,391 by rule: fields of every kind of row dropped, doubled, emptied, negated, huge, not a number, of another type,
+twins in Unicode; bodies that no writer writes; rows dropped, doubled, swapped, cut off, of another time, taken from
+another ledger, signed by a stranger; the whole chain linked anew
+| rows behind the last signed one, and evaluations and audits, are held by heads, journal and witness alone
+"""
 
 OFFICER, STRANGER = (ec.derive_private_key(number, ec.SECP256R1()) for number in (55, 56))
 Row = dict[str, Any]

@@ -1,7 +1,5 @@
 """Would win: more than a cap from a person or an establishment, by releases of cohorts that share no record."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -19,19 +17,14 @@ from storage.ledger.records import RecordSet
 from tasks.releasing.budgets import ExpectedCharge
 from tasks.releasing.ledger_access import ledger_url
 
-DECLARES = (
-    (
-        "a unit's budget is one over all cohorts",
-        "two years at the cap each, with and without marks; another population's name for other records "
-        "of the same unit; 80 requests at random over cohorts, names and units; claims about records, or "
-        "another column's units, before and after; a wider cap for one cohort; a cohort with the "
-        "account's name; rows past the program as if of records"
-        " or of no unit",
-        "units spelt otherwise; a unit under another population's name in releases about records, or from"
-        " before there were marks of units",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+a unit's budget is one over all cohorts
+| two years at the cap each, with and without marks; another population's name for other records of the same unit; 80
+requests at random over cohorts, names and units; claims about records, or another column's units, before and after; a
+wider cap for one cohort; a cohort with the account's name; rows past the program as if of records or of no unit
+| units spelt otherwise; a unit under another population's name in releases about records, or from before there were
+marks of units
+"""
 
 KEY = b"k" * 32
 FIVE = Policy.parse({"name": "five", "default": {"formal": {"epsilon": 5, "delta": "0.0001"}}})

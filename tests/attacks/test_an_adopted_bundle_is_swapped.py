@@ -1,7 +1,5 @@
 """Would win: other weights in the place of those that a partner checked once and uses every day."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -15,15 +13,12 @@ from storage.bundle.trust import RevokedRelease, Root, sign_newest, with_next_ro
 from storage.errors import InputError
 from storage.ledger.heads import load_private_key, new_keys
 
-DECLARES = (
-    (
-        "an adopted bundle codes only as it was signed, and no longer than the agency's newest roots allow",
-        "another release of the same agency in its folder, a changed file, roots that revoke it, that are older, "
-        "gone, or another agency's",
-        "anyone who may write the folder may replace the key in it",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+an adopted bundle codes only as it was signed, and no longer than the agency's newest roots allow
+| another release of the same agency in its folder, a changed file, roots that revoke it, that are older, gone, or
+another agency's
+| anyone who may write the folder may replace the key in it
+"""
 
 
 @pytest.fixture

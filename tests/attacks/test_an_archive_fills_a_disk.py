@@ -1,7 +1,5 @@
 """Would win: a partner's disk filled before any signature is read; words in the name of a bundle's folder."""
 
-from __future__ import annotations
-
 import io
 import shutil
 import tarfile
@@ -16,14 +14,11 @@ from sealed_bundle import Sealed
 from storage.bundle.archive import open_folder, pack, unpack
 from storage.bundle.folder import UnsoundBundle
 
-DECLARES = (
-    (
-        "an archive does not fill a disk",
-        "64 MB of zeros as weights, said or not; many files together, or many of nothing",
-        "a bundle may unfold to 32 times its archive and 16 MB, since its sizes are signed inside",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+an archive does not fill a disk
+| 64 MB of zeros as weights, said or not; many files together, or many of nothing
+| a bundle may unfold to 32 times its archive and 16 MB, since its sizes are signed inside
+"""
 
 
 def compressed(content: bytes, *, checksum: bool = True) -> bytes:

@@ -1,7 +1,5 @@
 """Would win: "not contradicted" for a claim that the audit contradicts, or could not have."""
 
-from __future__ import annotations
-
 import shutil
 from functools import partial
 from pathlib import Path
@@ -24,14 +22,11 @@ from tasks.branches.branch import Terms, standard_branches
 from tasks.parameters import RetrainParameters
 from tasks.running.stage import Context, run_step
 
-DECLARES = (
-    (
-        "an audit that could not have refuted a claim does not clear it",
-        "reruns, draws and seeds chosen so that nothing could be refuted; a bound that the settings exclude",
-        "attacks that no one has invented yet",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+an audit that could not have refuted a claim does not clear it
+| reruns, draws and seeds chosen so that nothing could be refuted; a bound that the settings exclude
+| attacks that no one has invented yet
+"""
 
 OWN_DRAWS = 20
 """Of the candidate, for risks and for Delta."""
@@ -102,8 +97,7 @@ def test_reruns_that_claim_as_much_as_could_be_measured(
     verdict: str,
 ) -> None:
     """Every guess is right. Nothing in reruns that claim 8 counts against a claim of 2: so nothing in them could have,
-    and the audit clears nothing.
-    """
+    and the audit clears nothing."""
     pretend(monkeypatch, wrong=0.0, claims=claims)
     (audited,) = audits(another(reran, tmp_path), chosen)
     natural = audited.figures["bounds"][0]
@@ -126,9 +120,8 @@ def pool_of(natural: int, crafted: int) -> Pool:
 
 
 def test_a_seed_whose_coins_leave_no_natural_rerun() -> None:
-    """Coins follow from the seed, which the person who fits chooses: among 100 some exist by which a canary and
-    what a rerun claims, is in each odd rerun that is measured. Natural reruns do without it.
-    """
+    """Coins follow from the seed, which the person who fits chooses: among 100 some exist by which a canary and what a
+    rerun claims, is in each odd rerun that is measured. Natural reruns do without it."""
     pool, trials = pool_of(200, 1), 16
     canary = pool.family == 1
     measured = [t for t in range(trials // 2 + trials // 8, trials) if t % 2]

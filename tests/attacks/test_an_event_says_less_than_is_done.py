@@ -1,8 +1,6 @@
 """Would win: a plan that states another event than its settings make, or a fit that runs another than its plan's: a
 sensitivity, a curvature or an overlap written smaller lowers the noise, or the price."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import pytest
@@ -17,20 +15,15 @@ from mechanisms.mechanism import Aimed, ClassifierModel, Fitted, Plan, Records, 
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.privacy.events import GaussianReleaseEvent
 
-DECLARES = (
-    (
-        "the event is what the fit does",
-        "noise, sensitivity, curvature and overlaps written smaller in the plan, in its JSON or in the fit",
-        "code that is changed",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+the event is what the fit does
+| noise, sensitivity, curvature and overlaps written smaller in the plan, in its JSON or in the fit
+| code that is changed
+"""
 
 N, WIDTH = 60, 4
 TASK = Task(records=N, classes=2, target_epsilon=1.0, delta=1e-5, features=WIDTH)
-SETTINGS: dict[str, list[dict[str, Any]]] = {
-    "dp-sgd": [{"batch_size": 20, "epochs": 2}],
-}
+SETTINGS: dict[str, list[dict[str, Any]]] = {"dp-sgd": [{"batch_size": 20, "epochs": 2}]}
 RIVALS = [
     pytest.param({"kind": kind} | settings, id=f"{kind} {settings or ''}")
     for kind, mechanism in kinds().items()

@@ -1,7 +1,5 @@
 """Would win: half a file in the place of a whole one, another's work written over, hours of coding for nothing."""
 
-from __future__ import annotations
-
 import os
 import resource
 from collections.abc import Callable, Iterator
@@ -22,15 +20,12 @@ from tasks.coding.coder import Coder
 from tasks.coding.columns import answer_columns
 from tasks.coding.job import CodingJob, run
 
-DECLARES = (
-    (
-        "what was written is whole, and takes nobody else's place",
-        "a ledger's export, head and record on a disk that becomes full; an output that appears while a table is "
-        "coded; outputs whose name is no UTF-8, or whose folder is closed; a workspace whose path ends a URL",
-        "a file that appears in the moment of the rename itself",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+what was written is whole, and takes nobody else's place
+| a ledger's export, head and record on a disk that becomes full; an output that appears while a table is coded;
+outputs whose name is no UTF-8, or whose folder is closed; a workspace whose path ends a URL
+| a file that appears in the moment of the rename itself
+"""
 
 
 @contextmanager

@@ -1,11 +1,7 @@
-"""Anyone who sees the last bits of a released sum learns from them whether a record is in it.
-
-The attack (Mironov 2012): floating-point noise is on a grid whose spacing depends on what it was added to. A sum of 0
-plus noise near 0 has bits below 2^-53, a sum of 1 plus noise near -1 cannot. It is won against the float sampler that
-sampled DP-SGD and the draw of a posterior use, whose claims say so, and lost against rounded noise on integers.
-"""
-
-from __future__ import annotations
+"""Anyone who sees the last bits of a released sum learns from them whether a record is in it. The attack (Mironov
+2012): floating-point noise is on a grid whose spacing depends on what it was added to. A sum of 0 plus noise near 0 has
+bits below 2^-53, a sum of 1 plus noise near -1 cannot. It is won against the float sampler that sampled DP-SGD and the
+draw of a posterior use, whose claims say so, and lost against rounded noise on integers."""
 
 from fractions import Fraction
 
@@ -14,13 +10,11 @@ from small_heads import KEY
 
 from mechanisms.privacy.noise import SecretStream
 
-DECLARES = (
-    (
-        "the last bits of a full-batch release show no record",
-        "sums with and without a record told apart by bits below 2^-53 (won against float noise); remainders",
-        "sampled DP-SGD and draws of a posterior: their claims say that low-order bits are not covered",
-    ),
-)
+DECLARES = """
+the last bits of a full-batch release show no record
+| sums with and without a record told apart by bits below 2^-53 (won against float noise); remainders
+| sampled DP-SGD and draws of a posterior: their claims say that low-order bits are not covered
+"""
 STD = 1.0
 RELEASES = 20_000
 

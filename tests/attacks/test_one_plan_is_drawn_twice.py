@@ -1,7 +1,5 @@
 """Would win: a second draw of one plan, under another ledger, or under the same one put back to an earlier state."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil
@@ -25,18 +23,15 @@ from storage.ledger.journal import VARIABLE, ForeignLedger, Journal, journals_of
 from storage.ledger.models import Evaluation, Mark
 from storage.paths import Workspace
 
-DECLARES = (
-    (
-        "one plan is drawn once",
-        "the plan in a new workspace, also with its ledger's name written over and the artifacts copied; "
-        "`AUTOCODER_LEDGER_URL`; the ledger deleted, empty, restored after approval at each state, restored and "
-        "continued with; SIGKILL around the journal's line; lines appended to the witness of a restored workspace: "
-        "older, repeated, further than the restored ledger, of another one, unknown; a journal's line left out or "
-        "moved, torn at any brace, or cut short by a full disk",
-        "database and workspace restored together without a witness; anyone who reads the posterior draws manually",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+one plan is drawn once
+| the plan in a new workspace, also with its ledger's name written over and the artifacts copied;
+`AUTOCODER_LEDGER_URL`; the ledger deleted, empty, restored after approval at each state, restored and continued with;
+SIGKILL around the journal's line; lines appended to the witness of a restored workspace: older, repeated, further
+than the restored ledger, of another one, unknown; a journal's line left out or moved, torn at any brace, or cut short
+by a full disk
+| database and workspace restored together without a witness; anyone who reads the posterior draws manually
+"""
 
 
 @pytest.fixture
@@ -272,10 +267,8 @@ def test_the_whole_workspace_restored_is_told_by_a_witness(
 
 
 def test_what_is_appended_to_a_witness(house: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Database and workspace restored: no line that someone adds to the witness makes it believe the older state.
-
-    An older line again, rows of the restored ledger that continued, one of another ledger, an unknown one.
-    """
+    """Database and workspace restored: no line that someone adds to the witness makes it believe the older state. An
+    older line again, rows of the restored ledger that continued, one of another ledger, an unknown one."""
     witness = tmp_path / "witness"
     monkeypatch.setenv(VARIABLE, str(witness))
     ledger = ensure_genesis_row(house)
@@ -370,8 +363,7 @@ def test_a_line_that_is_torn_behind_a_brace(house: Workspace, end: str) -> None:
 
 def test_a_disk_that_takes_half_a_line(house: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write that a full disk shortens is reported by no system call: without the whole line nothing is reserved that
-    could be drawn, and with more room the same request is.
-    """
+    could be drawn, and with more room the same request is."""
     ledger = ensure_genesis_row(house)
     plan = planned(ledger)
     append, size = Journal.append, own_journal(house).file.stat().st_size

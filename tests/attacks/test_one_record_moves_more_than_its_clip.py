@@ -1,7 +1,5 @@
 """Would win: a membership that no noise hides, where one record moves a sum by far more than noise was solved for."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -19,15 +17,12 @@ from mechanisms.model.inputs import FeatureInputs
 from mechanisms.model.own import OwnModel, copy_of
 from mechanisms.privacy.noise import SecretStream
 
-DECLARES = (
-    (
-        "one record moves a sum by its clip alone",
-        "masks that follow neighbours, sums in half precision, gradients of the first record, heads of "
-        "their own, norms that cancel",
-        "hardware that computes wrongly",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+one record moves a sum by its clip alone
+| masks that follow neighbours, sums in half precision, gradients of the first record, heads of their own, norms that
+cancel
+| hardware that computes wrongly
+"""
 
 CPU, CE = torch.device("cpu"), nn.functional.cross_entropy
 LAYERS = {
@@ -68,10 +63,7 @@ def scaled_by_target(output: Tensor, target: Tensor) -> Tensor:
     return (output[..., 0] * SIZES[target]).sum() + 1e6
 
 
-SUMS = {
-    "closed form": nn.Linear(2, 1),
-    "normalisation": nn.LayerNorm(2),
-}
+SUMS = {"closed form": nn.Linear(2, 1), "normalisation": nn.LayerNorm(2)}
 
 
 @pytest.mark.parametrize("name", SUMS)

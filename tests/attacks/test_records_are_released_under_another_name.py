@@ -1,7 +1,5 @@
 """Would win: a fresh budget for the same records, by another population, other cohorts, another workspace."""
 
-from __future__ import annotations
-
 import os
 import random
 from decimal import Decimal
@@ -17,16 +15,12 @@ from storage.errors import InputError, StorageError
 from storage.ledger import BudgetRefused, Ledger, Policy, Row
 from storage.ledger.records import RecordSet, registry_key
 
-DECLARES = (
-    (
-        "the budget is the records'",
-        "another population, cohorts, fingerprint, order, names, no names, one record of a thousand, a "
-        "fiftieth under new names; 60 requests at random under changing names; another key, two made at "
-        "one moment, a broken one; sets removed",
-        "edited texts without ids; another ledger",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+the budget is the records'
+| another population, cohorts, fingerprint, order, names, no names, one record of a thousand, a fiftieth under new
+names; 60 requests at random under changing names; another key, two made at one moment, a broken one; sets removed
+| edited texts without ids; another ledger
+"""
 
 KEY = b"k" * 32
 CAP = Policy.parse(

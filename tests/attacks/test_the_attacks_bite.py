@@ -1,7 +1,5 @@
 """Would win: everything, if an attack's test passed whatever the code does. Without its guard each has to fail."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """Would win: a release that no one signed and the unchanged worker draws; an account reset; a stopped ledger."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any
@@ -19,17 +17,13 @@ from storage.ledger.content import release_terms
 from storage.ledger.decisions import sign
 from storage.ledger.heads import public_pem
 
-DECLARES = (
-    (
-        "Training, upkeep and metrics give no release away",
-        "raw inserts; rows of every kind by the role of training; reservations signed by nobody or by a key of their "
-        "own, over the cap, of a negative loss, drawn and committed; policies, refusals and revocations "
-        "that nobody signed; bodies that cannot be read; by the worker's own key events whose steps, noise or delta "
-        "give a budget back",
-        "a SQLite file's writer can add rows, which `verify` names and which have no effect",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+Training, upkeep and metrics give no release away
+| raw inserts; rows of every kind by the role of training; reservations signed by nobody or by a key of their own,
+over the cap, of a negative loss, drawn and committed; policies, refusals and revocations that nobody signed; bodies
+that cannot be read; by the worker's own key events whose steps, noise or delta give a budget back
+| a SQLite file's writer can add rows, which `verify` names and which have no effect
+"""
 
 OFFICER, STRANGER = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
 

@@ -1,7 +1,5 @@
 """Would win: the service's memory, connections or model, by requests that never end or that no one waits for."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os
@@ -32,17 +30,14 @@ from tasks.coding.coder import Coder
 
 pytestmark = pytest.mark.servers
 
-DECLARES = (
-    (
-        "the service is not held by those behind the proxy",
-        "handshakes, headers, bodies, chunks, trailers and answers without an end, 20 states; forty "
-        "handshakes; files whose answer nobody reads, or whose client left while they were read; bodies "
-        "without a key, of no stated length; requests that nobody waits for; 12 forged hosts at four paths",
-        "without `deployments/serve.Caddyfile`: anyone who reaches the port; how many connections an address opens"
-        " and how much it asks for, which a firewall limits; half of these attacks run only where Caddy is installed",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+the service is not held by those behind the proxy
+| handshakes, headers, bodies, chunks, trailers and answers without an end, 20 states; forty handshakes; files whose
+answer nobody reads, or whose client left while they were read; bodies without a key, of no stated length; requests
+that nobody waits for; 12 forged hosts at four paths
+| without `deployments/serve.Caddyfile`: anyone who reaches the port; how many connections an address opens and how
+much it asks for, which a firewall limits; half of these attacks run only where Caddy is installed
+"""
 
 
 class Client:
@@ -360,8 +355,7 @@ def test_a_file_whose_client_left(
 ) -> None:
     """Sent and left, again and again: a thread reads on, so that the next one waits for it. As many were read at a time
     as a client sent, each in memory, and the answer to a revocation waited behind them. The first one is refused when
-    no one waits: the log does not get what the client would have read.
-    """
+    no one waits: the log does not get what the client would have read."""
     free, begun = threading.Event(), threading.Semaphore(0)
     at_once: list[int] = [0, 0]
     refused: list[InputError] = []

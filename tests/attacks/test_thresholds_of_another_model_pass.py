@@ -1,7 +1,5 @@
 """Would win: unseen answers let through by scores of another model, whose 0.8 is none of this one's."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -13,14 +11,11 @@ from storage.bundle.folder import bundle_digest
 from storage.errors import InputError
 from tasks.coding.coder import open_bundle
 
-DECLARES = (
-    (
-        "your own thresholds belong to the model that is used",
-        "a file fitted on another bundle, one that names its bundle in no words, numbers that let everything through",
-        "a file of an earlier version, which does not say; one that was edited",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+your own thresholds belong to the model that is used
+| a file fitted on another bundle, one that names its bundle in no words, numbers that let everything through
+| a file of an earlier version, which does not say; one that was edited
+"""
 
 FITTED: dict[str, Any] = {
     "schema": 1,

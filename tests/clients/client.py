@@ -1,7 +1,5 @@
 """A partner's program: codes the test vectors of a bundle only by published libraries, and prints how many agree.
-
-python client.py onnxruntime BUNDLE
-"""
+python client.py onnxruntime BUNDLE"""
 
 import json
 import sys

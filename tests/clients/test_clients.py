@@ -1,7 +1,5 @@
 """The test vectors in the oldest and the newest libraries that a bundle is promised for, each in an environment."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """One checkout, built and brought up once; the engine ends with the tests, its images stay."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import tempfile

@@ -1,7 +1,5 @@
 """An agency's checkout whose docker-compose.yml runs in a real engine, as tests see it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

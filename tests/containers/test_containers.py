@@ -1,9 +1,5 @@
-"""docker-compose.yml in a real engine: built, brought up, through training, a release, crashes, and back.
-
-The tests go on from each other's state, in their order.
-"""
-
-from __future__ import annotations
+"""docker-compose.yml in a real engine: built, brought up, through training, a release, crashes, and back. The tests go
+on from each other's state, in their order."""
 
 import json
 import os
@@ -92,8 +88,7 @@ def test_a_change_of_code_installs_no_package_again(house: House) -> None:
 
 def test_nothing_is_root_writable_or_capable(house: House) -> None:
     """As the kernel has it: no process of ours is root or has a capability, and nothing but /tmp and volumes takes a
-    file. The proxy alone is root, with the one capability that its program is marked with.
-    """
+    file. The proxy alone is root, with the one capability that its program is marked with."""
     for name in house.services():
         told = house.inspected(name)
         status = dict(
@@ -241,8 +236,7 @@ def coded(house: House, name: str, **more: Any) -> dict[str, Any]:
 
 def test_the_bundle_is_handed_over_verified_and_coded_with(house: House, release: str) -> None:
     """With the worker's own key, by the guide's lines; the partner's commands need no container, and the agency's own
-    worker has neither records nor ledger.
-    """
+    worker has neither records nor ledger."""
     outbox = house.folder / "outbox"
     outbox.mkdir(exist_ok=True)
     os.chown(outbox, 10001, 10001)
@@ -274,8 +268,7 @@ def test_a_revoked_bundle_codes_no_more(house: House, release: str) -> None:
 
 def test_all_end_when_they_are_asked_to_and_a_backup_comes_back(house: House) -> None:
     """SIGTERM ends each container, the engine kills none. A stack that lost every volume has, after the guide's
-    commands, the same rows and bundles, checked against the head that was signed before.
-    """
+    commands, the same rows and bundles, checked against the head that was signed before."""
     backup, restore = guide("Back up and restore", 3), guide("Back up and restore", 4)
     house.follow(*backup)
     before = house.cli("ledger", "show", "--json")
@@ -298,8 +291,7 @@ def test_all_end_when_they_are_asked_to_and_a_backup_comes_back(house: House) ->
 
 def stages_by_result(house: House) -> dict[str, float]:
     """How many stages were computed, and how many found, since the workspace was made. Claims, which each run works
-    out, are no stage of the store.
-    """
+    out, are no stage of the store."""
     found: dict[str, float] = {}
     for family in worker_metrics.families(house.private()):
         for sample in family.samples:
@@ -311,8 +303,7 @@ def stages_by_result(house: House) -> dict[str, float]:
 
 def test_stages_outlive_the_workspace_in_the_storage(house: House) -> None:
     """The profile `storage`, by the guide's lines: a retrain's stages are there. The server is killed and the workspace
-    loses every stage: the same training run computes none.
-    """
+    loses every stage: the same training run computes none."""
     (lines,) = (
         block for block in re.findall(r"```\n(.*?)```", GUIDE, re.DOTALL) if "COMPOSE_PROFILES=storage" in block
     )

@@ -1,10 +1,8 @@
 """A card that is not there: tensors of a device `card`, computed on the processor, refused where a real card refuses.
-
 What a machine without a card cannot see is a tensor left on the other side: an operation on both, an index that is on
 the card into one that does not, an array taken from its memory, a generator of the processor's. Importing this makes
 the device (torch's backend for devices written in Python); `torch.zeros(3, device="card")` and `module.to("card")` do
-what they do on CUDA. Speed, memory, streams and its own kernels' rounding are a real card's alone.
-"""
+what they do on CUDA. Speed, memory, streams and its own kernels' rounding are a real card's alone."""
 
 from __future__ import annotations
 

@@ -1,10 +1,6 @@
-"""A card computes what the processor computes: the passes, fits and noise of the mechanisms, on both.
-
-They import the mechanisms alone, so that a machine with a card needs little (`make gpu`). AUTOCODER_TEST_DEVICE=card
-rehearses them without one, on a pretended card (`pretended`); with `cpu` both sides are the processor.
-"""
-
-from __future__ import annotations
+"""A card computes what the processor computes: the passes, fits and noise of the mechanisms, on both. They import the
+mechanisms alone, so that a machine with a card needs little (`make gpu`). AUTOCODER_TEST_DEVICE=card rehearses them
+without one, on a pretended card (`pretended`); with `cpu` both sides are the processor."""
 
 import os
 from functools import partial

@@ -1,7 +1,5 @@
 """`make gpu` runs without a card, small, on a pretended one: its tests pass there and every part has its figures."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -21,8 +19,7 @@ SPEEDS = ("--parts", "peak", "risk_pass", "coding", "training")
 )
 def test_every_part_runs_on_a_pretended_card(parts: tuple[str, ...], tmp_path: Path) -> None:
     """Exit code 0, nothing failed, so that no tensor was left on the other side, and the speeds from which the paper's
-    protocol is estimated are there. The parts draw and train on the card; its tests and the whole chain run nightly.
-    """
+    protocol is estimated are there. The parts draw and train on the card; its tests and the whole chain run nightly."""
     command = [sys.executable, "benchmarks/gpu.py", "--device", "card", "--small", "--json", str(tmp_path / "gpu.json")]
     done = subprocess.run(
         [*command, *parts], cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False

@@ -1,7 +1,5 @@
-"""The operator's pages in a real browser: the tests and the pictures of the docs take the same steps.
-
-The browser is the system's Chromium; Playwright downloads none. All it asks is on loopback.
-"""
+"""The operator's pages in a real browser: the tests and the pictures of the docs take the same steps. The browser is
+the system's Chromium; Playwright downloads none. All it asks is on loopback."""
 
 from __future__ import annotations
 

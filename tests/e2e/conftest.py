@@ -1,7 +1,5 @@
 """One stack for all end-to-end tests: `scripts/stack.py`, as `make stack` starts it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What can go wrong with a run on the stack, and what a test needs to make it so."""
 
-from __future__ import annotations
-
 import os
 import selectors
 import shutil

@@ -1,7 +1,5 @@
 """Runs on the stack: starting one, waiting for its states, finding its processes and its release."""
 
-from __future__ import annotations
-
 import copy
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """A running stack as tests see it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What the stack tells by itself: notifications that arrive, metrics of real runs; and a file coded on it."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

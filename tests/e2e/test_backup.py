@@ -1,7 +1,5 @@
 """A backup by the commands of docs/how-to/back-up-and-recover.md, restored into a fresh database and workspace."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -34,9 +32,7 @@ def commands(number: int) -> list[str]:
 
 def follow(lines: list[str], folder: Path, *, workspace: Path, url: str) -> list[str]:
     """Run commands in a folder that holds KEY.pem, after those that set the section's environment; what they print.
-
-    Only what the section writes in capitals is filled in, and the stack's folder of secrets is put where it says.
-    """
+    Only what the section writes in capitals is filled in, and the stack's folder of secrets is put where it says."""
     found = re.fullmatch(r"\S+//(\w+):(\S+)@(\S+):(\d+)/ledger", url)
     assert found is not None
     role, password, host, port = found.groups()

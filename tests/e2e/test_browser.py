@@ -1,7 +1,5 @@
 """The operator's page in Chromium: a form filled, a wrong value refused in it, a run seen, its release approved."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,11 +1,7 @@
-"""Whatever dies, a training run on the stack ends with the result of an unbroken run, and with one release.
-
-Nightly five of them, and a full disk where one may be mounted, hit one run one after the other, in a few minutes;
+"""Whatever dies, a training run on the stack ends with the result of an unbroken run, and with one release. Nightly
+five of them, and a full disk where one may be mounted, hit one run one after the other, in a few minutes;
 `--faults-repeat 5` gives each fault a run of its own, five times, each in another stage, with the network cut for five
-minutes ($AUTOCODER_TEST_CUT_SECONDS).
-"""
-
-from __future__ import annotations
+minutes ($AUTOCODER_TEST_CUT_SECONDS)."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -155,12 +151,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.mark.long
 def test_one_fault(
-    stack: Stack,
-    worker: Worker,
-    unbroken: Callable[[int], dict[str, bytes]],
-    officer: Path,
-    fault: str,
-    number: int,
+    stack: Stack, worker: Worker, unbroken: Callable[[int], dict[str, bytes]], officer: Path, fault: str, number: int
 ) -> None:
     """Each fault alone, in a stage that differs from round to round."""
     home = stack.folder / f"{fault}-{number}"

@@ -1,9 +1,5 @@
-"""The production stack as an agency runs it: retrain, wait, approve, release, through crashes; who may do what.
-
-The tests go on from each other's state, in their order.
-"""
-
-from __future__ import annotations
+"""The production stack as an agency runs it: retrain, wait, approve, release, through crashes; who may do what. The
+tests go on from each other's state, in their order."""
 
 import os
 import signal
@@ -120,8 +116,7 @@ def test_everything_may_die_while_it_waits(stack: Stack) -> None:
 
 def test_only_a_good_signature_lets_it_go_on(stack: Stack, officer: Path, tmp_path: Path) -> None:
     """A text that is none is refused by the form; a stranger's is refused by the run, which waits on; the officer's
-    releases, once.
-    """
+    releases, once."""
     (asked,) = stack.runs("release")
     plan = asked["parameters"]["plan"]
     for text in ("I approve. B. Officer", "A" * 100):

@@ -1,7 +1,5 @@
 """The examples run as they stand and say what is true; the page quotes its example word for word."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

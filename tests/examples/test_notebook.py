@@ -1,7 +1,5 @@
 """The notebook shows what its code says, and its page is made without running it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

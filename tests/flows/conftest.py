@@ -1,7 +1,5 @@
 """What tests of the commands share, all of pytest's processes together: libraries, a server, a finished job."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -50,9 +48,8 @@ def served(common: Path, server: str, new: Job) -> Job:
 
 @pytest.fixture(scope="session")
 def finished(common: Path, new: Job) -> Job:
-    """A job that ran to its end unbroken. Tests must not change its workspace; `stdout` and `stderr` beside it are
-    what it printed.
-    """
+    """A job that ran to its end unbroken. Tests must not change its workspace; `stdout` and `stderr` beside it are what
+    it printed."""
 
     def run(folder: Path) -> None:
         done = new.at(folder / "home").run("--json")

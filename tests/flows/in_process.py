@@ -1,7 +1,5 @@
 """Commands in pytest's own process: those that load neither torch nor a server, and those that are refused."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -41,8 +41,7 @@ MARKER = "zebrafinch quicksilver marzipan"
 
 def environment(**changes: str) -> dict[str, str]:
     """The environment of a user who has set nothing of ours or of Prefect's but the tests' one registry key; one
-    thread: files run two at once.
-    """
+    thread: files run two at once."""
     shared = {k: v for k, v in os.environ.items() if k == VARIABLE or not k.startswith(("PREFECT_", "AUTOCODER_"))}
     quiet = {"NO_COLOR": "1", "COLUMNS": "200", "DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
     return shared | quiet | {"OMP_NUM_THREADS": "1"} | changes
@@ -65,8 +64,7 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
 
 def start_server(folder: Path, **settings: str) -> tuple[subprocess.Popen[bytes], str]:
     """Start a Prefect server, on SQLite in `folder` without other settings; the process and the API's address, once it
-    answers.
-    """
+    answers."""
     port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],

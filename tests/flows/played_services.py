@@ -1,7 +1,5 @@
 """Plays background services of Prefect's server."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any, NoReturn
 

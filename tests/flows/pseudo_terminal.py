@@ -1,7 +1,5 @@
 """Runs commands in a pseudo-terminal of a given width, as a person sees them."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

@@ -1,7 +1,5 @@
 """Process workers of a real Prefect server, and their ends; a run of theirs that stands still where a test wants it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -52,11 +50,9 @@ def runs_of(server: str, flow: str) -> list[dict[str, Any]]:
 
 
 def kill_a_run(server: str, flow: str, started: list[subprocess.Popen[bytes]], *, with_worker: bool = False) -> str:
-    """SIGKILL to all that a worker has started, once its run of the flow is at work; returns the run's id.
-
-    Its processes are halted first, so that the run can't end before. With its worker it dies after its first
-    heartbeat; `kill_with_worker` is for one that dies before.
-    """
+    """SIGKILL to all that a worker has started, once its run of the flow is at work; returns the run's id. Its
+    processes are halted first, so that the run can't end before. With its worker it dies after its first heartbeat;
+    `kill_with_worker` is for one that dies before."""
     while True:  # the test's own limit ends it
         for worker in started:
             at_work = psutil.Process(worker.pid).children(recursive=True)
@@ -93,8 +89,7 @@ def _running(server: str, flow: str, processes: Sequence[psutil.Process]) -> lis
 
 def _stand_still(flow: Any, flow_run: Any, state: Any) -> None:
     """Name the process to the test. Prefect calls this when the server has the run as `Running`, and sends the first
-    heartbeat afterwards.
-    """
+    heartbeat afterwards."""
     folder = Path(flow_run.parameters["folder"])
     number = len(list(folder.glob("start-*")))
     named = folder / f"start-{number}.partial"

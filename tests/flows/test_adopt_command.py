@@ -1,7 +1,5 @@
 """`autocoder adopt` and what later commands take from its folder, as a partner types them."""
 
-from __future__ import annotations
-
 import json
 import stat
 from collections.abc import Callable

@@ -1,9 +1,5 @@
-"""Plan, approve, release by the commands: a release that no one signed for does not happen.
-
-The plan and its artifacts are those of the finished job; each test has a workspace and a ledger of its own.
-"""
-
-from __future__ import annotations
+"""Plan, approve, release by the commands: a release that no one signed for does not happen. The plan and its artifacts
+are those of the finished job; each test has a workspace and a ledger of its own."""
 
 import json
 import re
@@ -100,8 +96,7 @@ def test_two_signatures_release_and_one_does_not(site: tuple[Job, str]) -> None:
 
 def test_what_is_signed_is_read_first(site: tuple[Job, str], tmp_path: Path) -> None:
     """`plan show` in the terminal, as JSON and as a page; `approve` quotes leakage and budget before it signs. Looking
-    changes nothing that is signed.
-    """
+    changes nothing that is signed."""
     job, plan = site
     for words in (["plan", plan], ["status", "--home", str(job.home)]):
         done = slow_imports.command(words, tmp_path)

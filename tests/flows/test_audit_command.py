@@ -1,10 +1,6 @@
-"""`audit`, the gate and `approve --despite-audit`, on a mechanism that claims much less than it leaks.
-
-Weights of 0.02 shrink every loss that the claim is computed from; an optimiser that rescales its gradients hardly
-notices. So the claim is a fiftieth of an unweighted one, and the leak stays: what an audit is there to find.
-"""
-
-from __future__ import annotations
+"""`audit`, the gate and `approve --despite-audit`, on a mechanism that claims much less than it leaks. Weights of 0.02
+shrink every loss that the claim is computed from; an optimiser that rescales its gradients hardly notices. So the claim
+is a fiftieth of an unweighted one, and the leak stays: what an audit is there to find."""
 
 import json
 import re

@@ -1,7 +1,5 @@
 """`autocoder code` as its users call it: files in and out, what cannot be coded, `kill -9`."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -63,13 +61,7 @@ def test_a_file_is_coded_with_its_columns_kept(new: Job, tiny_bundle: Path, tmp_
     ids=["column", "empty", "encoding", "missing", "code taken", "no header", "suffix", "folder"],
 )
 def test_what_cannot_be_coded_leaves_no_output(
-    tiny_bundle: Path,
-    tmp_path: Path,
-    told: CommandRunner,
-    content: bytes | None,
-    column: str,
-    out: str,
-    said: str,
+    tiny_bundle: Path, tmp_path: Path, told: CommandRunner, content: bytes | None, column: str, out: str, said: str
 ) -> None:
     """One line, exit code 2, neither the output nor a part of it."""
     source = tmp_path / "new.csv"

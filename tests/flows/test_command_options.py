@@ -1,7 +1,5 @@
 """Options that come in groups, and what the command says of itself."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`autocoder compare` as its user runs it: every branch measured and recorded, an internal report, clear refusals."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path
@@ -16,10 +14,7 @@ from tasks.bundle.sentences import COUPLED
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context
 
-CHOSEN = (
-    *("non-private", "swag-ppm", "swag-ppm-reweighted"),
-    *("dp-sgd", "dp-sgd-tuned", "prior-descent"),
-)
+CHOSEN = (*("non-private", "swag-ppm", "swag-ppm-reweighted"), *("dp-sgd", "dp-sgd-tuned", "prior-descent"))
 AIMING = ("dp-sgd", "dp-sgd-tuned", "prior-descent")
 """Those with a target."""
 
@@ -160,10 +155,8 @@ def test_the_other_trainable_parts_compare_too(
     trainable: str, prior: str, new: Job, tiny_roberta: Path, tmp_path: Path
 ) -> None:
     """Ghost clipping, schedules, class weights and SWAG-PPM on a tiny RoBERTa, each with its claim, from titles too.
-
     Nightly: `tasks/fitting/test_chain.py` takes each part from a file to a release, and
-    `tasks/auditing/test_token_trials.py` fits DP-SGD of tokens.
-    """
+    `tasks/auditing/test_token_trials.py` fits DP-SGD of tokens."""
     settings = {
         "model.encoder": str(tiny_roberta),
         "model.trainable": trainable,

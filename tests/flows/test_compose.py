@@ -1,7 +1,5 @@
 """docker-compose.yml, as Docker's own tool reads it: what is open, who holds which secret, what is reserved."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -93,8 +91,7 @@ def test_only_the_proxies_have_ports_and_they_are_on_loopback(composed: dict[str
 
 def test_the_coding_service_is_behind_a_proxy_with_deadlines(composed: dict[str, Any], tmp_path: Path) -> None:
     """Asked for by its profile; no one but the proxy is on its network, which has no way out; it reads bundles, the
-    public key and the clients' keys.
-    """
+    public key and the clients' keys."""
     coder, proxy = composed["services"]["coder"], composed["services"]["coder-proxy"]
     assert coder["profiles"] == proxy["profiles"] == ["serve"]
     assert {n for n, s in composed["services"].items() if "coding" in s["networks"]} == {"coder", "coder-proxy"}
@@ -161,8 +158,7 @@ def test_containers_reach_no_port_of_the_host(composed: dict[str, Any]) -> None:
 
 def test_no_container_is_root_writable_or_capable(composed: dict[str, Any]) -> None:
     """The image's user is a number, databases run as their own, all on a root file system that is only read. Proxies
-    alone are root, without a capability but the one that their image's program is marked with.
-    """
+    alone are root, without a capability but the one that their image's program is marked with."""
     for name, service in composed["services"].items():
         assert service["read_only"] is True, name
         assert service["cap_drop"] == ["ALL"], name
@@ -291,8 +287,7 @@ def test_each_service_has_the_secrets_that_it_needs_and_no_other(composed: dict[
 
 def test_the_storage_is_asked_for_and_its_key_is_told_to_whoever_reads_stages(composed: dict[str, Any]) -> None:
     """Workers of shared stages hold the key; no argument and no variable of the file does. Without the two settings of
-    .env a worker keeps to its workspace.
-    """
+    .env a worker keeps to its workspace."""
     storage = composed["services"]["storage"]
     assert storage["profiles"] == ["storage"]
     assert storage["user"] == "10001:10001"

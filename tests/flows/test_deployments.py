@@ -1,7 +1,5 @@
 """deployments/: every entrypoint loads, the forms fit their flows, their values are the profiles'."""
 
-from __future__ import annotations
-
 import copy
 import re
 from pathlib import Path
@@ -59,10 +57,8 @@ def given(name: str) -> dict[str, Any]:
 
 
 def filled(name: str) -> dict[str, Any]:
-    """Returns the form as Prefect's page sends it when no one changes it, except for what must be given.
-
-    The page puts the schema's default into every field that the deployment leaves out, in sections too.
-    """
+    """Returns the form as Prefect's page sends it when no one changes it, except for what must be given. The page puts
+    the schema's default into every field that the deployment leaves out, in sections too."""
     schema = flow_of(name).parameters.model_dump()
     return with_defaults(given(name), schema, schema["definitions"])
 

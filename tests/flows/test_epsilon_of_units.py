@@ -1,7 +1,5 @@
 """A unit of up to three records: every epsilon that is shown is the accountant's, three times that of one record."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A disk that fills up while a release is published: one clear line, nothing half-published, nothing charged twice."""
 
-from __future__ import annotations
-
 import errno
 import shutil
 from collections.abc import Iterator

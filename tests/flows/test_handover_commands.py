@@ -1,7 +1,5 @@
 """verify, handover and revoke as a person types them."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -95,10 +93,8 @@ def test_mistakes_end_in_one_line(sealed: Sealed, tmp_path: Path) -> None:
 
 
 def test_the_house_does_not_code_with_what_it_revoked(sealed: Sealed, tmp_path: Path) -> None:
-    """Neither from the workspace nor from an archive of it; elsewhere, and when it is wanted all the same, it does.
-
-    The ledger's list and the release's own page say so first, with the reason and who holds the bundle.
-    """
+    """Neither from the workspace nor from an archive of it; elsewhere, and when it is wanted all the same, it does. The
+    ledger's list and the release's own page say so first, with the reason and who holds the bundle."""
     release = str(sealed.row.release_id)
     house = shutil.copytree(sealed.home, tmp_path / "house", ignore=shutil.ignore_patterns("source", "again"))
     home, text = ("--home", house), "Employee fell from a ladder."

@@ -1,7 +1,5 @@
 """`kill -9` anywhere: the next run resumes, ends with the same weights bit for bit, and there is one release."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -25,11 +23,8 @@ pytestmark = pytest.mark.servers
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_killed_at_random_moments_it_ends_as_if_unbroken(finished: Job, tmp_path: Path) -> None:
-    """Every file of every stage equals the unbroken run's.
-
-    The moments are random, somewhere in a stage that is random too: a seed that fails is printed, so that it can be
-    tried again.
-    """
+    """Every file of every stage equals the unbroken run's. The moments are random, somewhere in a stage that is random
+    too: a seed that fails is printed, so that it can be tried again."""
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")  # noqa: T201
     moments = random.Random(seed)
@@ -57,8 +52,7 @@ def test_killed_at_random_moments_it_ends_as_if_unbroken(finished: Job, tmp_path
 
 def test_two_retrains_at_once_release_once(finished: Job, tmp_path: Path) -> None:
     """The same command started twice on one workspace, where the narratives are encoded: each other stage is computed
-    once, both end with the one release.
-    """
+    once, both end with the one release."""
     job = finished.copy(tmp_path / "home", "features")
     with ThreadPoolExecutor(2) as pool:
         both = list(pool.map(lambda _: job.run("--json"), range(2)))
@@ -152,18 +146,13 @@ AFTER = tuple((point, "after") for point in POINTS)
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     "moments",
-    [
-        pytest.param((*BEFORE, AFTER[-1]), id="before"),
-        pytest.param(AFTER, id="after", marks=pytest.mark.long),
-    ],
+    [pytest.param((*BEFORE, AFTER[-1]), id="before"), pytest.param(AFTER, id="after", marks=pytest.mark.long)],
 )
 def test_killed_at_each_step_of_the_release_there_is_one_draw(
     moments: tuple[tuple[str, str], ...], finished: Job, tmp_path: Path
 ) -> None:
-    """The draw on the disk and its digest in the ledger never change once there.
-
-    After a step is nearly before the next one: all of these moments are nightly, except for the last.
-    """
+    """The draw on the disk and its digest in the ledger never change once there. After a step is nearly before the next
+    one: all of these moments are nightly, except for the last."""
     driver = tmp_path / "driver.py"
     driver.write_text(DRIVER)
     job = finished.copy(tmp_path / "home")

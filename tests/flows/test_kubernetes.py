@@ -1,7 +1,5 @@
 """deployments/kubernetes: valid for Kubernetes 1.34, as closed as docker-compose.yml, and with the same secrets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

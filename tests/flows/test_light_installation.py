@@ -1,7 +1,5 @@
 """Partners' installations: the base dependencies of pyproject.toml, alone and with the extra `partner`."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

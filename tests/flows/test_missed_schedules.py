@@ -1,7 +1,5 @@
 """Of what a schedule missed the newest alone catches up: a weekend without a worker is one round, not two hundred."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """Plausible mistakes end in one line that names the option, before any work; so does what no one foresaw."""
 
-from __future__ import annotations
-
 import errno
 import socket
 from pathlib import Path

@@ -1,7 +1,5 @@
 """deployments/monitoring against what `autocoder status --serve` tells, and in a Prometheus of Debian's."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Every command that a step prints as the next one runs as it is printed."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`status --check` as its users call it."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """`autocoder train --deploy NAME --cron LINE` registers a run with its very parameters on a real Prefect server."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from uuid import UUID
 

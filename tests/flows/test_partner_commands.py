@@ -1,7 +1,5 @@
 """sample, estimate, drift and serve as a partner agency types them."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
@@ -163,8 +161,7 @@ def test_sigterm_lets_the_requests_at_work_end(
     served: tuple[str, dict[str, str], subprocess.Popen[str]], sealed: Sealed
 ) -> None:
     """SIGTERM in the middle of a request: no one new comes in, it gets its whole answer, the process ends by itself and
-    has told no narrative.
-    """
+    has told no narrative."""
     address, header, process = served
     assert httpx.get(f"{address}/version").status_code == 401
     known = httpx.get(f"{address}/version", headers=header).json()

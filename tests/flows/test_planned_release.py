@@ -1,7 +1,5 @@
 """What a plan is held against and who pays for it: nothing written manually, no other ledger or key, one draw."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

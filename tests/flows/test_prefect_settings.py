@@ -1,9 +1,5 @@
-"""Prefect reads its settings when it is imported: nothing may bring it before the server's password is set.
-
-Else the server of a run asks for a password that the run does not know, and the command ends in "unauthorized".
-"""
-
-from __future__ import annotations
+"""Prefect reads its settings when it is imported: nothing may bring it before the server's password is set. Else the
+server of a run asks for a password that the run does not know, and the command ends in "unauthorized"."""
 
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Nothing of a record in any trace: logs, Prefect's database, exceptions, artifacts or the bundle."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

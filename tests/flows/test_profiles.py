@@ -1,7 +1,5 @@
 """Profiles and --set: what ships is valid, and what is wrong is refused by the option's name before any work."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

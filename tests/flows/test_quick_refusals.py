@@ -1,7 +1,5 @@
 """A mistake in a file, and a question about a command, are answered before anything is imported that takes seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What is only shown ends no run: a server that answers artifacts with 500 costs the bar and the page's text."""
 
-from __future__ import annotations
-
 import httpx
 import pytest
 from prefect.exceptions import PrefectHTTPStatusError

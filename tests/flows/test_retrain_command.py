@@ -1,7 +1,5 @@
 """`autocoder train` as its user runs it: one release, reused stages, figures, clear refusals."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Roots, as an agency and a partner type them: another release key, persons who sign roots, a revocation."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

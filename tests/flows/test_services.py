@@ -1,7 +1,5 @@
 """Background services under supervision: none is ever missing while the process looks well."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import socket

@@ -1,7 +1,5 @@
 """A release per field: plans from one encoding, and one table coded by several bundles that share an encoder."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re
@@ -74,19 +72,7 @@ def test_from_records_to_a_table_of_two_fields(
     assert encoded == [2], "the two texts once, for both bundles"
     coded = read_csv(tmp_path / "both.csv")
     for name, one in zip(("nature", "event"), bundles, strict=True):
-        assert (
-            invoke(
-                "code",
-                *given,
-                "--bundle",
-                one,
-                "--threshold",
-                "0.5",
-                "--out",
-                tmp_path / f"{name}.csv",
-            )[0]
-            == 0
-        )
+        assert invoke("code", *given, "--bundle", one, "--threshold", "0.5", "--out", tmp_path / f"{name}.csv")[0] == 0
         for row, alone in zip(coded, read_csv(tmp_path / f"{name}.csv"), strict=True):
             for column in ("code", "title", "needs_review", "bundle_digest"):
                 assert row[f"{name}_{column}"] == alone[column]

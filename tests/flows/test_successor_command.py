@@ -1,7 +1,5 @@
 """`autocoder successor` on two released bundles: one page, no narrative on it, and verdicts that follow the records."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -27,9 +25,7 @@ def test_two_released_bundles_are_compared(
     sealed: Sealed, titled: Sealed, narratives: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     """On records with the new model's own answers it is right throughout and better; the other way round it is worse.
-
-    Counts and agreement are those of both models' coded files.
-    """
+    Counts and agreement are those of both models' coded files."""
     texts = narratives(60)
     before, after = _coded(sealed, texts, tmp_path), _coded(titled, texts, tmp_path)
     agreement = sum(a == b for a, b in zip(before, after, strict=True)) / len(texts)

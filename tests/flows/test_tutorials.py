@@ -1,7 +1,5 @@
 """The tutorials as a person types them, in their order, on a small encoder; outputs have the pages' form."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import textwrap

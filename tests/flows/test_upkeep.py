@@ -1,9 +1,5 @@
-"""What is asked of the server and told by it: dead runs resumed, answers kept, runs counted.
-
-And the nightly check of the ledger, called as its deployment calls it.
-"""
-
-from __future__ import annotations
+"""What is asked of the server and told by it: dead runs resumed, answers kept, runs counted. And the nightly check of
+the ledger, called as its deployment calls it."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -99,9 +95,8 @@ def test_releases_at_work_are_taken_up_after_their_time_and_waiting_ones_never(
     client: SyncPrefectClient, tmp_path: Path
 ) -> None:
     """Of what is at work housekeeping declares dead what sends no heartbeat, whether it ever sent one or not, and takes
-    it up. What waits, is cancelled, was started manually or sends heartbeats is left alone, and so
-    is what the rule declared dead after someone had stopped it.
-    """
+    it up. What waits, is cancelled, was started manually or sends heartbeats is left alone, and so is what the rule
+    declared dead after someone had stopped it."""
     home = str(tmp_path / "home")
     Workspace(tmp_path / "home").create()
 
@@ -178,8 +173,7 @@ def test_a_run_that_dies_with_its_worker_before_its_first_heartbeat_is_taken_up(
 ) -> None:
     """By SIGKILL to both: found by the rule, in less time than it has where it is deployed, or, where there is no rule,
     by what housekeeping asks of the server, at another moment than this one. Nightly: one that never sent a heartbeat
-    is among the runs of `test_releases_at_work_are_taken_up_after_their_time_and_waiting_ones_never`.
-    """
+    is among the runs of `test_releases_at_work_are_taken_up_after_their_time_and_waiting_ones_never`."""
     home = str(tmp_path / "home")
     Workspace(tmp_path / "home").create()
     apply_pools(["early"])
@@ -232,8 +226,7 @@ def test_a_run_whose_ledger_is_away_is_taken_up(
 def test_no_worker_sends_heartbeats_too_rarely_to_be_alive() -> None:
     """One that no one told sends them as Prefect does: two fit into the rule's time, and into each fifth of the silence
     after which housekeeping declares a run dead. Both look at the same flows except releases, which wait, and say the
-    same of a dead run.
-    """
+    same of a dead run."""
     (entry,) = [entry for entry in yaml.safe_load(RULES.read_text(encoding="utf-8")) if entry["name"] == "zombies"]
     rule = entry["trigger"]
     every = FlowsSettings.model_fields["heartbeat_frequency"].default
@@ -250,8 +243,7 @@ def test_a_living_run_whose_worker_was_told_nothing_outlasts_the_rule(
     client: SyncPrefectClient, ephemeral_server: str, tmp_path: Path
 ) -> None:
     """It has no task and logs nothing; the rule, as it is deployed, finds one that died before its first heartbeat, and
-    not this one, which is older. Takes eight minutes.
-    """
+    not this one, which is older. Takes eight minutes."""
     home, folders = str(tmp_path / "home"), {name: tmp_path / name for name in ("lives", "dies")}
     Workspace(tmp_path / "home").create()
     apply_pools(["untold"])
@@ -283,11 +275,9 @@ def test_crashes_between_question_and_answer_lose_neither(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Prefect forgets that it asked when a run that crashed is resumed; the answer that came counts all the same.
-
-    A run that is suspended in earnest, answered and resumed by housekeeping: once when the answer was there and not
-    read, once before there was an answer.
-    """
+    """Prefect forgets that it asked when a run that crashed is resumed; the answer that came counts all the same. A run
+    that is suspended in earnest, answered and resumed by housekeeping: once when the answer was there and not read,
+    once before there was an answer."""
     job, plan = site
     parameters = {"plan": plan, "home": str(job.home), "device": "cpu"}
     deployment = client.create_deployment(client.create_flow_from_name("release"), name="release")

@@ -1,7 +1,5 @@
 """`autocoder status` and `autocoder status --serve` on a workspace without a server."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -87,8 +85,7 @@ def test_a_plan_without_its_approval_wants_a_person(finished: Job, tmp_path: Pat
 @pytest.mark.servers
 def test_every_stopped_run_has_its_next_command(server: str, served: Job, tmp_path: Path) -> None:
     """On a real server: what failed is tried again, what crashed is resumed, what is late gets a worker, what waits is
-    signed; a run without a deployment is repeated by its command.
-    """
+    signed; a run without a deployment is repeated by its command."""
     pool = f"watched-{tmp_path.name}"
     with temporary_settings({PREFECT_API_URL: server}), get_client(sync_client=True) as client:
         client.create_work_pool(WorkPoolCreate(name=pool, type="process"))

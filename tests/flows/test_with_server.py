@@ -1,7 +1,5 @@
 """The same command against a Prefect server that runs: the run, its stages and its artifacts are in the server."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,7 @@ pytestmark = pytest.mark.servers
 
 def test_run_stages_and_artifacts_are_in_the_server(server: str, served: Job, finished: Job, tmp_path: Path) -> None:
     """Unchanged command, PREFECT_API_URL set: a completed flow run, a task run a stage, table and release artifacts.
-
-    Stages of a run without a server are reused.
-    """
+    Stages of a run without a server are reused."""
     job = finished.copy(tmp_path / "home").at(tmp_path / "home", env=served.env)
     done = job.run("--json")
     assert done.returncode == 0, done.stderr

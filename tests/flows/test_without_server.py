@@ -1,7 +1,5 @@
 """The same command without a server: the same stages and release, and nothing of Prefect's runs."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -23,8 +21,7 @@ finally:
 @pytest.mark.servers
 def test_a_retrain_brings_nothing_of_prefects(finished: Job, tmp_path: Path) -> None:
     """It ends in a release. Nothing of Prefect is imported, which takes a second of each command, and it has no
-    database.
-    """
+    database."""
     job = finished.copy(tmp_path / "home")
     command = [sys.executable, "-c", _WITHOUT_PREFECT, *job.arguments("--json")[3:]]
     done = subprocess.run(command, env=job.env, capture_output=True, text=True, timeout=500, check=False)

@@ -1,10 +1,6 @@
-"""`autocoder` without its imports: each command is a fork of one process that has loaded the libraries.
-
-All else is as in a process of its own: arguments, folder, environment, output, exit code. Prefect is not among what is
-loaded, since a command sets Prefect's environment before it imports it.
-"""
-
-from __future__ import annotations
+"""`autocoder` without its imports: each command is a fork of one process that has loaded the libraries. All else is as
+in a process of its own: arguments, folder, environment, output, exit code. Prefect is not among what is loaded, since a
+command sets Prefect's environment before it imports it."""
 
 import atexit
 import gc
@@ -37,11 +33,7 @@ def command(address: Path, *arguments: str, env: dict[str, str], timeout: float)
         subprocess.TimeoutExpired: it took longer than so many seconds; it was killed.
     """
     asked = {"arguments": arguments, "folder": str(Path.cwd()), "environment": env | AT_LOADING}
-    with (
-        tempfile.TemporaryFile() as out,
-        tempfile.TemporaryFile() as err,
-        socket.socket(socket.AF_UNIX) as connection,
-    ):
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(address))
         socket.send_fds(connection, [b"*"], [out.fileno(), err.fileno()])
         connection.sendall(json.dumps(asked).encode() + b"\n")
@@ -92,11 +84,8 @@ def wait_for_a_command(address: str) -> None:
 
 
 def end_after(main: Callable[[], None]) -> NoReturn:
-    """End as Python would, except for an interrupt that no one took: that is exit code 1.
-
-    What was loaded is left to the operating system: to take it apart, page by page of what the forks share, takes half
-    a second.
-    """
+    """End as Python would, except for an interrupt that no one took: that is exit code 1. What was loaded is left to
+    the operating system: to take it apart, page by page of what the forks share, takes half a second."""
     code = 0
     try:
         main()

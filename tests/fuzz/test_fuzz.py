@@ -1,10 +1,6 @@
 """Mutated files and requests: whatever comes in is taken whole or refused in words of our own, and nothing of it told.
-
 The seeds in `corpus/` are committed: files and requests that were attacks once, and plain ones. A few mutations of each
-run at every commit, always the same ones; many, new each time, in `make test-long`.
-"""
-
-from __future__ import annotations
+run at every commit, always the same ones; many, new each time, in `make test-long`."""
 
 import json
 import shutil
@@ -39,14 +35,11 @@ from storage.tables.reader import pieces, survey
 from storage.tables.writer import open_writer, output_kind
 from tasks.coding.coder import open_bundle
 
-DECLARES = (
-    (
-        "whatever is handed in is taken whole or refused",
-        "mutations of files, bundles, archives, requests, policies, roots and witnesses (`tests/fuzz/corpus`)",
-        "what has not been tried yet: 10 mutations of each at every commit, 1,500 in `make test-long`",
-    ),
-)
-"""Rows of docs/explanation/threat-model.md: promise, attacks tried, what is not promised."""
+DECLARES = """
+whatever is handed in is taken whole or refused
+| mutations of files, bundles, archives, requests, policies, roots and witnesses (`tests/fuzz/corpus`)
+| what has not been tried yet: 10 mutations of each at every commit, 1,500 in `make test-long`
+"""
 
 CORPUS = Path(__file__).parent / "corpus"
 TABLES = sorted((CORPUS / "tables").iterdir())

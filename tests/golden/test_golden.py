@@ -3,8 +3,6 @@
 Who changes a number on purpose runs `python tests/golden/measure.py --write`, and names the number in the commit.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -37,11 +35,9 @@ def test_the_golden_set_has_eight_plans(measured: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", GOLDEN["plans"])
 def test_a_plan_is_what_it_was(measured: dict[str, Any], name: str) -> None:
-    """To the last bit on the processor that wrote it.
-
-    Elsewhere a fit's last bits differ, and what is measured from it may: SWAG-PPM's sensitivity and epsilon by 2%, an
-    F1 by 0.03 (80 records are scored). Weights are then not compared.
-    """
+    """To the last bit on the processor that wrote it. Elsewhere a fit's last bits differ, and what is measured from it
+    may: SWAG-PPM's sensitivity and epsilon by 2%, an F1 by 0.03 (80 records are scored). Weights are then not
+    compared."""
     now, was = measured["plans"][name], GOLDEN["plans"][name]
     if measured["processor"] == GOLDEN["processor"]:
         assert now == was

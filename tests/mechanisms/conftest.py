@@ -1,7 +1,5 @@
 """Small classifiers for the tests of the mechanisms."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

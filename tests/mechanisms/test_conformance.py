@@ -1,10 +1,6 @@
 """What every registered mechanism has to keep, asked of all of them: a new one is asked without a line here.
-
 Statistical tests fix the key of the noise, so that they cannot fail by chance; the level that they would have with a
-fresh key is stated with each.
-"""
-
-from __future__ import annotations
+fresh key is stated with each."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,17 +17,7 @@ from torch import Tensor, nn
 
 from mechanisms.descent import exact_sums
 from mechanisms.errors import MechanismError
-from mechanisms.mechanism import (
-    Aimed,
-    Fitted,
-    Mechanism,
-    Model,
-    Plan,
-    Records,
-    Run,
-    Task,
-    kinds,
-)
+from mechanisms.mechanism import Aimed, Fitted, Mechanism, Model, Plan, Records, Run, Task, kinds
 from mechanisms.model import checkpoint
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import OptimiserPhase
@@ -240,10 +226,8 @@ class Killed(BaseException):
 
 
 class Draws:
-    """Every address of noise that is drawn at, with the keys that it was drawn under, and a kill at one draw or save.
-
-    A kill before a save leaves what was drawn unwritten: with another key its noise would be drawn a second time.
-    """
+    """Every address of noise that is drawn at, with the keys that it was drawn under, and a kill at one draw or save. A
+    kill before a save leaves what was drawn unwritten: with another key its noise would be drawn a second time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.keys: dict[tuple[str, int], set[bytes]] = {}

@@ -1,7 +1,5 @@
 """The library's front door: scikit-learn's contract, every mechanism good at its defaults, noise that is passed in."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -94,10 +92,7 @@ def test_every_mechanism_by_the_same_calls(kind: str) -> None:
         assert 4.9 <= made.claim.epsilon <= 5
 
 
-@pytest.mark.parametrize(
-    "kind",
-    KINDS,
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_good_at_its_defaults(kind: str) -> None:
     """On 2,000 separable records, 16 features and 5 classes, epsilon 5 loses at most 0.02 of the accuracy of a fit
     without noise, which is 1. With one fixed key; DP-SGD at the fixed rate 0.001 reaches 0.8 and is refused."""

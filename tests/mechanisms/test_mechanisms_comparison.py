@@ -1,7 +1,5 @@
 """`compare` ranks mechanisms on the same records and seeds, as a data frame, at equal epsilon."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One call for a module of one's own: it runs, claims and adds noise as the pipeline's branch does."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Prior descent: sensitivity and noise of its steps, its budget and its rate."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

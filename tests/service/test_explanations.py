@@ -1,7 +1,5 @@
 """Shares of words are exact for the head's own words and first-order for the encoder; /explain has limits."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -142,12 +140,7 @@ def test_explanations_are_bounded_as_codes_are(client: TestClient) -> None:
     """Key, length, known codes, nothing quoted."""
     body = {"narrative": "zebrafinch fell", "codes": ["111", "132"]}
     assert client.post("/explain", json=body).status_code == 401
-    for wrong in (
-        {"narrative": "zebrafinch" * 3000},
-        {"codes": []},
-        {"codes": ["zebrafinch"]},
-        {"narrative": " "},
-    ):
+    for wrong in ({"narrative": "zebrafinch" * 3000}, {"codes": []}, {"codes": ["zebrafinch"]}, {"narrative": " "}):
         refused = client.post("/explain", json=body | wrong, headers=HEADER)
         assert refused.status_code == 422
         assert "zebrafinch" not in refused.text

@@ -1,7 +1,5 @@
 """The review page in a real browser: 5,000 rows by keyboard, double coding, adjudication, files saved, WCAG by axe."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

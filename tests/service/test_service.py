@@ -1,7 +1,5 @@
 """The service: its answers, its limits, its silence, and whatever else is sent to it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -1,7 +1,5 @@
 """A file sent to the service: the answers of `autocoder code`, its strictness, its limits, and nothing that stays."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import io

@@ -1,7 +1,5 @@
 """schemathesis: whatever the description allows is answered as described, whatever it forbids is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

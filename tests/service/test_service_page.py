@@ -1,7 +1,5 @@
 """The service's page in a real browser: a file goes in, a coded one comes out, and a refusal is read."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Stage outputs are found by what they were made from, survive a kill, and are refused when damaged."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import time

@@ -1,7 +1,5 @@
 """A stage's version follows from whatever its module may run: each import, wherever it stands."""
 
-from __future__ import annotations
-
 from storage.code_version import _imports
 
 SOURCE = b"""

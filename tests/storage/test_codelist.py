@@ -1,7 +1,5 @@
 """Code lists: order and spelling kept, faults refused by row."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

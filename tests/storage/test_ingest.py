@@ -1,7 +1,5 @@
 """Ingest of sound sources: every kind of file gives the same records, and the output is what it says."""
 
-from __future__ import annotations
-
 import csv
 import datetime
 import io

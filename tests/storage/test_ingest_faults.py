@@ -1,7 +1,5 @@
 """Bad input: each fault is refused with the place and the remedy, and with nothing of a narrative."""
 
-from __future__ import annotations
-
 import csv
 import io
 import traceback
@@ -298,9 +296,7 @@ def test_configurations_that_contradict_themselves(options: dict[str, object], s
 @pytest.mark.parametrize("copies", [1, 3000])
 def test_full_disk_is_told_and_leaves_no_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: int) -> None:
     """A disk without room, met at the first row group or at the end, ends in an error that says so; no split is there.
-
-    The device /dev/full stands for the disk: the kernel answers every write to it with ENOSPC.
-    """
+    The device /dev/full stands for the disk: the kernel answers every write to it with ENOSPC."""
     monkeypatch.setattr(pipeline, "_partial", lambda path: Path("/dev/full"))
     path = tmp_path / "source.csv"
     path.write_text(text_of(ROWS * copies))

@@ -1,7 +1,5 @@
 """Which records are used, each by itself: what one more, one less or another order may change; a split by date."""
 
-from __future__ import annotations
-
 import csv
 import random
 from collections import Counter
@@ -146,12 +144,10 @@ def test_what_the_papers_sampling_moves_of_osha_reports(shared_data: Path) -> No
 
 
 def test_shares_are_kept_and_draws_are_independent() -> None:
-    """Of 20,000 ids, each half has its share, and seeds and purposes tell nothing of each other.
-
-    Binomial tests of three shares and three correlations at four standard errors: false alarm 4e-4 over all; the ids
-    are fixed, so the outcome does not vary. A threshold that took the test share of all instead of the rest would give
-    0.3 in place of 0.24.
-    """
+    """Of 20,000 ids, each half has its share, and seeds and purposes tell nothing of each other. Binomial tests of
+    three shares and three correlations at four standard errors: false alarm 4e-4 over all; the ids are fixed, so the
+    outcome does not vary. A threshold that took the test share of all instead of the rest would give 0.3 in place of
+    0.24."""
     ids = np.random.default_rng(1).integers(0, 2**63, (20_000, 2), dtype=np.int64).astype(np.uint64)
     first = draws(ids, seed=1, purpose="split") / 2**64
     for other in (

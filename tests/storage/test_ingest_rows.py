@@ -1,9 +1,5 @@
 """No row is lost, doubled or swallowed unseen: what is read is counted a second time, and the report accounts for all.
-
-Each of the first tests is an attack that once gave a wrong number of records and no error.
-"""
-
-from __future__ import annotations
+Each of the first tests is an attack that once gave a wrong number of records and no error."""
 
 from pathlib import Path
 
@@ -26,10 +22,7 @@ def said_by_both(content: bytes, folder: Path) -> list[str]:
     path = folder / "records.csv"
     path.write_bytes(content)
     said = []
-    for act in (
-        lambda: ingest(path, folder, CONFIG, None),
-        lambda: survey(path, text_columns=["Final Narrative"]),
-    ):
+    for act in (lambda: ingest(path, folder, CONFIG, None), lambda: survey(path, text_columns=["Final Narrative"])):
         with pytest.raises(InputError) as caught:
             act()
         assert "PLANTED" not in str(caught.value)

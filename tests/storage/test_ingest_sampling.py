@@ -1,7 +1,5 @@
 """The stratified sample and split: sizes, chance, and what the order of the source may not change."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -102,12 +100,10 @@ def test_same_seed_same_sample_other_seed_another() -> None:
 
 
 def test_every_record_has_the_same_chance() -> None:
-    """Over 4,000 seeds each of 40 records is sampled, and put in each half, as often as the others.
-
-    A chi-squared test at level 1e-4 each for use and for the split, three in all: false alarm 3e-4 over all seeds;
-    the seeds are fixed, so the outcome does not vary. A sampler that takes the first 10 rows fails at once, and so
-    does one that halves by row parity.
-    """
+    """Over 4,000 seeds each of 40 records is sampled, and put in each half, as often as the others. A chi-squared test
+    at level 1e-4 each for use and for the split, three in all: false alarm 3e-4 over all seeds; the seeds are fixed, so
+    the outcome does not vary. A sampler that takes the first 10 rows fails at once, and so does one that halves by row
+    parity."""
     codes = [0] * 30 + [1] * 10
     used, tested = np.zeros(40), np.zeros(40)
     for seed in range(4000):
@@ -122,12 +118,10 @@ def test_every_record_has_the_same_chance() -> None:
 
 
 def test_large_units_are_not_tested_more_often() -> None:
-    """Records that survived among many of their unit fall to both halves alike.
-
-    With one rank for unit cap and split, the survivors of large units would be early in their code. Over 2,000 seeds
-    of 20 such records the share in the test half has a standard error of 0.0025; the bound is four of them, a false
-    alarm of 6e-5. The wrong sampler gives 0.84.
-    """
+    """Records that survived among many of their unit fall to both halves alike. With one rank for unit cap and split,
+    the survivors of large units would be early in their code. Over 2,000 seeds of 20 such records the share in the test
+    half has a standard error of 0.0025; the bound is four of them, a false alarm of 6e-5. The wrong sampler gives
+    0.84."""
     codes = [0] * 220
     units = [n // 10 for n in range(200)] + list(range(100, 120))
     share = []

@@ -1,7 +1,5 @@
 """The language of narratives is told by their commonest words, and where it is not sure, none is named."""
 
-from __future__ import annotations
-
 import pytest
 
 from storage.ingest.language import language_of

@@ -1,7 +1,5 @@
 """Files as agencies have them: each is read right, or refused with the true cause, and no message has a cell."""
 
-from __future__ import annotations
-
 import ast
 import bz2
 import csv

@@ -1,7 +1,5 @@
 """What a purge removes: old stages, abandoned work and superseded copies; what plans name and what is young stays."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,9 +1,5 @@
-"""Stages under one URL: another machine finds them, damage is refused, and an upload that died counts for nothing.
-
-A machine is a workspace of its own. The S3 server is moto's, over HTTP, with credentials from the environment.
-"""
-
-from __future__ import annotations
+"""Stages under one URL: another machine finds them, damage is refused, and an upload that died counts for nothing. A
+machine is a workspace of its own. The S3 server is moto's, over HTTP, with credentials from the environment."""
 
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """A classification in SKOS becomes the code list that its publisher prints, in one language; choices are named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Codes in other spellings: matched only with one listed code, counted, and never shown."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

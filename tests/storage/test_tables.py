@@ -1,7 +1,5 @@
 """Tables in and out: every row once, in bounded pieces, no formula to run, no cell in a message."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Sequence
@@ -81,8 +79,7 @@ def test_json_keeps_what_each_record_holds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "cell",
-    ["=1+1", "+SUM(A1)", "-2+3", "@x", "\t=1", "\r=1", "  =cmd|' /C calc'!A0", "\n=1", "＝1+1", "-", "-x"],
+    "cell", ["=1+1", "+SUM(A1)", "-2+3", "@x", "\t=1", "\r=1", "  =cmd|' /C calc'!A0", "\n=1", "＝1+1", "-", "-x"]
 )
 def test_a_formula_becomes_text(cell: str, tmp_path: Path) -> None:
     """It gets an apostrophe, in cells and in the header."""

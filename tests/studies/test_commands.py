@@ -1,7 +1,5 @@
 """`python -m studies`: help, refusals, and the short run of a study."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Images: the long tail, the network under the product's DP-SGD, and what is asked of schedules."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

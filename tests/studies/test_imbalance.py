@@ -1,7 +1,5 @@
 """The imbalance study on a small set: checked first, resumed, ranked; and the suite that it describes."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What oversampling costs: counterexamples to the printed formulas, on which the corrected ones hold."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -90,11 +88,8 @@ def aligned(lists: np.ndarray, before: np.ndarray) -> np.ndarray:
 
 def test_a_record_changes_no_more_rows_than_are_paid_for() -> None:
     """SMOTE with and without one record, the same randomness: rows that differ, at most m; more than the printed
-    number.
-
-    Rows replaced are Binomial(l R, 1/k): within 5 standard deviations of its mean, which with a fresh seed would fail
-    once in a million. Twice that mean would be rejected.
-    """
+    number. Rows replaced are Binomial(l R, 1/k): within 5 standard deviations of its mean, which with a fresh seed
+    would fail once in a million. Twice that mean would be rejected."""
     rng = np.random.default_rng(1)
     k, rounds, dimension = 5, 8, 2
     replaced = possible = worst = 0
@@ -145,10 +140,8 @@ def test_what_cannot_be_is_refused(bad: dict[str, Any]) -> None:
 
 
 def test_what_is_left_to_learn_with() -> None:
-    """Paying for SMOTE takes the AUC of a table that is learned without it; unpaid, its epsilon is no claim.
-
-    Drowned in noise, a fit's direction is random and its AUC near 0 or 1: eight means above 0.9 in one case of 250.
-    """
+    """Paying for SMOTE takes the AUC of a table that is learned without it; unpaid, its epsilon is no claim. Drowned in
+    noise, a fit's direction is random and its AUC near 0 or 1: eight means above 0.9 in one case of 250."""
     rng = np.random.default_rng(0)
     labels = (np.arange(400) < 60).astype(int)
     features = np.clip(0.3 + 0.35 * labels[:, None] + 0.1 * rng.standard_normal((400, 3)), 0, 1)

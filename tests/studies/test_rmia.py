@@ -1,7 +1,5 @@
 """RMIA as it is published: the score by its definition, what leaks is found and what does not is not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,10 +1,6 @@
 """What mechanisms cost whose neighbours differ in one record: by all neighbours of small tables, and manually.
-
 Statistical tests fix the key of the noise, so that they cannot fail by chance; the level that they would have with a
-fresh key is stated with each.
-"""
-
-from __future__ import annotations
+fresh key is stated with each."""
 
 import itertools
 import math

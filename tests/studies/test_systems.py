@@ -1,7 +1,5 @@
 """What mechanisms for tables share: bins and back, unit records, projections, SMOTE, trees, and that they learn."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

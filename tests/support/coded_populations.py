@@ -18,12 +18,10 @@ BINS = ((1, 4), (5, 9), (10, 19), (20, 49), (50, 10**9))
 
 @dataclass(frozen=True)
 class Design:
-    """One way to draw, and how the model errs.
-
-    kind: a simple random sample, strata by code and score, or two codes drawn whole beside a random sample.
-    error: mean of the codes' error rates, which are from half to twice it, the rarest code's the highest.
-    scores: whether wrong codes have lower ones. odd: every tenth code is nearly always taken for another.
-    """
+    """One way to draw, and how the model errs. kind: a simple random sample, strata by code and score, or two codes
+    drawn whole beside a random sample. error: mean of the codes' error rates, which are from half to twice it, the
+    rarest code's the highest. scores: whether wrong codes have lower ones. odd: every tenth code is nearly always taken
+    for another."""
 
     kind: Literal["simple", "strata", "sensitive"]
     size: int = 400

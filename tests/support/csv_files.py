@@ -1,7 +1,5 @@
 """CSV files that tests write and read."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterable, Sequence
 from pathlib import Path

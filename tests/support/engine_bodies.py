@@ -1,7 +1,5 @@
 """Bodies of parts for tests of the engine: functions of a module, which workers import by name."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

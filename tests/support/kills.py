@@ -1,7 +1,5 @@
 """Kills of a test's own process, without any clearing up."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -65,8 +65,7 @@ class Site:
             self.sql(*(f"DROP TRIGGER {name}" for (name,) in names))
         else:
             self.sql(
-                *(f"ALTER TABLE {table} DISABLE TRIGGER USER" for table in ("ledger_row", "record_set")),
-                owner=True,
+                *(f"ALTER TABLE {table} DISABLE TRIGGER USER" for table in ("ledger_row", "record_set")), owner=True
             )
 
 

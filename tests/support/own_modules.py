@@ -1,7 +1,5 @@
 """Modules of someone's own, and the gradients that a loop over records gives them."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """A plan of a finished chain, for tests that try to release other than it says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

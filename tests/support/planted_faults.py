@@ -1,7 +1,5 @@
 """Faults of a noisy descent, planted in the running code: what a white-box audit is said to find."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -91,10 +89,7 @@ FAULTS: Mapping[str, tuple[Check, tuple[tuple[object, Mapping[str, Any]], ...]]]
     ),
     "no clip": (
         Check.SENSITIVITY,
-        (
-            (dp_sgd, {"_coefficients": lambda *_: torch.ones_like}),
-            (exact_sums, {"clipped_outer_sum": _unclipped}),
-        ),
+        ((dp_sgd, {"_coefficients": lambda *_: torch.ones_like}), (exact_sums, {"clipped_outer_sum": _unclipped})),
     ),
     "records counted twice": (
         Check.SENSITIVITY,

@@ -1,7 +1,5 @@
 """A database of Prefect's that is migrated already: on a fresh one each server that starts takes eight seconds more."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Fits that ranks share, for tests: a module's function, which followers import by name."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

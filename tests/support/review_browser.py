@@ -1,7 +1,5 @@
 """What tests of our own pages share: a browser, WCAG 2.2 by axe, a service on loopback, files of coded rows."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 import time

@@ -1,7 +1,5 @@
 """An S3 server for tests: moto's, over HTTP on loopback, with credentials from the environment as in production."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from uuid import uuid4
 

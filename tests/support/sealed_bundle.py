@@ -1,7 +1,5 @@
 """A real bundle, sealed, made without training: tests copy it and attack the copy."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -151,12 +149,7 @@ def _made(home: Path, encoder: Path, *, lexical: str = "none") -> Sealed:
     def build(made: Path) -> None:
         fill.fill(made, context, row, candidate, theta, settings)
 
-    folder, digest = bundle.publish(
-        context.workspace.bundles,
-        release_id,
-        allowed=CONTENT,
-        build=build,
-    )
+    folder, digest = bundle.publish(context.workspace.bundles, release_id, allowed=CONTENT, build=build)
     committed = ledger.commit(release_id, bundle_digest=digest)
     signer = workspace_signer(context.workspace.private, home)
     seal(folder, committed, signer)

@@ -1,7 +1,5 @@
 """What all of pytest's processes share: the first that wants it makes it, the last one that used it stops it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

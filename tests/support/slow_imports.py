@@ -1,7 +1,5 @@
 """Runs a command in a process that says which slow packages it imported."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Sequence

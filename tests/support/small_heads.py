@@ -1,8 +1,6 @@
 """What the tests of the mechanisms share: heads made of a given part, a test of scale, a spy on noisy sums, a claim
 for a record, a posterior of given snapshots."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Retrains of seconds on a tiny encoder, in the test's own process and without Prefect around them."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Small real models for tests, as fixtures: a RoBERTa and a BERT of a few thousand parameters, and sentences."""
 
-from __future__ import annotations
-
 import csv
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Bounds on epsilon: below the truth as often as stated, close to it in the limit, nothing from nothing."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -23,11 +21,8 @@ def _responses(epsilon: float, coins: int, *, seed: int) -> tuple[np.ndarray, np
 
 
 def test_randomised_response_is_bounded_below_its_epsilon_in_the_stated_share_of_runs() -> None:
-    """At 95 % confidence a bound exceeds the truth in at most 5 % of 400 runs.
-
-    False alarm: P[Binomial(400, 0.05) > 33] is below 0.3 %. The test also rejects bounds at 80 % confidence, which
-    exceed in about a fifth of the runs.
-    """
+    """At 95 % confidence a bound exceeds the truth in at most 5 % of 400 runs. False alarm: P[Binomial(400, 0.05) > 33]
+    is below 0.3 %. The test also rejects bounds at 80 % confidence, which exceed in about a fifth of the runs."""
     rule, epsilon = Rule(low=0.5, high=0.5 + 1e-9), 1.5
     above, careless = 0, 0
     for seed in range(400):
@@ -47,10 +42,8 @@ def test_randomised_response_is_met_in_the_limit() -> None:
 
 def test_gaussian_mechanism_is_bounded_and_its_missing_noise_is_caught() -> None:
     """A sum with noise of std 1 is (eps, delta)-DP with delta = Phi(1/2 - eps) - e^eps Phi(-1/2 - eps); bounds stay
-    below that epsilon. Without noise the same audit contradicts it by far.
-
-    False alarm: each of 100 bounds exceeds with probability at most 5 %; more than 13 of 100 do with 0.2 %.
-    """
+    below that epsilon. Without noise the same audit contradicts it by far. False alarm: each of 100 bounds exceeds with
+    probability at most 5 %; more than 13 of 100 do with 0.2 %."""
     epsilon = 4.0
     delta = float(norm.cdf(0.5 - epsilon) - math.exp(epsilon) * norm.cdf(-0.5 - epsilon))
     above = 0
@@ -67,10 +60,9 @@ def test_gaussian_mechanism_is_bounded_and_its_missing_noise_is_caught() -> None
 
 
 def test_null_gives_nothing_in_the_stated_share() -> None:
-    """Scores that know nothing of the coins: rules chosen on one half and measured on the other give a bound above 0
-    in at most 5 % of 400 experiments (more than 33 have 0.3 %). Measured where they were chosen they nearly always
-    do: the split is what makes the bound hold.
-    """
+    """Scores that know nothing of the coins: rules chosen on one half and measured on the other give a bound above 0 in
+    at most 5 % of 400 experiments (more than 33 have 0.3 %). Measured where they were chosen they nearly always do: the
+    split is what makes the bound hold."""
     found, cheated = 0, 0
     for seed in range(400):
         pick = np.random.default_rng(seed)

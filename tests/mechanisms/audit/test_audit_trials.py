@@ -1,7 +1,5 @@
 """Trials side by side do what the chain does one at a time."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -28,8 +26,7 @@ CONFIG = PseudoPosteriorConfig(risk_draws=20, sensitivity_draws=20)
 
 def test_a_trial_is_the_chain(linear: MakeLinear, tmp_path: Path) -> None:
     """Three trials of uneven size give the log-likelihoods and sensitivities of three retrains on their records, to
-    1e-3: only the order of summation differs. The test also sees a difference: another trial's draw is far away.
-    """
+    1e-3: only the order of summation differs. The test also sees a difference: another trial's draw is far away."""
     last: RoundName = "reweighted"
     head, inputs, labels = linear(40, width=5, labels=4)
     start = head.flat.clone()
@@ -64,9 +61,7 @@ def test_log_likelihood_is_the_classifiers(linear: MakeLinear) -> None:
     """Both layouts give the same log-likelihoods and say the same of the most probable label."""
     head, inputs, labels = linear(30, width=6, labels=5)
     ell, right = trials.log_likelihood(
-        from_flat(head.flat, classes=5)[None],
-        torch.cat([inputs.features, torch.ones(30, 1)], 1),
-        labels,
+        from_flat(head.flat, classes=5)[None], torch.cat([inputs.features, torch.ones(30, 1)], 1), labels
     )
     batch = inputs.batch(torch.arange(30), head.device)
     assert torch.allclose(ell[0], head.log_likelihood(batch, labels), atol=1e-5)
@@ -76,8 +71,7 @@ def test_log_likelihood_is_the_classifiers(linear: MakeLinear) -> None:
 
 def test_what_trials_do_not_know_is_refused(linear: MakeLinear) -> None:
     """A gradient cap, or a rate that falls over trials of unlike length, would silently be another mechanism; an empty
-    trial has nothing to fit.
-    """
+    trial has nothing to fit."""
     head, inputs, labels = linear(8)
     included = torch.ones(2, 8, dtype=torch.bool)
     included[1, 0] = False

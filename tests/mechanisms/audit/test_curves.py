@@ -1,7 +1,5 @@
 """What guesses say of an event's noise."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.stats import binom, norm

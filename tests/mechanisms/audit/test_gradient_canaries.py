@@ -1,7 +1,5 @@
 """Canary records on the records' own path: every planted fault is found by its check, and what ran as stated passes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Exact sums: a record adds its own clipped term, to the last bit, and the terms are the float gradient's."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

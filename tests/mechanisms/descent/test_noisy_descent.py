@@ -1,7 +1,5 @@
 """Noisy descents and their state: the key comes before the noise, steps are taken once, updates are manually."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """An encoder of BERT's layout in plain torch: the states and files of transformers, which takes what does not fit."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -90,8 +88,7 @@ def test_weights_are_no_view_of_the_file(folder: Path) -> None:
 
 def test_weights_that_are_shared_are_read_again_when_the_file_changes(folder: Path) -> None:
     """One copy for all that this process builds on an encoder. A file that changed is another encoder, in weights and
-    digest, though its size and its time of modification are as they were.
-    """
+    digest, though its size and its time of modification are as they were."""
     one, two = (encoders.load_frozen(str(folder), once=True).state_dict() for _ in range(2))
     assert all(weight.data_ptr() == two[name].data_ptr() for name, weight in one.items() if "pooler" not in name)
     apart = encoders.load_frozen(str(folder)).state_dict()

@@ -1,7 +1,5 @@
 """Checkpoints: all or nothing, bit for bit, and an error that names the file."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

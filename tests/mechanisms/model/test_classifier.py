@@ -1,7 +1,5 @@
 """Classifiers: parameters as one vector, the same scores as transformers, features that stand for the encoder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Conformal sets: exchangeable records are covered as often as is promised, and a quantile a rank off is rejected."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -24,10 +22,8 @@ def covered_of(quantile: float, rank: int, fits: int = 20_000, records: int = 9)
 
 
 def test_the_rank_counts_the_new_record_too() -> None:
-    """Of nine records at 90 % the ninth largest is the limit, which covers exactly 90 %; of eight none is.
-
-    Four standard deviations of 20,000 draws are 0.85 points: without + 1 the coverage is 80.0 %, which is rejected.
-    """
+    """Of nine records at 90 % the ninth largest is the limit, which covers exactly 90 %; of eight none is. Four
+    standard deviations of 20,000 draws are 0.85 points: without + 1 the coverage is 80.0 %, which is rejected."""
     assert limit(np.linspace(0.1, 0.9, 9), COVERAGE) == pytest.approx(0.1, rel=1e-4)
     assert limit(np.linspace(0.1, 0.9, 8), COVERAGE) == 0.0, "eight records never give 90 %: all codes"
     spread = 4 * math.sqrt(20_000 * 0.9 * 0.1)
@@ -57,11 +53,9 @@ def coverage_of(sets: Sets, logits: Tensor, labels: Tensor) -> NDArray[np.bool_]
 
 
 def test_exchangeable_records_are_covered_code_by_code() -> None:
-    """60 calibrations, 400 new records each: all of them, the hard frequent code and the rest are covered.
-
-    A standard error of the mean over the calibrations is 0.3 points of all records, 0.5 of a code; four are allowed.
-    One limit for all codes leaves the hard code at some 80 %, which the bound rejects.
-    """
+    """60 calibrations, 400 new records each: all of them, the hard frequent code and the rest are covered. A standard
+    error of the mean over the calibrations is 0.3 points of all records, 0.5 of a code; four are allowed. One limit for
+    all codes leaves the hard code at some 80 %, which the bound rejects."""
     rng = np.random.default_rng(1)
     chosen = np.arange(400) % 4 == 0
     codes = [f"c{at}" for at in range(12)]

@@ -1,7 +1,5 @@
 """Where encoders come from: a folder, the hub's cache, the wheel; and what is said when they cannot be had."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json
@@ -50,10 +48,8 @@ print(json.dumps({"scores": scores, "errors": errors}))
 
 def test_hub_names_without_a_network(tiny_roberta: Path, tmp_path: Path) -> None:
     """The default encoder as an earlier download left it loads and scores; of an unknown one there is one clear error.
-
     A small RoBERTa is in its place in the cache; the code that loads it is the one that loads the real one. In a
-    process of its own, because the hub's library reads its settings once.
-    """
+    process of its own, because the hub's library reads its settings once."""
     cached = tmp_path / "hub" / "models--distilroberta-base"
     shutil.copytree(tiny_roberta, cached / "snapshots" / ("0" * 40))
     (cached / "refs").mkdir()

@@ -1,7 +1,5 @@
 """A released folder in plain libraries: the same scores, codes as labels, nothing of where it was made."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket
@@ -62,10 +60,8 @@ def released(
 
 @pytest.mark.parametrize(("trainable", "pooling"), STANDARD)
 def test_transformers_pipeline(released: Any, trainable: str, pooling: str) -> None:
-    """`pipeline("text-classification", folder)` answers every code with the scores that the classifier gave.
-
-    To float32 rounding: weights lie elsewhere in memory there, and `lora`'s are merged.
-    """
+    """`pipeline("text-classification", folder)` answers every code with the scores that the classifier gave. To float32
+    rounding: weights lie elsewhere in memory there, and `lora`'s are merged."""
     from transformers import pipeline
 
     folder, _, texts, scores = released(trainable, pooling)
@@ -140,10 +136,8 @@ def strings(value: Any) -> Iterator[str]:
 def test_nothing_of_where_it_was_made(
     released: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainable: str, pooling: str
 ) -> None:
-    """No file holds the folder, the user or the host; no setting is an absolute path.
-
-    And no file is there that the release's allow-list does not know.
-    """
+    """No file holds the folder, the user or the host; no setting is an absolute path. And no file is there that the
+    release's allow-list does not know."""
     for name in ("USER", "LOGNAME", "USERNAME"):
         monkeypatch.setenv(name, "jdoe")
     monkeypatch.setattr(socket, "gethostname", lambda: "host-of-jdoe")

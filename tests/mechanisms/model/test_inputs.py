@@ -1,7 +1,5 @@
 """Packed records: what goes in comes out, every record once, little padding."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Adapters in the last layers read the states below them, and give what the whole encoder gives from tokens."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Words of a public vocabulary: stems, hashes, and scales that come only from public text."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

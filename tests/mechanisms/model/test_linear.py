@@ -1,7 +1,5 @@
 """Linear layers through oneDNN: the same numbers as torch's own, forward and backward, and only where they belong."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

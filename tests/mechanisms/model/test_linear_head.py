@@ -1,7 +1,5 @@
 """The linear head that several mechanisms fit: what it reads, and its parameters as one matrix."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -9,12 +7,7 @@ from mechanisms.errors import MechanismError
 from mechanisms.model import classifier as classifiers
 from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs, TokenInputs
-from mechanisms.model.linear_head import (
-    features_of,
-    from_flat,
-    linear_head,
-    with_bias,
-)
+from mechanisms.model.linear_head import features_of, from_flat, linear_head, with_bias
 
 CLASSES, WIDTH = 3, 5
 

@@ -1,7 +1,5 @@
 """The paper's metrics on a confusion matrix worked manually."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -64,11 +62,7 @@ def test_per_code_keeps_sizes() -> None:
 def test_quartiles_take_the_largest_and_the_smallest_codes() -> None:
     """Eight codes of sizes 1..8: the quartiles are the two largest and the two smallest."""
     codes = metrics.PerCode(
-        code=np.arange(8),
-        size=np.arange(1, 9),
-        precision=np.zeros(8),
-        recall=np.zeros(8),
-        f1=np.arange(8) / 10,
+        code=np.arange(8), size=np.arange(1, 9), precision=np.zeros(8), recall=np.zeros(8), f1=np.arange(8) / 10
     )
     top, bottom = metrics.quartiles(codes)
     assert top.macro_f1 == pytest.approx(0.65)

@@ -1,7 +1,5 @@
 """A graph of a released folder takes texts, gives the folder's scores, and holds no weight but in eight bits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

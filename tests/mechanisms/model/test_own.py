@@ -1,7 +1,5 @@
 """Per-record gradients of modules that are someone's own, and the modules that have none."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which numbers an encoder computes with, and what hangs on it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 
@@ -60,10 +58,8 @@ def test_features_are_those_of_float32_but_for_rounding(tiny_bert: Path, narrati
 
 
 def test_each_step_sees_the_weights_of_the_step_before(tiny_roberta: Path, narratives: Any) -> None:
-    """Training in bfloat16 follows float32: weights kept from the first step would leave every loss after it behind.
-
-    A cast of the weights that outlives a step is what autocast does inside one block.
-    """
+    """Training in bfloat16 follows float32: weights kept from the first step would leave every loss after it behind. A
+    cast of the weights that outlives a step is what autocast does inside one block."""
     losses = {}
     for precision in ("float32", "bfloat16"):
         config = ModelConfig(encoder=str(tiny_roberta), trainable="full", max_length=32, precision=precision)

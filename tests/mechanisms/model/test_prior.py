@@ -1,7 +1,5 @@
 """The public prior: what the untrained head says, only from titles."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from pydantic import ValidationError

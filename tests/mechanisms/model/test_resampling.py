@@ -1,7 +1,5 @@
 """F1 on resamples: it is the metric's, and its errors cover what they should."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -34,11 +32,9 @@ def test_it_is_the_metric_of_resampled_records() -> None:
 
 
 def test_the_paired_error_covers_the_true_difference_and_no_smaller_one_does() -> None:
-    """Of 150 test sets of 400 records, gap ± 1.96 errors covers the difference in the population in 95 %.
-
-    At least 132 cover (fewer by chance: 0.1 %, were it 94 %); half of the error covers 68 % and is refused; errors of
-    two unpaired classifiers are over twice as wide and cover nearly always.
-    """
+    """Of 150 test sets of 400 records, gap ± 1.96 errors covers the difference in the population in 95 %. At least 132
+    cover (fewer by chance: 0.1 %, were it 94 %); half of the error covers 68 % and is refused; errors of two unpaired
+    classifiers are over twice as wide and cover nearly always."""
     random = np.random.default_rng(5)
     big = records(random, 300_000)
     true = metrics.classification(big[0], big[2]).weighted_f1 - metrics.classification(big[0], big[1]).weighted_f1

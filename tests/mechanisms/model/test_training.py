@@ -1,7 +1,5 @@
 """The training loop: the weighted loss worked manually, and a resumed run equal to an unbroken one bit for bit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,12 +24,9 @@ class TestLoss:
     """- (1/b) sum alpha_i l_i."""
 
     def test_one_step_by_hand(self) -> None:
-        """Two records, one feature, two labels, theta = 0, rate 1; so p = 1/2 everywhere.
-
-        x = 2, y = 0, alpha = 1 and x = 1, y = 1, alpha = 1/2. The gradient of w_0 is (1/2)(1 (-1/2) 2 + 1/2 (1/2) 1)
-        = -3/8, of b_0 (1/2)(-1/2 + 1/4) = -1/8; label 1 has the opposite. Divided by the sum of the weights instead,
-        w_0 would become 1/2.
-        """
+        """Two records, one feature, two labels, theta = 0, rate 1; so p = 1/2 everywhere. x = 2, y = 0, alpha = 1 and x
+        = 1, y = 1, alpha = 1/2. The gradient of w_0 is (1/2)(1 (-1/2) 2 + 1/2 (1/2) 1) = -3/8, of b_0 (1/2)(-1/2 + 1/4)
+        = -1/8; label 1 has the opposite. Divided by the sum of the weights instead, w_0 would become 1/2."""
         part = nn.Linear(1, 2)
         made = head_of(part)
         made.flat.zero_()
@@ -188,10 +183,8 @@ COLLECT = OptimiserPhase(optimiser="sgd", learning_rate=0.05, epochs=4, batch_si
 def whole_fit(
     fresh: Fresh, trainable: str, folder: Path, *, kill: tuple[str, int, str] | None = None
 ) -> tuple[Tensor, swag.Posterior, list[list[float]]]:
-    """AdamW, then SGD with SWAG, each phase on a newly built classifier as the stages do; optionally killed in one.
-
-    A killed phase starts over in a new classifier on the same folder.
-    """
+    """AdamW, then SGD with SWAG, each phase on a newly built classifier as the stages do; optionally killed in one. A
+    killed phase starts over in a new classifier on the same folder."""
     losses = []
     theta: Tensor | None = None
     for name, phase in (("adamw", ADAMW), ("sgd", COLLECT)):
@@ -232,9 +225,7 @@ def whole_fit(
 @pytest.mark.parametrize("trainable", PARTS)
 def test_resumed_equals_unbroken(fresh: Fresh, tmp_path: Path, trainable: str) -> None:
     """Killed after any epoch, before its checkpoint or after it: the same parameters, posterior and losses to the bit.
-
-    With dropout, a linear rate, momentum, bucketing and weights.
-    """
+    With dropout, a linear rate, momentum, bucketing and weights."""
     theta, post, losses = whole_fit(fresh, trainable, tmp_path / "unbroken")
     assert post.rank == 3
     moments = [("adamw", e) for e in (1, 2)] + [("sgd", e) for e in (1, 2, 3, 4)]

@@ -1,7 +1,5 @@
 """Risks, weights, sensitivity and equation 7 against values worked manually; what a pass over draws may depend on."""
 
-from __future__ import annotations
-
 import math
 import weakref
 from typing import Any
@@ -214,10 +212,8 @@ class LiveBytes(TorchDispatchMode):
 
 
 def test_memory_does_not_grow_with_the_draws(linear: MakeLinear) -> None:
-    """Bytes of live tensors at the worst moment: the same for 5 and for 105 draws, plus 4 bytes a draw (and a copy).
-
-    A pass that kept draws times records would need 1,000 * 100 * 4 bytes more.
-    """
+    """Bytes of live tensors at the worst moment: the same for 5 and for 105 draws, plus 4 bytes a draw (and a copy). A
+    pass that kept draws times records would need 1,000 * 100 * 4 bytes more."""
     made, inputs, labels = linear(1000)
     peak = {}
     for draws in (5, 105):
@@ -230,9 +226,7 @@ def test_memory_does_not_grow_with_the_draws(linear: MakeLinear) -> None:
 
 def test_failure_probability_holds_in_simulation() -> None:
     """1/(S + 1): in 100,000 repeats of 9 exchangeable draws and a fresh one, that one is largest a tenth of the time.
-
-    Binomial standard deviation 0.00095; the bound is 5.3 of them, false alarm below 2e-7; 1/S = 0.111 is rejected.
-    """
+    Binomial standard deviation 0.00095; the bound is 5.3 of them, false alarm below 2e-7; 1/S = 0.111 is rejected."""
     x = torch.rand(100_000, 10, generator=torch.Generator().manual_seed(0))
     share = float((x[:, 9] > x[:, :9].amax(1)).double().mean())
     assert failure_probability(9) == 1 / 10

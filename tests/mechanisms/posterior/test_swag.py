@@ -1,11 +1,6 @@
-"""SWAG against closed forms: moments, deviations, and the distribution of a draw.
-
-The statistical tests take the scale as an argument and run three times: the right one must pass, two thirds and three
-halves of the standard deviation must fail. Each bound has a false-alarm rate below 1e-6 a comparison over the choice
-of the seed, which is fixed.
-"""
-
-from __future__ import annotations
+"""SWAG against closed forms: moments, deviations, and the distribution of a draw. The statistical tests take the scale
+as an argument and run three times: the right one must pass, two thirds and three halves of the standard deviation must
+fail. Each bound has a false-alarm rate below 1e-6 a comparison over the choice of the seed, which is fixed."""
 
 import math
 from pathlib import Path
@@ -118,11 +113,9 @@ def test_diagonal_part_worked_by_hand(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (2 / 3, False), (3 / 2, False)])
 def test_mean_and_covariance_of_draws(tmp_path: Path, factor: float, accepted: bool) -> None:
-    """In 40 directions (axes, pairs, random) the draws' mean and variance match equation 6.
-
-    Along a direction a, sum over draws of (a'(theta - mean))^2 / a'Sa is chi-squared with n degrees of freedom and
-    the mean is normal. False alarms: 1e-6 a comparison, so below 1e-4 in all. Wrong scales fail in every direction.
-    """
+    """In 40 directions (axes, pairs, random) the draws' mean and variance match equation 6. Along a direction a, sum
+    over draws of (a'(theta - mean))^2 / a'Sa is chi-squared with n degrees of freedom and the mean is normal. False
+    alarms: 1e-6 a comparison, so below 1e-4 in all. Wrong scales fail in every direction."""
     post = collected(tmp_path, snapshots(8, 12), rank=5, std_scale=factor)
     n, size = 4000, 12
     centred = draws(post, n) - post.mean.double().numpy()
@@ -141,10 +134,8 @@ def test_mean_and_covariance_of_draws(tmp_path: Path, factor: float, accepted: b
 
 @pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (2 / 3, False), (3 / 2, False)])
 def test_coverage_over_many_parameters(factor: float, accepted: bool) -> None:
-    """The share of 1.2 million independent coordinates of one draw inside their 95 % interval is 0.95.
-
-    Over several blocks of work, so that no block is left out or drawn twice. Binomial bound, false alarm 1e-6.
-    """
+    """The share of 1.2 million independent coordinates of one draw inside their 95 % interval is 0.95. Over several
+    blocks of work, so that no block is left out or drawn twice. Binomial bound, false alarm 1e-6."""
     size = 1_200_003
     g = torch.Generator().manual_seed(5)
     std = torch.rand(size, generator=g) + 0.1
@@ -158,10 +149,8 @@ def test_coverage_over_many_parameters(factor: float, accepted: bool) -> None:
 
 
 def test_one_z2_serves_all_parameters() -> None:
-    """Without the diagonal a draw is mean + D z with one z: read z off two parameters, predict all the others.
-
-    The vector spans several blocks of work and would span several tensors of a model.
-    """
+    """Without the diagonal a draw is mean + D z with one z: read z off two parameters, predict all the others. The
+    vector spans several blocks of work and would span several tensors of a model."""
     size = 1_300_000
     g = torch.Generator().manual_seed(2)
     deviations = tuple(torch.randn(size, generator=g) for _ in range(2))

@@ -1,7 +1,5 @@
 """The search for a target epsilon, on models of a fit whose answer is known: few fits, never above the goal."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

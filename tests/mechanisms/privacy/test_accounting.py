@@ -1,7 +1,5 @@
 """Golden costs from two accountants and published values; what a claim says; what is refused."""
 
-from __future__ import annotations
-
 import math
 
 import mpmath
@@ -56,10 +54,8 @@ class TestFormal:
     @pytest.mark.parametrize("delta", [1e-4, 1e-8])
     @pytest.mark.parametrize("noise", [0.5, 1.5, 8.0, 40.0])
     def test_one_gaussian_has_its_closed_form(self, noise: float, delta: float) -> None:
-        """The integral of how far one density is above e^epsilon times the other is delta; the PLD is barely above.
-
-        The integral stands for theorem 8 of Balle and Wang 2018, which the claim comes from.
-        """
+        """The integral of how far one density is above e^epsilon times the other is delta; the PLD is barely above. The
+        integral stands for theorem 8 of Balle and Wang 2018, which the claim comes from."""
         claimed = gaussian_cost.epsilon_of_event(release(noise), delta=delta)
         at = noise * claimed + 1 / (2 * noise)  # in standard deviations; beyond it the first density is above
         x = np.linspace(at - 1 / noise, at + 40, 2_000_001)
@@ -198,10 +194,8 @@ class TestFormal:
 
 
 def test_full_batches_compose_to_one_gaussian() -> None:
-    """Exactly, so that the claim is no smaller than the closed form of all their noise (Dong et al. 2022), and close.
-
-    A sampled step among them stays apart: the claim is not below that of the full batches.
-    """
+    """Exactly, so that the claim is no smaller than the closed form of all their noise (Dong et al. 2022), and close. A
+    sampled step among them stays apart: the claim is not below that of the full batches."""
     parts = (release(4.0), sgd(6.0, prob=1.0, steps=10), sgd(9.0, prob=1.0, steps=60))
     mu = math.sqrt(1 / 4**2 + 10 / 6**2 + 60 / 9**2)
     claimed = gaussian_cost.epsilon_of_event(ComposedEvent(events=parts), delta=1e-5)

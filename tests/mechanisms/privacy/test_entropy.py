@@ -1,9 +1,5 @@
-"""Normal noise from the operating system: standard normal, independent, never the same twice.
-
-There is no seed, so every run is a fresh trial: each bound states its false-alarm rate, 1e-9 or less.
-"""
-
-from __future__ import annotations
+"""Normal noise from the operating system: standard normal, independent, never the same twice. There is no seed, so
+every run is a fresh trial: each bound states its false-alarm rate, 1e-9 or less."""
 
 import os
 
@@ -46,10 +42,8 @@ def test_tails() -> None:
 
 
 def test_independent() -> None:
-    """No correlation at lags 1, 2 and half a million (the sine and the cosine of one angle lie that far apart).
-
-    Of values and of squares: Box-Muller pairs share a radius. Standard error 1/sqrt n; bound 6.5 of them (1e-10).
-    """
+    """No correlation at lags 1, 2 and half a million (the sine and the cosine of one angle lie that far apart). Of
+    values and of squares: Box-Muller pairs share a radius. Standard error 1/sqrt n; bound 6.5 of them (1e-10)."""
     z = draw().double()
     for lag in (1, 2, N // 2):
         for x in (z, z.square()):
@@ -70,9 +64,7 @@ def test_never_the_same_twice() -> None:
 
 def test_all_of_it_comes_from_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:
     """At least eight bytes of system entropy a variate; with the bytes fixed, the variates are, and are the textbook's.
-
-    Bytes 0 give u1 = 1 and u2 = 0, so every variate is sqrt(-2 ln 1) = 0; u1 = u2 = 1/2 gives -sqrt(2 ln 2).
-    """
+    Bytes 0 give u1 = 1 and u2 = 0, so every variate is sqrt(-2 ln 1) = 0; u1 = u2 = 1/2 gives -sqrt(2 ln 2)."""
     asked: list[int] = []
 
     def zeros(count: int) -> bytes:

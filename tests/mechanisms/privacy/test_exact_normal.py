@@ -1,7 +1,5 @@
 """Rounded Gaussian noise: each rounding is the one of the real number, and the distribution is the stated one."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import mpmath

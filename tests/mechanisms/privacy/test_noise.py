@@ -1,7 +1,5 @@
 """The secret stream: right distribution, wrong ones rejected, addressed by step, repeatable only with the key."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Class weights from private counts, and what they cost."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Schedules against values worked manually from the papers' recurrences, and calibrated ones against their target."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -66,10 +64,8 @@ def test_more_phases_than_steps_are_refused() -> None:
     "schedule", [*ALL[:3], AutoLinearSchedule(number_of_phases=3)], ids=[*_BY_KIND[:3], "auto-linear"]
 )
 def test_solved_noise_meets_the_target(schedule: schedules.Schedule) -> None:
-    """The last multiplier is solved so that the whole schedule costs epsilon 1: at most 1, and within 0.5 %.
-
-    The wrong answer is rejected: with one phase's noise taken for all, the cost is off by more than that.
-    """
+    """The last multiplier is solved so that the whole schedule costs epsilon 1: at most 1, and within 0.5 %. The wrong
+    answer is rejected: with one phase's noise taken for all, the cost is off by more than that."""
 
     noise = gaussian_cost.calibrate(lambda noise: event(schedule, noise), target_epsilon=1.0, delta=1e-3)
     assert 0.995 <= epsilon(schedule, noise) <= 1.0

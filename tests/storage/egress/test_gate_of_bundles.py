@@ -1,7 +1,5 @@
 """The gate refuses what may not leave, file by file: other words, weights, fields and kinds of file."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import struct

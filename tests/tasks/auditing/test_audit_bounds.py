@@ -1,7 +1,5 @@
 """Bounds from trials whose leak is known: found where there is one, nothing from nothing; and which of them count."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -71,10 +69,8 @@ def test_a_leak_is_found_in_every_family_with_coins_enough() -> None:
 
 
 def test_nothing_is_found_in_nothing() -> None:
-    """Without a leak some bound is above 0 in at most 5 % of 100 audits: more than 12 have 0.15 %.
-
-    Bounds that hold together at 40 % alone are above 0 far more often: holding together is what the audit pays for.
-    """
+    """Without a leak some bound is above 0 in at most 5 % of 100 audits: more than 12 have 0.15 %. Bounds that hold
+    together at 40 % alone are above 0 far more often: holding together is what the audit pays for."""
     alarms, careless = 0, 0
     for seed in range(100):
         alarms += any(bound.epsilon > 0 for bound in bounds(0.0, seed=seed).values())

@@ -1,7 +1,5 @@
 """Reruns of a branch run the branch's own mechanism, with the run's own settings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

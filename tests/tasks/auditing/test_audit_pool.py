@@ -1,7 +1,5 @@
 """The pool of an audit: canaries that the records have room for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Reruns of mechanisms that train more than a head: each by its own fit on the tokens of those who took part."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

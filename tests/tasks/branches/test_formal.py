@@ -1,7 +1,5 @@
 """A formal release: from a file to a bundle under the mechanism's own name, once, at the epsilon that was given."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,9 +1,5 @@
-"""A mechanism defined only in this file: it appears in compare, audit, plan and results, and is refused a release.
-
-And what it costs its siblings: nothing. Their stages keep their keys, whatever is registered beside them.
-"""
-
-from __future__ import annotations
+"""A mechanism defined only in this file: it appears in compare, audit, plan and results, and is refused a release. And
+what it costs its siblings: nothing. Their stages keep their keys, whatever is registered beside them."""
 
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """A target epsilon through the real chain: settings found, fits reused and recorded; the claim says it was tuned."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

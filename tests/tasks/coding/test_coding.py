@@ -1,7 +1,5 @@
 """Codes, groups, thresholds: what a coder answers follows from its scores."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys
@@ -166,8 +164,7 @@ def test_a_list_without_a_version_is_named_by_its_content(tiny_bundle: Path, tmp
 
 
 @pytest.mark.parametrize(
-    "damage",
-    ["codelist.csv", "privacy_statement.json", "labels.json", "model.onnx", "2_Dense/model.safetensors"],
+    "damage", ["codelist.csv", "privacy_statement.json", "labels.json", "model.onnx", "2_Dense/model.safetensors"]
 )
 def test_a_damaged_bundle_is_refused(tiny_bundle: Path, tmp_path: Path, damage: str) -> None:
     """In one sentence of ours."""

@@ -1,7 +1,5 @@
 """Coding a table: every row once, versions unmixed, and after any death the same output as if unbroken."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A table that several workers code is the one that a single process writes; no piece is lost, none coded twice."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Drift: seen where it is, not where it is not, and never between two models."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -25,11 +23,9 @@ def period(
 
 def test_without_drift_a_verdict_is_rare() -> None:
     """60 pairs of periods that differ only by chance, of 60 rows each: none drifts, at most three are to be looked at.
-
     Each of the two tests has a false alarm in a hundred, so four of 60 pairs or more happen with probability 0.03 %
     (binomial, 60 and 0.02), were every one of them also large enough only to matter. PSI, without its chance level, is
-    over 0.1 in a fifth of such pairs and more: its usual rule would fail.
-    """
+    over 0.1 in a fifth of such pairs and more: its usual rule would fail."""
     found = [compare(period(60, seed=2 * n), period(60, seed=2 * n + 1)) for n in range(60)]
     assert sum(entry.verdict == "drift" for entry in found) <= 1
     assert sum(entry.verdict != "stable" for entry in found) <= 3

@@ -1,7 +1,5 @@
 """Counts with intervals: they cover where the model's own counts do not, and are narrower than the sample's."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter, defaultdict
@@ -34,11 +32,9 @@ def population(rng: np.random.Generator, rows: int) -> tuple[Ints, Ints, Floats]
 
 @pytest.mark.parametrize("design", [Design("simple"), Design("strata")], ids=["simple", "strata"])
 def test_intervals_cover_from_five_rows_on(design: Design) -> None:
-    """Some 2,000 intervals of codes with 5 to 49 sampled rows: 90 to 97 % cover, with one point for their number.
-
-    Those of before are too wide for it, and those to which nothing is added too narrow; so is the model's own count
-    for codes that it gives to others. What covers is narrower by a fifth than before.
-    """
+    """Some 2,000 intervals of codes with 5 to 49 sampled rows: 90 to 97 % cover, with one point for their number. Those
+    of before are too wide for it, and those to which nothing is added too narrow; so is the model's own count for codes
+    that it gives to others. What covers is narrower by a fifth than before."""
     rng = np.random.default_rng(3)
     hits: defaultdict[str, list[tuple[bool, float]]] = defaultdict(list)
     for population in (design.population(rng) for _ in range(8)):

@@ -1,7 +1,5 @@
 """The newest release is the ledger's answer, not that of the folders' times."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Double coding: the sample is drawn as told, blind, and agreement is that of the whole table."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from pathlib import Path
@@ -70,10 +68,8 @@ def test_samples_differ_unless_a_seed_repeats_them(coded: Path, tmp_path: Path) 
 
 
 def test_agreement_is_the_whole_table_s_though_sensitive_codes_are_all_sampled(coded: Path, tmp_path: Path) -> None:
-    """Sensitive rows are a tenth of the table and half of the sample, and the human disagrees with all of them.
-
-    The table's agreement is then 90 % times 0.9 = 81 %; the sample's own, unweighted, is under 60 %.
-    """
+    """Sensitive rows are a tenth of the table and half of the sample, and the human disagrees with all of them. The
+    table's agreement is then 90 % times 0.9 = 81 %; the sample's own, unweighted, is under 60 %."""
     codes = [row["code"] for row in rows_of(coded)]
     sample = tmp_path / "s.csv"
     draw(coded, sample, columns=COLUMNS, share=0.12, sensitive=["1311"], seed=1)

@@ -1,7 +1,5 @@
 """Coding in eight bits: taken where the test vectors hold, left where they do not, and never mixed in one job."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

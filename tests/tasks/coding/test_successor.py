@@ -1,7 +1,5 @@
 """A bundle and its successor: differences are paired, adjusted for their number, and on one page."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +15,8 @@ from tasks.coding.successor import answers, compare, difference, differences, re
 
 
 def test_a_difference_is_that_of_pairs() -> None:
-    """40 of 400 records won, 20 lost: McNemar's exact p is 0.0135, from a binomial table; the interval is above 0.
-
-    Two samples that are not paired would not show it: with shares of 0.80 and 0.85 their p is 0.06.
-    """
+    """40 of 400 records won, 20 lost: McNemar's exact p is 0.0135, from a binomial table; the interval is above 0. Two
+    samples that are not paired would not show it: with shares of 0.80 and 0.85 their p is 0.06."""
     old, new = np.ones(400, dtype=bool), np.ones(400, dtype=bool)
     old[:80], new[:40], new[80:100] = False, False, False
     found = difference("all", old, new)

@@ -1,7 +1,5 @@
 """Choice of branches, aggregates of a comparison with their errors, and its one table and plot."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import partial

@@ -1,7 +1,5 @@
 """Every stage for every trainable part, without Prefect around it; and what a release of each is."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

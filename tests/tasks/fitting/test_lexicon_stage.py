@@ -1,7 +1,5 @@
 """Words next to the encoder as part of the features: only from public texts, for all fields, resumed after a kill."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The public prior as a stage: keyed by list and encoder, found by anyone who builds a head, refused early."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

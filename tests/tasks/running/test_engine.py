@@ -1,7 +1,5 @@
 """Parts have the same answers in this process, in processes here and on a cluster, anyone who dies meanwhile."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """No exception that leaves a task quotes a value, and a full disk is said as such."""
 
-from __future__ import annotations
-
 import errno
 import traceback
 

@@ -1,7 +1,5 @@
 """A stage by parts has the same bytes in every engine; a part that exists is not computed again."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Who hears of a stage: the listeners of the run that it belongs to, in whichever thread it works."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from pathlib import Path

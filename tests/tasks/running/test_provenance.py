@@ -1,7 +1,5 @@
 """Which code a release names: of a checkout, of an image, of neither."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

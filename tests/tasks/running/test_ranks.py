@@ -1,7 +1,5 @@
 """A fit shared among ranks: one sample, noise once, one claim, the same parameters everywhere; a rank may be lost."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

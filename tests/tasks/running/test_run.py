@@ -1,7 +1,5 @@
 """A plain run calls steps; what surrounds a run hears of each, and is an argument, never a module that was imported."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What is said of time: estimates corrected by what was timed, lines off a terminal, stages that were interrupted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from flows.commands.console import StageHeartbeat

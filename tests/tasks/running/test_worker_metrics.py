@@ -1,7 +1,5 @@
 """What workers measure is added up over processes, tells no count of records, and never stops a run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
