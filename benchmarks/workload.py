@@ -109,7 +109,7 @@ def write(result: Mapping[str, Any], to: Path | None) -> None:
 
 
 def _text(result: Mapping[str, Any]) -> str:
-    on_cuda = str(result["device"]).startswith("cuda")
+    on_cuda = str(result.get("device", "")).startswith("cuda")
     machine = torch.cuda.get_device_name() if on_cuda else f"{torch.get_num_threads()} threads"
     return json.dumps(dict(result) | {"measured_on": machine, "torch": str(torch.__version__)}, indent=2)
 
