@@ -39,7 +39,8 @@ def show(
     """Show the releases and what each cohort has spent of its cap; of one release all that is stated of it.
 
     For a cohort: what is left, and how many releases of the last size fit. Where noise is Gaussian or sampled, epsilon
-    holds at the delta of the cap and is less than the sum of the releases' own (docs/reference/ledger.md).
+    holds at the delta of the cap and is less than the sum of the releases' own: docs/explanation/how-budgets-add-up.md
+    explains why.
 
     Examples
 

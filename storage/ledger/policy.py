@@ -1,6 +1,6 @@
 """The budget policy: for each population, caps a type of guarantee and cohort, and who must approve.
 
-docs/reference/ledger.md has an example with every field.
+docs/reference/policy-file.md has an example with every field.
 
 A cap holds for each cohort by itself: of records, which are in one cohort each, disjoint cohorts compose in parallel;
 a release over several cohorts spends from each. Where the claim protects a unit, whose records may be in several
