@@ -10,8 +10,9 @@ take most of every clipped gradient. The centre is folded into the bias at the e
 linear layer on the encoder's own features. A head that does not start at titles is not centred, and learns the sizes of
 the classes along that direction.
 
-**Exact arithmetic.** The steps sum integers and add rounded Gaussian noise (`mechanisms.descent.exact_sums`,
-`mechanisms.privacy.exact_normal`): the claim covers the bits that are released. Any number of threads gives the same.
+**Exact arithmetic.** The steps sum integers, with a part of the records in memory at a time, and add rounded Gaussian
+noise (`mechanisms.descent.exact_sums`, `mechanisms.privacy.exact_normal`): the claim covers the bits that are released.
+Any number of threads gives the same.
 
 **How long to descend.** What is set is the noise nu that a parameter may have at the end, as a standard deviation; the
 rate follows from it and from the plan's event (`mechanisms.descent.noisy_descent.rate_for_noise`). So more records, or
@@ -23,6 +24,7 @@ docs/explanation/formal-method.md has what else was part of it, and what each pa
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 import torch
@@ -36,8 +38,11 @@ from mechanisms.descent.noisy_descent import ClippedSum, Momentum, NoisyDescent,
 from mechanisms.mechanism import ClassifierModel, Descending, Fitted, Plan, Records, Run, Task, registered
 from mechanisms.model.config import Positive
 from mechanisms.model.inputs import Inputs
-from mechanisms.model.linear_head import features_of, linear_head
+from mechanisms.model.linear_head import feature_blocks, linear_head
 from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, NoiseSegment, descent_of
+
+_PART = 8 * 512
+"""Records on the grid at once, a multiple of what exact sums take."""
 
 
 @registered
@@ -74,23 +79,21 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
         assert isinstance(event, ComposedEvent)
         exact_sums.require_room(len(records.labels), self.l2_clip_norm)
         head, descent_event, device = linear_head(classifier), descent_of(event), classifier.device
-        inputs, labels = records.inputs, records.labels.to(device)
         (segment,) = descent_event.segments
-        about = torch.zeros(features_of(inputs).shape[1]) if classifier.centre is None else classifier.centre
+        about = torch.zeros(head.in_features) if classifier.centre is None else classifier.centre
         centre = about.to(device).float().mul(2.0**exact_sums.FEATURE_BITS).round()
-        features = exact_sums.on_grid(features_of(inputs).to(device), centre)
         mean = centre * 2.0**-exact_sums.FEATURE_BITS
 
         def descend(state: KeyedState) -> None:
             def sum_over(some: Inputs, given: Tensor, _: float | None) -> ClippedSum:
-                own = features if some is inputs else exact_sums.on_grid(features_of(some).to(device), centre)
-                scores = Scores(own, given.to(device))
+                on_card = list(_parts(some, given, centre)) if device.type != "cpu" else None
 
                 def clipped_sum(theta: Tensor, step: int, _: NoiseSegment, out: Tensor, tally: Tensor) -> None:
-                    for residuals, values, losses in exact_sums.residuals(scores, theta):
-                        exact_sums.clipped_outer_sum(residuals, values, norm=segment.l2_clip_norm, out=out)
-                        tally[0] += losses.sum()
-                        tally[2] += len(losses)
+                    for scores in on_card or _parts(some, given, centre):
+                        for residuals, values, losses in exact_sums.residuals(scores, theta):
+                            exact_sums.clipped_outer_sum(residuals, values, norm=segment.l2_clip_norm, out=out)
+                            tally[0] += losses.sum()
+                            tally[2] += len(losses)
 
                 return clipped_sum
 
@@ -106,7 +109,7 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
                 progress=run.progress,
             )
             update = Momentum(start, rate=rate, momentum=self.momentum)
-            step_sum = sum_over(inputs, labels, None)
+            step_sum = sum_over(records.inputs, records.labels, None)
             rows = descent.run(update, step_sum, sum_over=sum_over, divisor=plan.records)
             with torch.no_grad():
                 head.weight.copy_(rows[:, :-1])
@@ -115,3 +118,9 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
         losses = fit_classifier(classifier, run.folder, run.new_key, descend).numbers["losses"]
         last = {"loss": losses[-1]} if losses else {}
         return Fitted(ClassifierModel(classifier), event, {"steps": len(losses), **last, "losses": losses})
+
+
+def _parts(inputs: Inputs, labels: Tensor, centre: Tensor) -> Iterator[Scores]:
+    """Puts records on the grid part by part, so that memory does not grow with their number."""
+    for features, given in zip(feature_blocks(inputs, _PART), labels.split(_PART), strict=True):
+        yield Scores(exact_sums.on_grid(features.to(centre.device), centre), given.to(centre.device))

@@ -6,8 +6,9 @@ Both answer the same questions (`len`, `lengths`, `batch`), so that training, ri
 from __future__ import annotations
 
 import json
+import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Protocol
@@ -36,11 +37,34 @@ class Inputs(Protocol):
         ...
 
 
+class Mapped:
+    """Lets pages of a file that is mapped into memory go again, so that a pass over it does not fill the memory.
+
+    The pages are private and no one writes to them: the next look finds them in the file.
+    """
+
+    _MOST = 64 << 20
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self.bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._read = 0
+
+    def note(self, size: int) -> None:
+        """Takes how many bytes are about to be read."""
+        self._read += size
+        if self._read > self._MOST:
+            self.bytes.madvise(mmap.MADV_DONTNEED)
+            self._read = size
+
+
 @dataclass(frozen=True)
 class FeatureInputs:
     """Pooled features of a frozen encoder, float32 [n, width]."""
 
     features: Tensor
+    mapped: Mapped | None = field(default=None, compare=False, repr=False)
+    """The file that they lie in, where they are not in memory."""
 
     def __len__(self) -> int:
         return self.features.shape[0]
@@ -50,7 +74,18 @@ class FeatureInputs:
         return None
 
     def batch(self, index: Tensor, device: torch.device) -> Batch:
+        self._note(len(index))
         return {"features": self.features[index].to(device, non_blocking=True)}
+
+    def blocks(self, size: int) -> Iterator[Tensor]:
+        """Yields the features in order, so many records at a time."""
+        for block in self.features.split(size):
+            self._note(len(block))
+            yield block
+
+    def _note(self, rows: int) -> None:
+        if self.mapped is not None:
+            self.mapped.note(rows * self.features.shape[1] * self.features.element_size())
 
     def take(self, index: Tensor) -> FeatureInputs:
         """The records at `index` (int64 [b], or bool [n]), in that order."""
@@ -131,8 +166,17 @@ def load(path: Path) -> FeatureInputs | TokenInputs:
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (safe_open is no mapping)
         if "features" in tensors:
-            return FeatureInputs(**tensors)
+            return _mapped(path, *tensors["features"].shape)
         return TokenInputs(**tensors, pad_id=int((file.metadata() or {})["pad_id"]))
+
+
+def _mapped(path: Path, rows: int, width: int) -> FeatureInputs:
+    if not rows * width:
+        return FeatureInputs(torch.empty(rows, width))
+    mapped = Mapped(path)
+    start = 8 + int.from_bytes(mapped.bytes[:8], "little")
+    values = torch.frombuffer(mapped.bytes, dtype=torch.float32, count=rows * width, offset=start)
+    return FeatureInputs(values.view(rows, width), mapped)
 
 
 def save_features(path: Path, shape: tuple[int, ...], blocks: Iterable[Tensor]) -> None:

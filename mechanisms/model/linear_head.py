@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
@@ -10,14 +12,17 @@ from mechanisms.model.classifier import Classifier
 from mechanisms.model.inputs import FeatureInputs, Inputs
 
 
-def features_of(inputs: Inputs) -> Tensor:
-    """Returns cached features float32 [n, width], and refuses tokens.
+def feature_blocks(inputs: Inputs, size: int) -> Iterator[Tensor]:
+    """Returns cached features float32 [at most `size`, width], block by block, and refuses tokens.
 
     A record whose squared norm is beyond float32 has zeros: it would make every sum of all records infinite.
     """
     if not isinstance(inputs, FeatureInputs):
         raise MechanismError("this mechanism reads cached features: set trainable `head` and pooling `mean`")
-    features = inputs.features
+    return map(_finite, inputs.blocks(size))
+
+
+def _finite(features: Tensor) -> Tensor:
     finite = features.norm(dim=1).square().isfinite()
     return features if bool(finite.all()) else features.where(finite[:, None], 0.0)
 

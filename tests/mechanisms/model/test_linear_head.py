@@ -7,7 +7,7 @@ from mechanisms.errors import MechanismError
 from mechanisms.model import classifier as classifiers
 from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs, TokenInputs
-from mechanisms.model.linear_head import features_of, from_flat, linear_head, with_bias
+from mechanisms.model.linear_head import feature_blocks, from_flat, linear_head, with_bias
 
 CLASSES, WIDTH = 3, 5
 
@@ -20,10 +20,10 @@ def head() -> classifiers.Classifier:
 def test_a_record_beyond_float32_counts_as_zeros() -> None:
     """Its square would make every sum of all records infinite; the others stay as they are, bit for bit."""
     features = torch.randn(4, WIDTH)
-    assert features_of(FeatureInputs(features)) is features
+    assert torch.equal(torch.cat([*feature_blocks(FeatureInputs(features), 3)]), features)
     huge = features.clone()
     huge[2, 0] = 1e30
-    read = features_of(FeatureInputs(huge))
+    read = torch.cat([*feature_blocks(FeatureInputs(huge), 3)])
     assert not read[2].any()
     assert torch.equal(read[[0, 1, 3]], features[[0, 1, 3]])
 
@@ -31,7 +31,7 @@ def test_a_record_beyond_float32_counts_as_zeros() -> None:
 def test_tokens_and_other_heads_are_refused() -> None:
     """With the settings to change."""
     with pytest.raises(MechanismError, match="set trainable `head`"):
-        features_of(TokenInputs.from_lists([[1, 2]], pad_id=0))
+        feature_blocks(TokenInputs.from_lists([[1, 2]], pad_id=0), 3)
     made = head()
     assert isinstance(linear_head(made), torch.nn.Linear)
     made.part = torch.nn.Sequential(torch.nn.Linear(WIDTH, CLASSES))
