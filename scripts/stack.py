@@ -4,8 +4,9 @@
     python scripts/stack.py --folder stack [--data injuries.csv --codelist codelist.csv] [--json]
 
 PostgreSQL (Prefect's database and the ledger's under three roles), Redis, Prefect's server with authentication, its
-background services, two workers for the pool `cpu` (one trains, one releases and keeps house) and one for `gpu`, the
-deployments and automations applied. It prints what a shell needs to act on this stack, its ledger above all.
+background services, two workers for the pool `cpu` (one trains, one releases and keeps house) and, where torch finds a
+card, one for `gpu`, the deployments and automations applied. It prints what a shell needs to act on this stack, its
+ledger above all.
 PostgreSQL is the server named by $AUTOCODER_STACK_POSTGRES (a superuser's URL), or one of its own in the folder;
 Redis the same by $AUTOCODER_STACK_REDIS. Notifications go to $AUTOCODER_NOTIFY_WEBHOOK, where it is set. What dies is
 started again. Ctrl-C stops all of it; the folder keeps the data.
@@ -79,6 +80,12 @@ def answers(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def has_card() -> bool:
+    """Checks whether torch finds a CUDA device."""
+    command = [sys.executable, "-c", "import torch; torch.cuda.init()"]
+    return subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == 0
 
 
 def claim(folder: Path) -> int:
@@ -353,6 +360,8 @@ class Stack:
             "PREFECT_API_URL": self.api,
             "PREFECT_API_AUTH_STRING": self.auth,
             "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+            "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",
+            "PREFECT_CLIENT_MAX_RETRIES": "10",
             "PREFECT_WORKER_QUERY_SECONDS": os.environ.get("AUTOCODER_STACK_QUERY_SECONDS", "5"),
             "AUTOCODER_HOME": str(self.folder / "home"),
             "AUTOCODER_LEDGER_URL": self.database("autocoder", "ledger", "psycopg"),
@@ -364,6 +373,8 @@ class Stack:
         self.once(sys.executable, "-m", "flows.cli", "deploy", env=worker | webhook | self.prefect_home("deploy"))
         for component, (pool, name, queues) in WORKERS.items():
             command = ("worker", "start", "--pool", pool, "--type", "process", "--limit", "1", "--name", name)
+            if pool == "gpu" and not has_card():
+                continue
             served = (part for queue in queues for part in ("--work-queue", queue))
             self.run(component, *PREFECT, *command, *served, env=worker | self.prefect_home(component))
 
@@ -422,6 +433,8 @@ def main() -> None:
             print(json.dumps(json.loads((stack.folder / "stack.json").read_text())), flush=True)
         else:
             print(f"Prefect   {stack.api.removesuffix('/api')}   log in with {stack.auth}")
+            if "worker-gpu" not in {component.name for component in stack.components}:
+                print("no worker for the pool gpu: torch finds no CUDA device")
             print(f"secrets   {stack.folder / 'secrets'}    logs {stack.folder / 'logs'}")
             print("For a shell that acts on it:", *stack.exports(), sep="\n")
             print("Ctrl-C stops it.", flush=True)

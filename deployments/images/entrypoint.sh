@@ -94,6 +94,10 @@ case "${1:-}" in
     export PREFECT_API_AUTH_STRING="$login"
     pool=$2
     shift 2
+    if [ "$pool" = gpu ] && ! python -c 'import torch; torch.cuda.init()'; then
+      echo "entrypoint: worker of the pool gpu: torch finds no CUDA device. Give the container a card, or stop this worker" >&2
+      exit 1
+    fi
     queues=()
     for queue in "$@"; do queues+=(--work-queue "$queue"); done
     exec prefect worker start --pool "$pool" "${queues[@]}" --type process --limit 1 --with-healthcheck --name "$pool-$(hostname)" ;;

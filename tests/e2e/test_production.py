@@ -108,8 +108,8 @@ def test_everything_may_die_while_it_waits(stack: Stack) -> None:
     """PostgreSQL, Redis, server, services and workers by SIGKILL: they come back, and the run still waits."""
     before = stack.state["processes"]
     (waiting,) = stack.runs("release")
-    for name in ("postgres", "redis", "server", "services", "worker-cpu", "worker-release", "worker-gpu"):
-        os.kill(before[name], signal.SIGKILL)
+    for process in before.values():
+        os.kill(process, signal.SIGKILL)
     stack.wait("the restart", lambda: all(stack.state["processes"][name] != before[name] for name in before))
     stack.wait("the waiting run", lambda: stack.run(waiting["id"])["state_name"] == "Suspended")
 
