@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 from prefect import flow
@@ -9,8 +10,11 @@ from pydantic import Field
 
 from flows import audit as auditing
 from flows import compare as comparing
+from flows import handover as handing
 from flows import release as releasing
+from flows.commands.options import LedgerOptions
 from flows.compare import CompareResult
+from flows.handover import HandedOver, Revoked
 from flows.retrain import RetrainResult, retrain_form
 from flows.server.form import DeviceChoice, FormalForm, PlanFile, RecordsForm, Workspace, section, with_title
 from flows.server.prefect_run import NOTHING_STORED, PrefectRun, named_by_plan, taken_up
@@ -20,11 +24,18 @@ from tasks.auditing.settings import AuditParameters
 from tasks.branches.branch import CompareParameters
 from tasks.parameters import BundleParameters
 from tasks.releasing.publish import Released
+from tasks.running.failures import private_errors
 from tasks.running.stage import Context
 
 AuditSection: Any = section(AuditParameters)
 CompareSection: Any = section(CompareParameters)
 _USUAL_AUDIT = AuditSection()
+ReleaseId = Annotated[str, Field(pattern="^[0-9a-f]{16}$"), with_title("Release")]
+PartnerName = Annotated[str, Field(min_length=1, max_length=200), with_title("Partner")]
+Reason = Annotated[str, Field(min_length=1), with_title("Reason")]
+Outbox = Annotated[str, Field(pattern="^[/~]"), with_title("Folder")]
+OUTBOX = "/outbox"
+"""Of the releasing worker's container, for what partners get."""
 
 
 @flow(
@@ -133,6 +144,45 @@ def release(
         wait_days: how long a run waits for approvals before it fails.
     """
     return releasing.release(plan, _context(home, device), ledger=ledger, wait_days=wait_days)
+
+
+@flow(
+    name="handover",
+    description="Hand a release over: check the bundle as the partner will, pack it, and record that in the ledger.",
+    flow_run_name="{release} to {partner}",
+    **NOTHING_STORED,
+)
+def handover(release: ReleaseId, partner: PartnerName, folder: Outbox = OUTBOX, home: Workspace = None) -> HandedOver:
+    """Pack a release for a partner.
+
+    Args:
+        release: id of a release in this workspace.
+        partner: who gets it, as the ledger is to name it.
+        folder: absolute path of the folder for the archive, as the worker has it.
+        home: workspace folder; empty: that of the worker (AUTOCODER_HOME).
+    """
+    with private_errors("handover"):
+        return handing.hand_over(release, partner, Path(folder).expanduser(), LedgerOptions(home_of(home)))
+
+
+@flow(
+    name="revoke",
+    description="Revoke a release: a row of the ledger, and the next roots.json for partners. The budget stays spent.",
+    flow_run_name="{release}",
+    **NOTHING_STORED,
+)
+def revoke(release: ReleaseId, reason: Reason, folder: Outbox = OUTBOX, home: Workspace = None) -> Revoked:
+    """Revoke a release, and write the roots that name all revocations.
+
+    Args:
+        release: id of a release in this workspace.
+        reason: why; partners read it.
+        folder: absolute path of the folder for roots.json, as the worker has it.
+        home: workspace folder; empty: that of the worker (AUTOCODER_HOME).
+    """
+    with private_errors("revoke"):
+        roots = Path(folder).expanduser() / "roots.json"
+        return handing.revoke(release, reason, roots, LedgerOptions(home_of(home)))
 
 
 def _context(home: str | None, device: str) -> Context:

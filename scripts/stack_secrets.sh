@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the passwords of docker-compose.yml in ./secrets, once; nothing that is there is overwritten.
 # The folder is closed to others. Its files are not: each is mounted alone into containers with users of their own.
-# So are the files of the checkout that containers read, whatever its umask; ./narratives and ./stages are made for user 10001.
+# So are the files of the checkout that containers read, whatever its umask; ./narratives, ./stages and ./outbox are made for user 10001.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 umask 077
@@ -20,6 +20,6 @@ chmod 0755 secrets/engine
 chmod 0444 secrets/engine/*.pem secrets/*_password secrets/prefect_login secrets/signing_key secrets/storage_key secrets/api_keys
 [ ! -e secrets/signing-key.pub.pem ] || chmod 0444 secrets/signing-key.pub.pem
 for path in deployments/postgres deployments/Caddyfile deployments/serve.Caddyfile; do [ ! -e "$path" ] || chmod -R a+rX "$path"; done
-mkdir -p narratives stages
-[ "$(id -u)" != 0 ] || chown 10001:10001 narratives stages
+mkdir -p narratives stages outbox
+[ "$(id -u)" != 0 ] || chown 10001:10001 narratives stages outbox
 echo "secrets/ is complete; keep a copy of it, and of secrets/signing-key.pem apart from it"

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from flows import handover as handing
 from flows.commands import options
 from flows.commands.terminal import say
-from storage.errors import InputError
 
 
 def handover(
@@ -30,25 +28,11 @@ def handover(
       autocoder handover 3f2a9c41d07b65e8 \
           --to "Statistics Office of Freedonia" --out outbox
     """
-    workspace, ledger = place.workspace, place.open()
-    from storage.bundle.check import check
-    from storage.bundle.registry import hand_over, require_committed
-    from storage.bundle.seal import VARIABLE, signing_public_key
-    from storage.bundle.trust import Trust
-
-    folder = workspace.bundles / release
-    row = require_committed(ledger, release, folder)
-    local = workspace.home / "signing-key.pub.pem"
-    trusted = local if local.is_file() and VARIABLE not in os.environ else signing_public_key(workspace.private)
-    sound = check(folder, Trust(trusted))
-    archive, record = hand_over(place.open_to_sign(), row, folder, out, partner=to, requester="operator")
-    partner = record.details["partner"]
+    handed = handing.hand_over(release, to, out, place)
     if as_json:
-        content = {"archive": str(archive), "release_id": release, "bundle_digest": sound.digest}
-        rows = {"row": record.sequence, "partner": partner, "release_row": row.sequence}
-        say(json.dumps(content | rows))
+        say(handed.model_dump_json())
         return
-    say(f"{archive}  for {partner}: ledger row {record.sequence}, release row {row.sequence}")
+    say(f"{handed.archive}  for {handed.partner}: ledger row {handed.row}, release row {handed.release_row}")
 
 
 def revoke(
@@ -69,46 +53,17 @@ def revoke(
       autocoder revoke 3f2a9c41d07b65e8 --out roots.json \
           --reason "superseded: the code list had an error"
     """
-    from storage.bundle.registry import handovers, record_revocation, revoked_releases
-    from storage.bundle.seal import signing_key
-    from storage.bundle.trust import (
-        incomplete,
-        lock_roots,
-        sign_newest,
-        with_next_root,
-        workspace_roots,
-        write_roots,
-    )
-    from storage.ledger.heads import load_private_key
-
-    signing = load_private_key(signing_key(None, place.workspace.private))
-    ledger, file = place.open_to_sign(), place.workspace.roots
-    with lock_roots(place.workspace):
-        known = workspace_roots(file, signing.public_key())
-        record_revocation(ledger, release, reason=reason, requester="operator")
-        roots = with_next_root(known, revoked=revoked_releases(ledger), days=365)
-        try:
-            roots = sign_newest(roots, signing)
-        except InputError as error:
-            say(f"note: {error}", err=True)
-        for option, written in (("", file), ("--out ", out)):
-            if not option and not written.parent.is_dir():
-                continue  # the first is for workers that may not read the ledger
-            try:
-                write_roots(written, roots)
-            except OSError as error:
-                why = f"{option}{written}: {error.strerror}"
-                raise InputError(f"{why}. The release is revoked; run the command again for the file.") from None
-    lacks, newest = incomplete(roots), roots[-1]
-    partners = sorted({entry.partner for entry in handovers(ledger) if entry.release_id == release})
+    revoked = handing.revoke(release, reason, out, place)
+    lacks, partners = revoked.missing_signatures, ", ".join(revoked.partners)
+    if revoked.note:
+        say(f"note: {revoked.note}", err=True)
     if as_json:
-        content = {"release_id": release, "roots": str(out), "version": newest.version}
-        say(json.dumps(content | {"missing_signatures": lacks, "partners": partners}))
+        say(revoked.model_dump_json(exclude={"revocations", "note"}))
         return
-    say(f"release {release} revoked; root {newest.version} with {len(newest.revoked)} revocations in {out}")
+    say(f"release {release} revoked; root {revoked.version} with {revoked.revocations} revocations in {out}")
     if lacks:
         say(
             f"it lacks {lacks} signatures. Next, for each holder of a root key: autocoder keys sign {out} --key KEY.pem"
         )
     if partners:
-        say(f"handed to: {', '.join(partners)}. Send them {out}{' once it is signed' if lacks else ''}.")
+        say(f"handed to: {partners}. Send them {out}{' once it is signed' if lacks else ''}.")

@@ -396,6 +396,18 @@ def enter(folder: Path, *command: str, secrets: dict[str, str], **more: str) -> 
     return subprocess.run(["bash", script, *command], env=env, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.parametrize("card", [True, False])
+def test_a_worker_for_gpus_does_not_start_without_one(tmp_path: Path, card: bool) -> None:
+    """Else it would look well, and every run that it takes would fail. The cause is said."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").write_text(f"#!/bin/sh\nexit {int(not card)}\n")
+    (tmp_path / "bin" / "python").chmod(0o755)
+    ended = enter(tmp_path, "worker", "gpu", "default", secrets={"prefect_login": "a:b"})
+    assert ended.returncode == int(not card)
+    assert ("worker start --pool gpu" in ended.stdout) is card
+    assert ("no CUDA device" in ended.stderr) is not card
+
+
 def test_a_container_without_its_secrets_falls_back_to_nothing(tmp_path: Path) -> None:
     """No login: it ends. No password, no signing key: the same ledger all the same, and a key that is not there."""
     worker = ("worker", "cpu", "coding")

@@ -33,6 +33,8 @@ DEPLOYMENTS = {entry["name"]: entry for entry in CONTENT["deployments"]}
 GIVEN: dict[str, dict[str, Any]] = {
     "release": {"plan": "/w/PLAN.json"},
     "audit": {"plan": "/w/PLAN.json"},
+    "handover": {"release": "3f2a9c41d07b65e8", "partner": "Statistics Office"},
+    "revoke": {"release": "3f2a9c41d07b65e8", "reason": "an error"},
     "code-batch": {"data": "in.csv", "out": "out.csv"},
     "formal": {
         "parameters": {
@@ -118,6 +120,9 @@ def test_every_field_of_a_form_says_what_it_is_for(name: str) -> None:
         ("release", "plan", None),
         ("release", "plan", "private/plans/PLAN.json"),
         ("release", "wait_days", -1),
+        ("handover", "release", "../keys"),
+        ("handover", "folder", "outbox"),
+        ("revoke", "reason", ""),
         ("release", "device", "gpu"),
         ("compare", "settings.target_epsilon", -1),
         ("compare", "settings.target_epsilon", "mtach"),

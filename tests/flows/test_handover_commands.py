@@ -11,6 +11,7 @@ import pytest
 from in_process import invoke as run
 from sealed_bundle import Sealed
 
+from flows import deployed
 from flows.code_batch import code_batch
 from storage.errors import StorageError
 from tasks.coding.coder import open_bundle, require_not_revoked
@@ -163,3 +164,18 @@ def test_hand_over_and_revoke(sealed: Sealed, tmp_path: Path, monkeypatch: pytes
     assert json.loads(out)["file"] == "privacy_statement.json"
     with pytest.raises(StorageError, match="was revoked"):
         run("handover", release, "--to", "Labour Office", "--out", tmp_path, *home)
+
+
+def test_a_form_hands_over_and_revokes_as_the_commands_do(sealed: Sealed, tmp_path: Path) -> None:
+    """With the ledger's row, the archive and the roots."""
+    release = str(sealed.row.release_id)
+    house = shutil.copytree(sealed.home, tmp_path / "house", ignore=shutil.ignore_patterns("source", "again"))
+    place = {"folder": str(tmp_path), "home": str(house)}
+    handed = deployed.handover.fn(release, "Statistics Office", **place)
+    assert handed.release_row == sealed.row.sequence
+    assert run("verify", handed.archive, "--key", str(sealed.trust.pinned), "--no-golden")[0] == 0
+    revoked = deployed.revoke.fn(release, "a test", **place)
+    assert (revoked.partners, revoked.missing_signatures) == (("Statistics Office",), 0)
+    assert release in (tmp_path / "roots.json").read_text()
+    with pytest.raises(StorageError, match="was revoked"):
+        deployed.handover.fn(release, "Labour Office", **place)

@@ -1,0 +1,102 @@
+"""Hands a release over to a partner, or revokes it: what the commands and the deployments of these names call."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from flows.commands.options import LedgerOptions
+from storage.errors import InputError
+
+
+class HandedOver(BaseModel, frozen=True):
+    """Says what a partner gets, and the ledger's rows."""
+
+    archive: str
+    release_id: str
+    bundle_digest: str
+    row: int
+    partner: str
+    release_row: int
+
+
+class Revoked(BaseModel, frozen=True):
+    """Says what partners get: a root, the signatures that it lacks, and who holds the release."""
+
+    release_id: str
+    roots: str
+    version: int
+    revocations: int
+    missing_signatures: int
+    partners: tuple[str, ...]
+    note: str = ""
+
+
+def hand_over(release: str, partner: str, folder: Path, place: LedgerOptions) -> HandedOver:
+    """Packs a release for a partner into a folder, and records that; the bundle is checked as the partner will."""
+    from storage.bundle import registry
+    from storage.bundle.check import check
+    from storage.bundle.seal import VARIABLE, signing_public_key
+    from storage.bundle.trust import Trust
+
+    workspace = place.workspace
+    bundle = workspace.bundles / release
+    row = registry.require_committed(place.open(), release, bundle)
+    local = workspace.home / "signing-key.pub.pem"
+    trusted = local if local.is_file() and VARIABLE not in os.environ else signing_public_key(workspace.private)
+    sound = check(bundle, Trust(trusted))
+    signing = place.open_to_sign()
+    archive, record = registry.hand_over(signing, row, bundle, folder, partner=partner, requester="operator")
+    return HandedOver(
+        archive=str(archive),
+        release_id=release,
+        bundle_digest=sound.digest,
+        row=record.sequence,
+        partner=record.details["partner"],
+        release_row=row.sequence,
+    )
+
+
+def revoke(release: str, reason: str, out: Path, place: LedgerOptions) -> Revoked:
+    """Revokes a release in the ledger, and writes the agency's next root, which names all revocations, to a file."""
+    from storage.bundle.registry import handovers, record_revocation, revoked_releases
+    from storage.bundle.seal import signing_key
+    from storage.bundle.trust import (
+        incomplete,
+        lock_roots,
+        sign_newest,
+        with_next_root,
+        workspace_roots,
+        write_roots,
+    )
+    from storage.ledger.heads import load_private_key
+
+    signing = load_private_key(signing_key(None, place.workspace.private))
+    ledger, file, note = place.open_to_sign(), place.workspace.roots, ""
+    with lock_roots(place.workspace):
+        known = workspace_roots(file, signing.public_key())
+        record_revocation(ledger, release, reason=reason, requester="operator")
+        roots = with_next_root(known, revoked=revoked_releases(ledger), days=365)
+        try:
+            roots = sign_newest(roots, signing)
+        except InputError as error:
+            note = str(error)
+        for option, written in (("", file), ("--out ", out)):
+            if not option and not written.parent.is_dir():
+                continue  # the first is for workers that may not read the ledger
+            try:
+                write_roots(written, roots)
+            except OSError as error:
+                why = f"{option}{written}: {error.strerror}"
+                raise InputError(f"{why}. The release is revoked; run the command again for the file.") from None
+    return Revoked(
+        release_id=release,
+        roots=str(out),
+        version=roots[-1].version,
+        revocations=len(roots[-1].revoked),
+        missing_signatures=incomplete(roots),
+        partners=tuple(sorted({entry.partner for entry in handovers(ledger) if entry.release_id == release})),
+        note=note,
+    )
