@@ -22,7 +22,6 @@ from tasks.running.worker_metrics import MetricsListener
 
 
 def audit_plan(plan: str, settings: AuditParameters, context: Context) -> AuditResult:
-    """Audits what a plan releases, with its settings and records."""
     with private_errors("audit"):
         require_same_workspace(Path(plan), Path(context.home))
         planned, origin = Origin.of(Path(plan))

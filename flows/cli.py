@@ -76,7 +76,6 @@ class _Overview(Commands):
 
 
 def _app(chosen: str | None) -> typer.Typer:
-    """Returns the program with one command, or with all: each loads modules that the others do without."""
     app = typer.Typer(
         name="autocoder", cls=_Overview, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
     )

@@ -25,8 +25,6 @@ from tasks.running.failures import private_errors
 
 
 class CodingReport(BaseModel, frozen=True):
-    """Holds the result of a batch: its file, and the number of rows."""
-
     rows: int
     needs_review: int | None
     out: str

@@ -24,8 +24,6 @@ from tasks.running.worker_metrics import MetricsListener
 
 
 class CompareResult(BaseModel, frozen=True):
-    """Holds the aggregates of a comparison, and where they lie."""
-
     folder: str
     """With `results.json`, `results.md` and `results.svg`."""
     branches: tuple[BranchSummary, ...]

@@ -29,8 +29,6 @@ RESUMED = ("retrain", "compare", "audit", "release", "code-batch")
 
 
 class HousekeepingReport(BaseModel, frozen=True):
-    """Reports one round."""
-
     dead: tuple[str, ...] = Field(description="runs at work that had fallen silent")
     resumed: tuple[str, ...] = Field(description="runs that were resumed")
     given_up: tuple[str, ...] = Field(description="runs that died too often")

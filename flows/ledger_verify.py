@@ -21,8 +21,6 @@ from tasks.running.stage import Context
 
 
 class VerificationResult(BaseModel, frozen=True):
-    """Holds the head of a verified ledger."""
-
     rows: int
     sequence: int
     hash: str

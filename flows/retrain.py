@@ -61,7 +61,6 @@ def retrain(parameters: RetrainParameters, context: Context) -> RetrainResult:
 
 
 def _release(context: Context, done: retraining.RetrainResult, origin: Origin) -> RetrainResult:
-    """Save the plan and show it on a run's page; release it, or request its release, where the settings say so."""
     parameters, settings = done.parameters, done.parameters.release
     planned, plan_file = publish.save_plan(context, done.planned, settings)
     origin.save(plan_file)

@@ -278,7 +278,6 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             raise MechanismError(f"titles has no text for {len(absent)} of the classes. Add them.")
 
     def _start(self, width: int) -> Tensor | None:
-        """Returns vectors of the titles, float32 [classes, width]."""
         if self.titles is None:
             return None
         if isinstance(self.titles, Mapping):
@@ -302,7 +301,6 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
 
 
 def _encoded(encoder: str, texts: list[str]) -> Tensor:
-    """Returns the encoder's features of texts, float32 [texts, width]."""
     return prior.embed(ModelConfig(encoder=encoder, trainable="head", pooling="mean"), texts, device="cpu")
 
 

@@ -63,17 +63,12 @@ def require_settings(
 
 
 def require_delta_below(delta: float, records: int) -> None:
-    """Refuses a delta at which publishing one record would count as private."""
     if records and delta >= 1 / records:
         raise MechanismError(f"delta must be far below 1/n: with {records} records below {1 / records:.3g}.")
 
 
 def texts_of(X: Any) -> list[str] | None:
-    """Lists the texts of a flat sequence of strings; None where X has numbers, which scikit-learn checks.
-
-    Raises:
-        MechanismError: one string, a table with text in it, or a record that is no text.
-    """
+    """Lists the texts of a flat sequence of strings; None where X has numbers, which scikit-learn checks."""
     if isinstance(X, str | bytes):
         raise MechanismError("X is one string. Give a list of texts.")
     if hasattr(X, "dtypes") and hasattr(X, "columns"):

@@ -35,8 +35,6 @@ class _Waiting:
 
 
 class Batcher:
-    """Runs one model on one thread, from one queue."""
-
     def __init__(self, scores: Scoring, *, most: int = 16, most_characters: int = 8000, waiting: int = 512) -> None:
         self._scores = scores
         self._most, self._most_characters, self._waiting = most, most_characters, waiting

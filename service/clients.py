@@ -50,8 +50,6 @@ class Clients:
 
 @dataclass(frozen=True)
 class State:
-    """Holds what may change while the service runs."""
-
     clients: Clients | None = None
     """None admits everyone who reaches the port."""
     withdrawn: str | None = None

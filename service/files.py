@@ -149,7 +149,6 @@ class Answer(StreamingResponse):
 
 @contextmanager
 def _in_memory(content: bytes) -> Iterator[Path]:
-    """Gives content a path without a place on a disk, while the block lasts."""
     descriptor = os.memfd_create("upload", os.MFD_CLOEXEC)
     try:
         with os.fdopen(descriptor, "wb", closefd=False) as file:

@@ -96,7 +96,6 @@ class Guard:
             served.cancel()
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
-        """Returns the whole request, or None if the client left; refuses one without a key or too long."""
         headers = dict(scope["headers"])
         length = headers.get(b"content-length", b"0")
         too_long = HTTPException(413, f"a request may have {self._most_bytes:,} bytes")

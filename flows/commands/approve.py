@@ -100,7 +100,6 @@ def approve(
 
 
 def _override(plan: Path, key: Path, reason: str, to: DecisionTarget) -> None:
-    """Signs that a plan may pass the gate although an audit contradicts its claim, and records it."""
     from storage.ledger.decisions import sign
     from storage.ledger.heads import load_private_key
 
@@ -143,8 +142,6 @@ def _approve_policy(policy: Path, key: Path, to: DecisionTarget, *, requester: s
 
 @dataclass(frozen=True)
 class Desk:
-    """Holds how an officer's desk signs."""
-
     agency_key: Path | None
     yes: bool
 
@@ -183,7 +180,6 @@ def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: DecisionTarg
 
 
 def _ask(planned: PlannedRelease, context: Context, settings: LedgerParameters, desk: Desk) -> None:
-    """Refuses what a release would refuse, and asks whether to sign the rest."""
     from tasks.releasing import desk as checks
     from tasks.releasing import ledger_access
     from tasks.releasing.checked_plan import check
@@ -208,7 +204,6 @@ def _ask(planned: PlannedRelease, context: Context, settings: LedgerParameters, 
 
 
 def _show(planned: PlannedRelease, plan: Path, context: Context) -> None:
-    """Prints what is signed on stderr: claim, measured leakage, budget, other releases, and objections."""
     from tasks.releasing import plan_page
 
     _say_contents(planned)
@@ -224,7 +219,6 @@ def _show(planned: PlannedRelease, plan: Path, context: Context) -> None:
 
 
 def _say_contents(planned: PlannedRelease) -> None:
-    """Prints claim, licence, precision, encoder and texts of no published list on stderr."""
     from tasks.bundle.texts import describe_encoder
 
     claim = planned.plan.claim

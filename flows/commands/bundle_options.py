@@ -34,8 +34,6 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
 
 @dataclass(frozen=True)
 class BundleOptions:
-    """Selects the bundle that codes."""
-
     bundle: Annotated[Path | None, options.data(help=_WHICH, show_default="the newest release in the workspace")] = None
     home: options.Home = None
 
@@ -60,11 +58,7 @@ class BundleOptions:
         return open_folder(self.bundle.expanduser() if self.bundle is not None else newest_bundle(home_of(self.home)))
 
     def require_not_revoked(self, coder: Coder) -> None:
-        """Refuse what was revoked in this workspace.
-
-        Raises:
-            StorageError: it was, or the ledger that would know cannot be read.
-        """
+        """Refuse what was revoked in this workspace."""
         from tasks.coding.coder import require_not_revoked
 
         require_not_revoked(coder, home_of(self.home))
@@ -86,11 +80,7 @@ class SeveralBundleOptions:
     home: options.Home = None
 
     def each(self) -> dict[str, BundleOptions]:
-        """Returns the options of each bundle by what its columns begin with; "" without a name.
-
-        Raises:
-            InputError: one of several has no name, two have the same, or a name is none that a column may begin with.
-        """
+        """Returns the options of each bundle by what its columns begin with; "" without a name."""
         chosen: dict[str, BundleOptions] = {}
         for given in self.bundle or ():
             name, sign, path = given.partition("=")

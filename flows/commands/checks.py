@@ -20,8 +20,6 @@ from tasks.running import installation
 
 @dataclass(frozen=True)
 class Finding:
-    """Holds one check: its subject, verdict, result and remedy."""
-
     check: str
     ok: bool
     result: str

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FileOptions:
-    """Names the table to code and the one to write, and says how the table is read."""
-
     data: Annotated[Path | None, options.data(help="Table of narratives, to be coded whole.")] = None
     text: options.Text = None
     template: options.Template = None
@@ -45,8 +43,6 @@ class FileOptions:
 
 @dataclass(frozen=True)
 class ReviewOptions:
-    """Sets which answers a person must check."""
-
     threshold: Annotated[
         float | None,
         typer.Option(

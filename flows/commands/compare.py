@@ -19,8 +19,6 @@ _RIVALS = "rivals."
 
 @dataclass(frozen=True)
 class SharedOptions:
-    """Holds the settings of all branches."""
-
     target_epsilon: Annotated[
         float | None, options.privacy("--epsilon", help="Of the branches whose noise is solved for a target.")
     ] = None

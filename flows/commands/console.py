@@ -115,7 +115,6 @@ class ConsoleListener(Listener):
             self._bar = self._progress.add_task(escape_text(label), total=None)
 
     def report(self, label: str, done: int, total: int | None) -> None:
-        """Move the bar, or print a line now and then where there is no terminal."""
         if self._heartbeat is not None and (line := self._heartbeat.line(label, done, total)):
             with self._lock:
                 self._console.print(line, soft_wrap=True)

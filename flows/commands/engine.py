@@ -69,7 +69,6 @@ def _tls(address: str) -> list[str]:
 
 
 def _become(program: str, *arguments: str) -> None:
-    """Becomes a program of Dask's, whose own pages are left out."""
     from tasks.running.engine import SILENT
 
     for name, value in SILENT.items():

@@ -255,7 +255,6 @@ def migrate(
 
 
 def _write(path: Path, text: str) -> None:
-    """Writes a file whole or not at all, so that an earlier export outlives a full disk."""
     from storage.durable import write_atomically
 
     try:
@@ -314,7 +313,6 @@ def recover(
 
 
 def _is_current(place: options.LedgerOptions, *, apply: bool, policy: Path | None) -> bool:
-    """Checks that the ledger was not rolled back, or restores the rows that it lacks."""
     from storage.bundle.seal import release_key
     from storage.ledger import Policy
     from storage.ledger.rollback import detect, restore

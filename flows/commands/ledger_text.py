@@ -82,7 +82,6 @@ def release_text(sections: Mapping[str, Section], *, width: int) -> Iterator[str
 
 
 def relation(row: Row) -> str:
-    """Returns in words which data sets a claim compares."""
     return relation_in_words(row.neighbouring_relation, row.privacy_unit)
 
 

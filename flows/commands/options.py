@@ -96,8 +96,6 @@ def read_options(given: Sequence[str] | None) -> ReadOptions:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Holds records, method and workspace of a run."""
-
     profile: Annotated[
         str | None,
         data(
@@ -179,11 +177,7 @@ class RunOptions:
         return chosen
 
     def each_label(self) -> list[RunOptions]:
-        """Returns the options of each column of codes, which know of the others: their texts are encoded together.
-
-        Raises:
-            InputError: a column is named twice, or there are code lists only for some columns.
-        """
+        """Returns the options of each column of codes, which know of the others: their texts are encoded together."""
         columns, lists = self.label or [], self.codelist or []
         if len(columns) < 2:
             return [self]
@@ -208,7 +202,6 @@ class RunOptions:
         return bool(apply_settings(load_profile(self.profile_name), self.settings or []).get("formal"))
 
     def context(self, **fields: Any) -> Context:
-        """Returns the context of the run."""
         home = home_of(self.home)
         configure_prefect()
         from tasks.running.stage import Context
@@ -218,8 +211,6 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class LedgerOptions:
-    """Selects an existing ledger."""
-
     home: Home = None
 
     @property
@@ -228,7 +219,6 @@ class LedgerOptions:
 
     @property
     def url(self) -> str:
-        """Returns the URL of the environment, or of the workspace."""
         return os.environ.get("AUTOCODER_LEDGER_URL") or self.workspace.ledger_url
 
     def journals(self) -> Sequence[Journal]:
@@ -316,7 +306,6 @@ class OutputOptions:
 
 
 def listed_codes(codelist: Path | None) -> list[str]:
-    """Returns the codes of a list; none without one."""
     from storage.codelist import read_codelist
 
     return [] if codelist is None else [code.code for code in read_codelist(codelist.expanduser(), option="--codelist")]
@@ -336,12 +325,7 @@ def require_figure(file: Path) -> None:
 
 
 def require_writable(option: str, file: Path, *, overwrite: bool = True) -> None:
-    """Check before work starts that the file of an option can be written.
-
-    Raises:
-        InputError: its folder does not exist or is closed to this user, it is a folder itself, or no UTF-8; or it
-            exists and may not be replaced.
-    """
+    """Check before work starts that the file of an option can be written."""
     if not file.parent.is_dir():
         raise InputError(f"{option}: the folder {file.parent} does not exist")
     if not os.access(file.parent, os.W_OK | os.X_OK):

@@ -114,7 +114,6 @@ def summary_of(file: str, home: str, settings: LedgerParameters) -> list[str]:
 
 
 def load_page(plan: Path, home: Path | None) -> PlanPage:
-    """Returns the page of a plan, from its workspace or the one named."""
     context, _ = options.select_ledger(options.home_of_plan(plan, home))
     from tasks.releasing.plan import PlannedRelease
     from tasks.releasing.plan_page import load_plan_page

@@ -37,7 +37,6 @@ OPTIONS = {
 
 
 def profile_names() -> list[str]:
-    """Returns the names of the packaged profiles."""
     return sorted(path.stem for path in PROFILES.glob("*.yaml"))
 
 
@@ -71,9 +70,6 @@ def apply_settings(
     """Apply `dotted.key=value` settings; values are read as YAML (`3`, `0.1`, `true`, `null`, `[a, b]`).
 
     A text stays as it was typed (`2.010`), and one text may stand for a list of texts.
-
-    Raises:
-        InputError: a setting has no `=`, or passes through a value that is not a section.
     """
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -146,10 +142,6 @@ def parameters(
     Args:
         named: values of the options in `NAMED`; None: not given.
         values: parameters by their dotted names, not as text.
-
-    Raises:
-        InputError: all faults in one text: unknown keys, values out of range, contradictions. Other columns than
-            those of the profile require a population and a classification.
     """
     content = load_profile(profile)
     content.pop("branches", None)

@@ -23,14 +23,11 @@ _WEIGHTS = "model.safetensors"
 
 
 class States(NamedTuple):
-    """Holds what an encoder answers."""
-
     last_hidden_state: Tensor
     """float32 [b, tokens, width]."""
 
 
 def fits(config: Any) -> bool:
-    """Checks whether a configuration of transformers is of BERT's layout."""
     heads = getattr(config, "num_attention_heads", 0)
     return (
         getattr(config, "model_type", None) in FAMILIES
@@ -44,7 +41,6 @@ def fits(config: Any) -> bool:
 
 
 def first_position(config: Any) -> int:
-    """Returns the row of the position embeddings of a narrative's first token."""
     return (int(config.pad_token_id) + 1) * FAMILIES[config.model_type]
 
 
@@ -81,7 +77,6 @@ class Bert(nn.Module):
         return States(x)
 
     def save_pretrained(self, folder: Path) -> None:
-        """Writes `config.json` and `model.safetensors` as transformers does."""
         folder.mkdir(parents=True, exist_ok=True)
         self.config.architectures, self.config.dtype = [_CLASSES[self.config.model_type]], "float32"
         self.config.save_pretrained(folder)
@@ -90,7 +85,6 @@ class Bert(nn.Module):
 
 
 def empty(config: Any) -> Bert:
-    """Returns an encoder of this configuration whose weights have shapes and no values."""
     with torch.device("meta"):
         return Bert(config)
 
@@ -123,7 +117,6 @@ def read(folder: Path, config: Any, *, once: bool = False) -> Bert | None:
 
 
 def _weights(prefix: str, file: Path) -> dict[str, Tensor]:
-    """Reads the weights of an encoder, float32 in memory of their own, and of nothing that was saved on top of it."""
     stored = load_file(file)
     if any(name.startswith(prefix) for name in stored):
         stored = {name.removeprefix(prefix): weight for name, weight in stored.items() if name.startswith(prefix)}

@@ -104,8 +104,6 @@ def fit_temperature(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> f
 
 @dataclass(frozen=True)
 class _Ranked:
-    """Records from the surest down."""
-
     score: NDArray[np.float64]
     hits: NDArray[np.int64]
     """How many of the first k + 1 answers are right."""
@@ -139,7 +137,6 @@ class _Ranked:
         return {"target_accuracy": target} | lowest
 
     def reached(self) -> dict[str, float | None]:
-        """The best accuracy that was seen, and of all records."""
         best = max(self.candidates(_FEWEST), key=lambda count: (self.hits[count - 1] / count, count))
         return self._first_ones(best) | {"accuracy_of_all": round(float(self.hits[-1] / len(self.hits)), 4)}
 

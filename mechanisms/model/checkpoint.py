@@ -35,20 +35,17 @@ def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> 
 
 
 def description(path: Path) -> dict[str, Any]:
-    """Description of a file that `save` wrote, without its tensors."""
     with safe_open(path, framework="pt") as file:
         return json.loads((file.metadata() or {}).get("meta", "{}"))
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors (memory-mapped) and description of a file that `save` wrote."""
     with safe_open(path, framework="pt") as file:
         meta = json.loads((file.metadata() or {}).get("meta", "{}"))
         return {name: file.get_tensor(name) for name in file.keys()}, meta  # noqa: SIM118
 
 
 def sync(path: Path) -> None:
-    """Flush a file or a folder's entries to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -88,8 +88,6 @@ def interval(records: int, coverage: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Sets:
-    """Holds the limits of one coverage."""
-
     coverage: float
     limit: float
     records: int

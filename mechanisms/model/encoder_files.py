@@ -103,7 +103,6 @@ def whole_words(name: str) -> set[str]:
 
 
 def settings(name: str) -> set[str]:
-    """Returns the texts of an encoder's configuration and of its tokenizer's special tokens."""
     from transformers import AutoConfig
 
     def texts(value: Any) -> Iterator[str]:

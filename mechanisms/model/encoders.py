@@ -28,7 +28,6 @@ def token_inputs(tokenizer: Any, texts: Sequence[str], *, max_length: int) -> To
 
 
 def load_encoder(name: str) -> nn.Module:
-    """The bare encoder, float32, no head."""
     from transformers import AutoModel
 
     with quiet():
@@ -76,14 +75,11 @@ def base(model: nn.Module) -> nn.Module:
 
 
 def width(model: nn.Module) -> int:
-    """Length of a pooled feature vector."""
     inner: Any = model if hasattr(model, "config") else cast(Any, model).encoder
     return int(inner.config.hidden_size)
 
 
 class _StatesAsEmbeddings(nn.Module):
-    """Replaces the embeddings, and passes on the states that it is given."""
-
     def forward(self, inputs_embeds: Tensor, **_: object) -> Tensor:
         return inputs_embeds
 
@@ -97,11 +93,7 @@ def layers(model: nn.Module) -> nn.ModuleList:
 
 
 def last_layers(model: nn.Module, count: int) -> nn.Module:
-    """Returns an encoder of the last layers of this one, the same modules, which reads states as `inputs_embeds`.
-
-    Raises:
-        MechanismError: the encoder has no layer below them, or its layout is not known.
-    """
+    """Returns an encoder of the last layers of this one, the same modules, which reads states as `inputs_embeds`."""
     all_layers = layers(model)
     if count >= len(all_layers):
         raise MechanismError(
@@ -113,12 +105,10 @@ def last_layers(model: nn.Module, count: int) -> nn.Module:
 
 
 def layers_below(model: nn.Module, count: int) -> nn.Module:
-    """Returns an encoder of the layers below the last ones, the same modules."""
     return _with_layers(model, [*layers(model)][:-count])
 
 
 def linear_maps(model: nn.Module, count: int) -> list[str]:
-    """Returns the names of the linear layers in the last layers of an encoder."""
     last = {id(module) for layer in layers(model)[-count:] for module in layer.modules()}
     return [name for name, module in model.named_modules() if id(module) in last and isinstance(module, nn.Linear)]
 
@@ -133,8 +123,6 @@ def _with_layers(model: nn.Module, some: Sequence[nn.Module]) -> nn.Module:
 
 
 class _BertHead(nn.Module):
-    """BERT's pooler, dropout and classifier, fed with the first token's vector [b, width]."""
-
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.pooler, self.dropout, self.classifier = model.bert.pooler, model.dropout, model.classifier
@@ -144,8 +132,6 @@ class _BertHead(nn.Module):
 
 
 class _RobertaHead(nn.Module):
-    """RoBERTa's classification head (dense, tanh, projection), fed with the first token's vector [b, width]."""
-
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.classifier = model.classifier

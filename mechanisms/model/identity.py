@@ -87,7 +87,6 @@ class Identity:
 
 
 def contents(inputs: Inputs) -> Iterator[str | Tensor]:
-    """All that a classifier reads of records, block by block."""
     cpu = torch.device("cpu")
     for index in torch.arange(len(inputs)).split(_AT_ONCE):
         if len(index):

@@ -120,7 +120,6 @@ class Lexicon(BaseModel, frozen=True, extra="forbid"):
 
 
 def injury_titles() -> list[str]:
-    """Returns public titles of a field, for records whose codes have none."""
     lines = Path(__file__).with_name("injury_titles.txt").read_text(encoding="utf-8").splitlines()
     return [line for line in lines if not line.startswith("#")]
 
@@ -256,12 +255,10 @@ def build(
 
 
 def words_of(text: str) -> list[str]:
-    """Returns a text's words of three letters or more, in lower case."""
     return _WORD.findall(text.lower())
 
 
 def stems_of(text: str, language: str = "english") -> list[str]:
-    """Returns the stems of a text's words of three letters or more, in lower case."""
     return [_stem(word, language) for word in words_of(text)]
 
 

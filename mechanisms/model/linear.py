@@ -23,7 +23,6 @@ _SMALLEST = 1 << 22
 
 
 def available() -> bool:
-    """Checks whether this processor and this torch have it."""
     return (
         torch.backends.cpu.get_cpu_capability().startswith("AVX512")
         and torch.backends.mkldnn.is_available()
@@ -33,7 +32,6 @@ def available() -> bool:
 
 @cache
 def worthwhile() -> bool:
-    """Checks whether it is faster than MKL here."""
     return available() and not str(torch.cpu.get_capabilities().get("cpu_name", "")).startswith("Intel")
 
 

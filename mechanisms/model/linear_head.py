@@ -28,7 +28,6 @@ def _finite(features: Tensor) -> Tensor:
 
 
 def linear_head(classifier: Classifier) -> nn.Linear:
-    """Returns the one linear layer that trains; refuses another head."""
     if not isinstance(classifier.part, nn.Linear):
         raise MechanismError("this mechanism is a linear layer's: set trainable `head` and pooling `mean`")
     return classifier.part

@@ -42,14 +42,11 @@ class PerCode:
 
     @property
     def balanced_accuracy(self) -> float:
-        """Mean recall of the codes, each counting alike."""
         return float(self.recall.mean())
 
 
 @dataclass(frozen=True)
 class Averages:
-    """F1 over codes, each in [0, 1]."""
-
     weighted_f1: float
     macro_f1: float
 
@@ -172,7 +169,6 @@ def coverage_at(labels: np.ndarray, probabilities: np.ndarray, *, threshold: flo
 
 
 def _top(labels: np.ndarray, probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Confidence of the most probable class and whether it is right (0.0 or 1.0), float64 [n] each."""
     labels, probabilities = np.asarray(labels), np.asarray(probabilities, dtype=np.float64)
     if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1]:
         raise MechanismError(f"labels {labels.shape} and probabilities {probabilities.shape} do not belong together")

@@ -35,8 +35,6 @@ _MOST_CODES = 5
 
 
 class _Logits(nn.Module):
-    """Gives a model positional inputs, as an exporter traces them."""
-
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
@@ -61,9 +59,6 @@ def graph(released: Released, folder: Path, *, int8: bool = False) -> bytes:
     Args:
         int8: the encoder's matrices in eight bits inside, in place of places in the folder's files. Seven of the bits
             are used, so that processors without VNNI do not overflow; words and head stay as they are.
-
-    Raises:
-        MechanismError: the tokenizer is another than BERT's, or a weight of the graph is in none of the folder's files.
     """
     import onnx
     from onnx import helper

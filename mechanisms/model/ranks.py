@@ -71,7 +71,6 @@ def add_up(*values: Tensor) -> None:
 
 
 def add_up_gradients(parameters: Iterable[Tensor]) -> None:
-    """Adds the gradients of parameters over the ranks."""
     gradients = [p.grad for p in parameters if p.grad is not None] if _ranks.get()[1] > 1 else []
     if gradients:
         total = torch.cat([gradient.reshape(-1) for gradient in gradients])
@@ -81,5 +80,4 @@ def add_up_gradients(parameters: Iterable[Tensor]) -> None:
 
 
 def wait() -> None:
-    """Returns once every rank has come here."""
     add_up(torch.zeros(1))

@@ -25,8 +25,6 @@ Scores = NDArray[np.float32]
 
 
 class Scorer(Protocol):
-    """Gives the scores of texts."""
-
     @property
     def codes(self) -> tuple[str, ...]: ...
     @property
@@ -40,8 +38,6 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class Graph:
-    """A released folder's graph, loaded: texts in, scores out."""
-
     session: Any
     codes: tuple[str, ...]
     precision: Numbers = "float32"
@@ -90,7 +86,6 @@ class Graph:
 
 
 def codes_of(folder: Path) -> tuple[str, ...]:
-    """Returns a released folder's codes in the order of the scores."""
     labels = folder / LABELS
     if not labels.is_file():
         named = json.loads((folder / "config.json").read_text())["id2label"]
@@ -99,7 +94,6 @@ def codes_of(folder: Path) -> tuple[str, ...]:
 
 
 def softmax(logits: NDArray[Any]) -> NDArray[Any]:
-    """Returns the probabilities [n, codes] that logits stand for."""
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
     return weights / weights.sum(axis=1, keepdims=True)
 

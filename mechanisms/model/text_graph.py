@@ -57,13 +57,11 @@ class Nodes:
         return name
 
     def lookup(self, keys: str, table: Mapping[str, int] | Mapping[str, str], default: int | str) -> str:
-        """Looks strings up in a table of numbers or of strings."""
         kind, element = ("strings", "string") if isinstance(default, str) else ("int64s", "int64")
         values: dict[str, Any] = {f"values_{kind}": list(table.values()), f"default_{element}": default}
         return self("LabelEncoder", keys, domain="ai.onnx.ml", keys_strings=list(table), **values)
 
     def split(self, texts: str, **how: Any) -> str:
-        """Cuts each string into several, in a further dimension, filled up with empty ones."""
         return self("Tokenizer", texts, domain="com.microsoft", mark=0, pad_value="", mincharnum=1, **how)
 
     def loop(self, times: Any, states: Mapping[str, str], body: Callable[..., Any], *, scanned: int = 0) -> list[str]:
@@ -101,17 +99,14 @@ class Nodes:
         return self("Shape", tensor, start=axis, end=axis + 1)
 
     def head(self, tensor: str, most: Any, axis: int) -> str:
-        """Returns the first elements along an axis."""
         return self(
             "Slice", tensor, np.array([0]), most if isinstance(most, str) else np.array([most]), np.array([axis])
         )
 
     def count(self, flags: str, axis: int) -> str:
-        """Counts what is true along an axis."""
         return self("ReduceSum", self("Cast", flags, to=TensorProto.INT64), np.array([axis]), keepdims=0)
 
     def numbers(self, end: str) -> str:
-        """Returns 0, 1, … below a number, int64 [1]."""
         return self("Range", np.array(0), self("Squeeze", end), np.array(1))
 
 
@@ -210,7 +205,6 @@ def _pieces(g: Nodes, words: str, model: Mapping[str, Any], ids: Mapping[str, in
     none = g("Expand", np.array(-1), shape)
 
     def longer(b: Nodes, turn: str, part: str, best: str, length: str) -> tuple[Any, ...]:
-        """From each sign on, one sign more."""
         start = b("Unsqueeze", turn, np.array([0]))
         sign = b("Slice", padded, start, b("Add", start, width), np.array([1]))
         part = b("StringConcat", part, sign)

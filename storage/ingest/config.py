@@ -184,7 +184,6 @@ class IngestConfig(BaseModel):
 
     @property
     def column_options(self) -> dict[str, str]:
-        """Returns the option or parameter that names each column."""
         named = {
             self.id_column: "data.ingest.id_column",
             self.unit_column: "data.ingest.unit_column",
@@ -206,7 +205,6 @@ class IngestConfig(BaseModel):
 
     @property
     def cohorts_source(self) -> CohortsSource:
-        """Returns the source of the names of a release's cohorts."""
         if not self.dated_cohorts:
             return "constant"
         return "declared" if self.cohorts is not None else "records"
@@ -218,7 +216,6 @@ class IngestConfig(BaseModel):
 
     @property
     def narratives(self) -> Narratives:
-        """Returns how the text columns become one text."""
         return Narratives(self.text_columns, self.template)
 
     @model_validator(mode="before")

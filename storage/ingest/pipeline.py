@@ -283,7 +283,6 @@ def _json(value: str | int | None) -> str:
 
 
 def _pseudonym(unit: str) -> str:
-    """Returns a short name for a unit, which hides nothing from anyone who can guess the unit."""
     return hashlib.blake2b(unit.strip().encode(), digest_size=12).hexdigest()
 
 

@@ -116,7 +116,6 @@ def select(
 
 
 def _numbers(identities: Digests) -> Indices:
-    """Counts, for each record, the earlier ones with the same digest: 0 where there is one alone."""
     order = np.lexsort(identities.T)
     starts = np.r_[True, (identities[order[1:]] != identities[order[:-1]]).any(axis=1)]
     place, before = np.arange(len(order)), np.empty(len(order), dtype=np.int64)

@@ -76,7 +76,6 @@ class Survey:
     """Of the first texts, as the stemmer names it, where it can be told."""
 
     def dropped(self) -> dict[str, int]:
-        """Returns the dropped rows by reason, reasons without rows left out."""
         counts = np.bincount(self.state, minlength=len(_REASONS) + 1)
         return {name: int(counts[state]) for state, name in _REASONS.items() if counts[state]}
 
@@ -93,7 +92,6 @@ class _Column:
         return cls(whole.chunk(0).dictionary.to_pylist(), index)
 
     def spread(self, each: Iterable[bool]) -> NDArray[np.bool_]:
-        """Returns for each row what holds of its value."""
         return np.fromiter(each, np.bool_, len(self.values))[self.index]
 
     @property
@@ -108,11 +106,6 @@ def survey(
     marks: Marks,
     progress: Callable[[int], None] = lambda rows: None,
 ) -> Survey:
-    """Reads all rows, and checks code, date and text of each.
-
-    Raises:
-        InputError: codes not on the list, records without text, bad dates or ids, a single code.
-    """
     named = (config.label_column, config.dates_from, config.unit_column, config.id_column)
     chunks: dict[str, list[pa.DictionaryArray]] = {name: [] for name in named if name is not None}
     lacking: list[NDArray[np.bool_]] = []
@@ -318,7 +311,6 @@ def _require_ids(column: _Column, label: str) -> None:
 
 
 def _named(rows: NDArray[np.bool_]) -> str:
-    """Names the first marked rows, counted from 1 after the header."""
     numbers = np.flatnonzero(rows) + 1
     more = f" and {len(numbers) - 10} more" if len(numbers) > 10 else ""
     return f"{'row' if len(numbers) == 1 else 'rows'} {', '.join(map(str, numbers[:10]))}{more}"

@@ -323,7 +323,6 @@ _MANY_LINES = 5
 
 
 def _swallowed(batch: pa.RecordBatch, delimiter: str) -> tuple[int, int] | None:
-    """Returns the number, from 1, of a row with a cell that swallowed records, and how many they are."""
     if batch.num_columns < 2:
         return None
     suspects: set[int] = set()

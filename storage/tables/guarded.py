@@ -60,7 +60,6 @@ def text_of(cell: Any) -> str:
 
 
 def main(kind: str, memory: int, *settings: str) -> int:
-    """Reads a table; returns what the program exits with."""
     # guard: test_parquet_that_takes_all_memory
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     try:

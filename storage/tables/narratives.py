@@ -22,7 +22,6 @@ class Narratives:
     template: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuses a template that does not fit the columns."""
         if fault := template_fault(self.columns, self.template):
             raise InputError(f"text columns: {fault}")
 
@@ -35,12 +34,10 @@ class Narratives:
         return _PLACEHOLDER.sub(lambda match: fields[match[1]], self.template).strip()
 
     def texts(self, rows: Iterable[Sequence[str]]) -> list[str]:
-        """Returns one text per row of the text columns' cells."""
         return [self.join(cells) for cells in rows]
 
 
 def template_fault(columns: Sequence[str], template: str | None) -> str | None:
-    """Returns the fault of text columns and a template; None where they match."""
     if not columns:
         return "no text column is named. Name one"
     if len(set(columns)) < len(columns):

@@ -52,7 +52,6 @@ class Marks:
         self.counts: dict[str, Counter[str]] = {}
 
     def blank(self, name: str, column: pa.Array) -> pa.Array:
-        """Returns a column of texts without marks."""
         trimmed = pc.call_function("utf8_trim_whitespace", [column])
         marked = pc.call_function("is_in", [trimmed], pc.SetLookupOptions(self._values))
         if not pc.call_function("any", [marked]).as_py():
@@ -65,7 +64,6 @@ class Marks:
 
     @property
     def sentence(self) -> str:
-        """Says which marks were read as blank; empty where none was."""
         marks = [
             f"{name!r}: {', '.join(f'{mark} ({count:,})' for mark, count in counts.most_common())}"
             for name, counts in self.counts.items()
@@ -100,12 +98,10 @@ class Table:
 
     @property
     def files(self) -> tuple[Table, ...]:
-        """Returns the table of each file."""
         return (replace(self, rows=self.rows - sum(part.rows for part in self.more), more=()), *self.more)
 
     @property
     def reading(self) -> list[str]:
-        """Says how each file is read: name, rows, format, and rows that are skipped."""
         return [
             f"{part.source.path.name}: {part.rows:,} rows, {part.source.reading}"
             + (f", {part.skipped:,} bad rows skipped" if part.skipped else "")
@@ -115,7 +111,6 @@ class Table:
         ]
 
     def read(self, columns: Sequence[str] | None = None) -> Generator[Row, None, None]:
-        """Yields all rows, or these columns of all rows."""
         required = self.columns if columns is None else tuple(columns)
         for part in self.files:
             if part.kind == "jsonl":

@@ -88,8 +88,6 @@ def to_arrow(values: NDArray[Any] | Sequence[Any]) -> pa.Array:
 
 @dataclass(frozen=True)
 class Source:
-    """Describes where the records are and how to read them."""
-
     path: Path
     kind: Kind
     columns: tuple[str, ...]
@@ -121,18 +119,15 @@ class Source:
 
     @property
     def name(self) -> str:
-        """Returns the path, and the file inside it, for messages."""
         more = f" and {self.beside} more" if self.beside else ""
         return f"{self.path}{more}" if self.member is None else f"{self.path} ({self.member}){more}"
 
     @property
     def label(self) -> str:
-        """Returns the start of a message about it."""
         return f"{self.option}: {self.name}"
 
     @property
     def reading(self) -> str:
-        """Says in one line how the file is read."""
         packed = "" if self.container == "plain" else f"{self.container}, "
         if self.kind != "csv":
             return packed + {"jsonl": "a JSON array" if self.array else "JSON Lines"}.get(self.kind, self.kind)
@@ -310,7 +305,6 @@ def _parquet(path: Path, option: str) -> Source:
 
 
 def _archive(source: Source, read: ReadOptions) -> Source:
-    """Returns the source of the table inside a ZIP, or of a workbook, which is one."""
     label, members = f"{source.option}: {source.path}", None
     try:
         with zipfile.ZipFile(source.path) as archive:
@@ -343,7 +337,6 @@ def _archive(source: Source, read: ReadOptions) -> Source:
 
 @contextmanager
 def _open_sheet(source: Source) -> Iterator[IO[bytes]]:
-    """Opens a sheet of a workbook as CSV, which a program of limited memory writes."""
     program = [sys.executable, "-I", guarded.__file__, "workbook", str(_BOOK_MEMORY), str(source.path.resolve())]
     with subprocess.Popen([*program, source.member or ""], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.stdout is not None

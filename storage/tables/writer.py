@@ -31,7 +31,6 @@ Writer = Callable[[Sequence[Row]], object]
 
 
 def output_kind(path: Path) -> Kind:
-    """Returns the format that a file's name implies."""
     kind = _SUFFIXES.get(path.suffix.lower())
     if kind is None:
         raise InputError(f"--out: {path.name} has another ending. Use {', '.join(_SUFFIXES)}")
@@ -40,7 +39,6 @@ def output_kind(path: Path) -> Kind:
 
 @contextmanager
 def open_writer(path: Path, kind: Kind, schema: pa.Schema) -> Iterator[Writer]:
-    """Opens a new file for rows in the schema's columns."""
     if kind == "parquet":
         with pq.ParquetWriter(path, schema, compression="zstd") as parquet:
             yield lambda rows: parquet.write_table(_arrow(rows, schema)) if rows else None

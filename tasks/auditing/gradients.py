@@ -17,7 +17,6 @@ from tasks.running.stage import Step, Work
 
 
 def has_noisy_descent(event: Event) -> bool:
-    """Checks that the event contains gradient descent with noise, which gradient canaries need."""
     parts = event.events if isinstance(event, ComposedEvent) else (event,)
     return any(isinstance(part, DpSgdEvent) for part in parts)
 

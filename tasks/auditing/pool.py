@@ -45,7 +45,6 @@ class Pool:
 
     @staticmethod
     def load(folder: Path) -> Pool:
-        """Loads the output of the stage."""
         tensors, meta = checkpoint.load(folder / "pool.safetensors")
         return Pool(inputs.load(folder / "inputs.safetensors"), **tensors, train=meta["train"], test=meta["test"])
 

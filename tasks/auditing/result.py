@@ -34,7 +34,6 @@ class BranchAudit(BaseModel, frozen=True):
 
     @property
     def lines(self) -> list[str]:
-        """Claim, measurement and verdict, for a terminal or a log."""
         stated, percent = self.figures, f"{100 * self.confidence:.6g} %"
         claim = "nothing" if self.epsilon is None else f"epsilon {self.epsilon:.3g} ({self.guarantee_kind})"
         if self.epsilon_add_remove != self.epsilon:
@@ -61,8 +60,6 @@ class BranchAudit(BaseModel, frozen=True):
 
 
 class AuditResult(BaseModel, frozen=True):
-    """Holds what an audit returns: aggregates."""
-
     branches: tuple[BranchAudit, ...]
     trials: int
 
@@ -73,7 +70,6 @@ class AuditResult(BaseModel, frozen=True):
 
     @property
     def lines(self) -> list[str]:
-        """The lines of all branches and seeds."""
         return [line for branch in self.branches for line in branch.lines]
 
 

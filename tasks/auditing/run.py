@@ -78,14 +78,12 @@ def estimate_stages(
 
 
 def rerun_seconds(estimate: Estimate, chosen: Sequence[Branch]) -> float:
-    """Returns that of all branches."""
     return sum(estimate.of_kind(trials.label_of(branch.name)) for branch in chosen)
 
 
 def _settled(
     context: Context, parameters: RetrainParameters, terms: Terms, *, do: Do, prefect_run_id: str | None
 ) -> tuple[RetrainParameters, Terms]:
-    """Settles the parameters as a training run with a target epsilon does: c searched, or the noise set."""
     if parameters.formal is not None:
         released = formal.formal_branch(parameters)[1]
         target = terms.target_epsilon or released.target_epsilon
@@ -94,7 +92,6 @@ def _settled(
 
 
 def reruns(study: Study, settings: AuditParameters, branch: Branch, pool: ArtifactRef) -> tuple[ArtifactRef, str]:
-    """Returns the stage with a branch's trials, and the mechanism's name in it."""
     experiment = study.experiment(branch)
     draws = trial_draws_of(branch.name, experiment.mechanism, settings)
     mechanism, name = experiment.mechanism.audited_as(draws, batched=experiment.model.linear_head)

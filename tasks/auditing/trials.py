@@ -54,7 +54,6 @@ class TrialRange(Part, frozen=True, title="Trials"):
 
     @property
     def trials(self) -> range:
-        """Returns the trials by number."""
         return range(self.first, self.end)
 
 
@@ -73,14 +72,12 @@ class Trials:
 
     @staticmethod
     def load(folder: Path, name: str) -> Trials:
-        """Loads the scores of one mechanism of a stage."""
         tensors, _ = checkpoint.load(folder / f"{name}.safetensors")
         tensors["included"], tensors["right"] = tensors["included"].bool(), tensors["right"].bool()
         return Trials(**tensors)
 
 
 def label_of(name: str) -> str:
-    """Returns the label of the reruns of a branch."""
     return f"audit trials ({name})"
 
 
@@ -125,12 +122,10 @@ def _reruns(work: Work, *, selection: TrialRange) -> Mapping[str, Any]:
 
 
 def compute(request: str) -> str:
-    """Computes a part of the trials."""
     return compute_part(request, TrialRange, part_step)
 
 
 def part_step(store: Store, selection: TrialRange, inputs: Mapping[str, ArtifactRef]) -> Step:
-    """Declares some of the trials as a stage."""
     mechanism = plan_of(store.open(inputs["plan"])).mechanism
 
     def body(work: Work) -> Mapping[str, Any]:

@@ -68,7 +68,6 @@ class Branch(BaseModel, frozen=True, extra="forbid", title="Branch"):
         )
 
     def epochs_for(self, parameters: RetrainParameters, terms: Terms) -> int:
-        """Returns the epochs of a fit: the mechanism's, or the run's."""
         return getattr(self.mechanism_for(parameters, terms), "epochs", None) or terms.epochs
 
 
@@ -110,7 +109,6 @@ class CompareParameters(Terms, frozen=True, title="Compare"):
 
 
 def parse_branches(content: Mapping[str, Any], source: str) -> dict[str, Branch]:
-    """Reads the branches of a file's content."""
     branches = {}
     for name, body in content.items():
         if name == RELEASE_BRANCH or not isinstance(body, Mapping):
@@ -134,11 +132,7 @@ def standard_branches() -> dict[str, Branch]:
 
 
 def choose(names: str, parameters: RetrainParameters, branches: Mapping[str, Branch]) -> tuple[Branch, ...]:
-    """Selects branches by comma-separated names; `all` selects every one that model and code list allow.
-
-    Raises:
-        InputError: a branch does not exist, or cannot be fitted on this model or without a code list.
-    """
+    """Selects branches by comma-separated names; `all` selects every one that model and code list allow."""
     chosen: dict[str, Branch] = {}
     for name in filter(None, (part.strip() for part in names.split(","))):
         if name == "all":

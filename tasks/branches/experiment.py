@@ -150,7 +150,6 @@ class Experiment:
         return self.study.do(fits.predict(self.branch.name, mechanism, self.model, **where))
 
     def run(self) -> Outcome:
-        """Runs every stage up to the scores on the test half."""
         if self.swag_ppm is not None:
             chain, event = self.fit_rounds()
             name = self.swag_ppm.round

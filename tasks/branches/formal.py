@@ -22,11 +22,7 @@ from tasks.running.stage import Context, Step
 
 
 def formal_branch(parameters: RetrainParameters) -> tuple[Branch, Terms]:
-    """Returns the branch that a formal training run releases, with its settings, and its terms.
-
-    Raises:
-        InputError: the branch does not exist or cannot be released so, a setting is wrong, or no epsilon is given.
-    """
+    """Returns the branch that a formal training run releases, with its settings, and its terms."""
     release = parameters.formal
     assert release is not None
     if release.target_epsilon is None:

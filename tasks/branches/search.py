@@ -17,11 +17,7 @@ from tasks.running.stage import Context
 def meet_target(
     context: Context, parameters: RetrainParameters, do: Do, *, prefect_run_id: str | None
 ) -> RetrainParameters:
-    """Returns parameters whose c meets their target epsilon; parameters without a target as they are.
-
-    Raises:
-        MechanismError: the target was not met.
-    """
+    """Returns parameters whose c meets their target epsilon; parameters without a target as they are."""
     config = parameters.pseudo_posterior
     target = config.target_epsilon
     if target is None:

@@ -48,8 +48,6 @@ def _prepare(parameters: RetrainParameters, dataset: Ref, do: Callable[[Step], R
 
 @dataclass(frozen=True)
 class Chain(Generic[Ref]):
-    """References of a chain's outputs."""
-
     dataset: Ref
     prepared: Ref
     posteriors: Mapping[str, Ref]

@@ -61,7 +61,6 @@ class AdoptionReport:
 
     @property
     def coverage(self) -> list[tuple[int, float]]:
-        """Returns the percentage of the records that is coded without review, by percent right."""
         fitted = () if self.thresholds is None else self.thresholds["thresholds"]
         return [
             (round(100 * entry["target_accuracy"]), 100 * entry["coverage"]) for entry in fitted if entry["coverage"]
@@ -103,12 +102,7 @@ class AdoptionReport:
 
 
 def adopt(source: Path, out: Path, key: Path, roots: Path | None, own: OwnRecords) -> AdoptionReport:
-    """Takes a bundle over into a new folder, whole or not at all.
-
-    Raises:
-        UnsoundBundle: the bundle is not as it was signed, or was revoked.
-        InputError, MechanismError: the records cannot be used.
-    """
+    """Takes a bundle over into a new folder, whole or not at all."""
     if own.data is not None:
         if own.label is None:
             raise InputError("--label: missing. Name the column of --data with the codes that people gave.")

@@ -21,12 +21,10 @@ class Bundles:
 
     @classmethod
     def of(cls, coder: Coder) -> Bundles:
-        """Returns a single bundle, whose columns have no prefix."""
         return cls({"": coder})
 
     @property
     def origin(self) -> dict[str, str]:
-        """Returns the columns of every row that name each model and its classification."""
         return {f"{prefix}{name}": cell for prefix, coder in self.coders.items() for name, cell in coder.origin.items()}
 
     @property
@@ -36,7 +34,6 @@ class Bundles:
 
     @property
     def key(self) -> list[Any]:
-        """Returns what answers depend on, for the digest of a job."""
         return [
             [prefix, coder.digest, coder.temperature, coder.model.precision, coder.model.near_tie]
             for prefix, coder in self.coders.items()

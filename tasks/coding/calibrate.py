@@ -27,7 +27,6 @@ def calibrate(
     sets: bool = False,
     **how: Any,
 ) -> dict[str, Any]:
-    """Writes a thresholds file, and returns its content."""
     fitted = thresholds_on_table(
         coder.model,
         data,

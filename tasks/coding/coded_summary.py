@@ -42,7 +42,6 @@ class BundleSummary:
 
     @property
     def tenths(self) -> list[tuple[float, int]]:
-        """Returns the least score of each tenth, and its rows."""
         return [(tenth / _TENTHS, rows) for tenth, rows in enumerate(self.scores)]
 
     def codes(self, *, reviewed: bool) -> tuple[list[str], list[list[str]]]:
@@ -67,11 +66,7 @@ class BundleSummary:
 
 
 def write_summary(coded: Path, *, columns: Sequence[str] = ()) -> Path:
-    """Writes `FILE.summary.html` next to a coded table and returns it; the page's commands name the text columns.
-
-    Raises:
-        InputError: the file is not a coded table.
-    """
+    """Writes `FILE.summary.html` next to a coded table and returns it; the page's commands name the text columns."""
     table = survey(coded, text_columns=[])
     prefixes = prefixes_of(table.columns)
     if not prefixes:

@@ -238,9 +238,6 @@ def open_bundle(
         precision: of the encoder. A card computes in float32. Without one, `auto` takes eight bits if the bundle has
             such a graph and the golden narratives get the same codes as in float32.
         coverage: adds conformal sets of this coverage, from the thresholds.
-
-    Raises:
-        InputError: the folder is not a bundle or is damaged, or the thresholds belong to another one.
     """
     release, model = _load(folder, precision)
     digest = bundle_digest(folder)
@@ -335,9 +332,6 @@ def require_not_revoked(coder: Coder, home: Path) -> None:
 
     Without a readable ledger, the roots that `revoke` writes next to the bundles decide. A partner has neither and
     gets them from the agency (`autocoder verify --roots`).
-
-    Raises:
-        StorageError: it was revoked, or the ledger or list cannot be read.
     """
     workspace = Workspace(home)
     try:
@@ -360,9 +354,6 @@ def newest_bundle(home: Path) -> Path:
     If all were revoked, it returns the newest of them, which `require_not_revoked` refuses. Without a readable ledger
     the rows' numbers in the bundles' proofs and the revocations of the roots decide. Times of files never do, so that a
     copy of the workspace has the same answer.
-
-    Raises:
-        StorageError: the workspace has no committed bundle, or its ledger cannot be read.
     """
     from storage.bundle.trust import read_roots
 
@@ -388,11 +379,7 @@ def newest_bundle(home: Path) -> Path:
 
 
 def read_sensitive(path: Path, coder: Coder) -> tuple[str, ...]:
-    """Reads an operator's public list of codes that a review shows first.
-
-    Raises:
-        InputError: the file cannot be read, or names a code that the bundle lacks.
-    """
+    """Reads an operator's public list of codes that a review shows first."""
     option = "--sensitive"
     columns, rows = read_small(path.expanduser(), ("code",), option=option)
     codes = [row[columns.index("code")].strip() for row in rows]

@@ -16,8 +16,6 @@ from tasks.coding.coder import Coder, Coding
 
 @dataclass(frozen=True)
 class AnswerColumns:
-    """Defines the answer columns of one bundle."""
-
     top_k: int
     threshold: float | None
     grouped: bool
@@ -28,11 +26,9 @@ class AnswerColumns:
 
     @property
     def key(self) -> dict[str, Any]:
-        """Returns the settings that answers depend on, for the digest of a job."""
         return asdict(self)
 
     def schema(self) -> pa.Schema:
-        """Returns the computed columns. The columns of the model's origin follow in the output."""
         fields: list[tuple[str, pa.DataType]] = []
         for end in ("", *(f"_{place}" for place in range(2, self.top_k + 1))):
             fields += [(f"code{end}", pa.string()), (f"title{end}", pa.string()), (f"score{end}", pa.float64())]
@@ -46,7 +42,6 @@ class AnswerColumns:
         return pa.schema([(f"{self.prefix}{name}", kind) for name, kind in fields])
 
     def row(self, coding: Coding) -> Row:
-        """Returns one row of `schema`."""
         cells: list[str | float | bool | int | None] = []
         for place in range(self.top_k):
             answer = coding.answers[place] if place < len(coding.answers) else None
@@ -64,7 +59,6 @@ class AnswerColumns:
 
 
 def answer_columns(coder: Coder, *, top_k: int, threshold: float | None, prefix: str = "") -> AnswerColumns:
-    """Returns the answer columns of a coder."""
     codes = min(top_k, len(coder.model.codes))
     return AnswerColumns(codes, threshold, coder.groups is not None, coder.sets, prefix)
 

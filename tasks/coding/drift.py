@@ -39,8 +39,6 @@ _NOT_COVERED = (
 
 @dataclass(frozen=True)
 class Period:
-    """Codes and scores of a coded table."""
-
     codes: NDArray[np.str_]
     scores: NDArray[np.float64]
     origin: tuple[str, ...] = ()
@@ -51,11 +49,7 @@ class Period:
 
 
 def read_period(path: Path, option: str, *, prefix: str = "", read: ReadOptions = AS_IT_LOOKS) -> Period:
-    """Reads the coded rows of a table from `autocoder code`; skips rows without a code.
-
-    Raises:
-        InputError: too few rows, a missing column, a score that is not a number, or several models or versions.
-    """
+    """Reads the coded rows of a table from `autocoder code`; skips rows without a code."""
     origin = [f"{prefix}{name}" for name in ("model", "classification", "classification_version", TEMPERATURE)]
     columns = [f"{prefix}code", f"{prefix}title", f"{prefix}score", *origin]
     table = survey(path, text_columns=columns, option=option, read=read)
@@ -74,8 +68,6 @@ def read_period(path: Path, option: str, *, prefix: str = "", read: ReadOptions 
 
 @dataclass(frozen=True)
 class Drift:
-    """The differences of two periods."""
-
     rows: int
     reference_rows: int
     psi: float
@@ -92,7 +84,6 @@ class Drift:
 
     @property
     def line(self) -> str:
-        """Returns the verdict in one line."""
         why = {
             "stable": "codes and scores are as in the reference",
             "investigate": "a real difference. Check the codes that moved and take a QA sample",
@@ -105,11 +96,7 @@ class Drift:
 
 
 def compare(now: Period, reference: Period) -> Drift:
-    """Compares two periods.
-
-    Raises:
-        InputError: they were coded with different models, versions or temperatures, which move every score.
-    """
+    """Compares two periods."""
     from scipy.stats import chi2_contingency, ks_2samp
 
     if now.origin != reference.origin:

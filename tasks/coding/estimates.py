@@ -43,8 +43,6 @@ _MOST_GROUPS = 3
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate of a count with its 95 % interval."""
-
     value: float
     low: float
     high: float
@@ -52,8 +50,6 @@ class Interval:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimate of one code in one group."""
-
     group: tuple[str, ...]
     code: str
     rows: int
@@ -97,7 +93,6 @@ class Sample:
         return float(np.average(self.human == self.model, weights=self.weights))
 
     def variance(self, values: Floats) -> float:
-        """Returns the design's variance of the weighted sum."""
         x, size = self.weights * values, np.bincount(self.strata)
         squares, sums = (np.bincount(self.strata, weights=each) for each in (x * x, x))
         return float((self.corrections * (squares - sums**2 / size)).sum())
@@ -164,7 +159,6 @@ class Estimates:
         return {**facts, "confidence": 0.95, "counts": counts}
 
     def warnings(self) -> list[str]:
-        """Returns what the sample does not say, in words."""
         lines: list[str] = []
         if self.missing:
             lines.append(
@@ -196,9 +190,6 @@ def estimate(
     Args:
         by: columns of the coded table; groups are their values, each alone and together.
         sample, prefix, listed, allow_unlisted, read: as in `read_double_coded`.
-
-    Raises:
-        InputError: a column is missing, the sample is not of this table, or has no codes.
     """
     if len(by) > _MOST_GROUPS or len(set(by)) < len(by):
         raise InputError(f"--by: name at most {_MOST_GROUPS} different columns.")

@@ -51,11 +51,7 @@ class Explanation:
 
 
 def explain(coder: Coder, text: str, codes: Sequence[str]) -> Explanation:
-    """Explains some codes of one narrative.
-
-    Raises:
-        InputError: the narrative is blank, or the model has no such code; quotes neither.
-    """
+    """Explains some codes of one narrative."""
     released = coder.released
     for number, code in enumerate(codes):
         if code not in released.codes:

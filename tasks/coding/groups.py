@@ -26,8 +26,6 @@ _BY_DIGITS = ("OIICS",)
 
 @dataclass(frozen=True)
 class Groups:
-    """The useful groups of a model's codes."""
-
     names: tuple[str, ...]
     members: NDArray[np.float32]
     """float32 [codes, groups]: 1 if a code belongs to a group."""
@@ -63,9 +61,6 @@ def groups_of(codes: Sequence[str], *, classification: str, levels: str = "auto"
         classification: its name. Only those in `_BY_DIGITS` have groups by default.
         levels: `digits` takes the leading signs of any classification's codes as levels; `none` disables groups;
             otherwise the path of a list with the columns code and parent.
-
-    Raises:
-        InputError: groups were asked for, and the codes give none.
     """
     if levels == "none" or (levels == "auto" and not classification.upper().startswith(_BY_DIGITS)):
         return None

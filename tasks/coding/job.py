@@ -38,8 +38,6 @@ _LOCK = "lock"
 
 @dataclass(frozen=True)
 class CodingReport:
-    """Holds the result of a job."""
-
     rows: int
     blank: int
     review: int | None
@@ -50,8 +48,6 @@ class CodingReport:
 
 @dataclass(frozen=True)
 class CodingJob:
-    """Describes one table to code into one file."""
-
     table: Table
     out: Path
     narratives: Narratives
@@ -62,7 +58,6 @@ class CodingJob:
 
     @property
     def folder(self) -> Path:
-        """Returns the hidden folder of all that is coded into this output."""
         return self.out.with_name(f".{self.out.name}.coding")
 
     @property
@@ -71,11 +66,9 @@ class CodingJob:
         return self.out.with_name(f".{self.out.name}.coded")
 
     def parts(self, bundles: Bundles) -> Path:
-        """Returns this job's own folder, with the answers of finished pieces."""
         return self.folder / self.key(bundles)[:32]
 
     def part(self, bundles: Bundles, number: int) -> Path:
-        """Returns the file with the answers of one piece."""
         return self.parts(bundles) / f"{number:08}.parquet"
 
     def pieces(self) -> Generator[tuple[int, list[Row]], None, None]:
@@ -106,12 +99,7 @@ def _code() -> str:
 
 
 def run(bundles: Bundles, job: CodingJob, *, spread: Callable[[], object] | None = None) -> CodingReport:
-    """Codes a table or resumes it; `spread` lets workers code pieces first, and the rest is coded in this process.
-
-    Raises:
-        InputError: the output exists and may not be replaced, or has other columns or another version.
-        StorageError: another process codes into the same file, or the input changed.
-    """
+    """Codes a table or resumes it; `spread` lets workers code pieces first, and the rest is coded in this process."""
     schema = output_schema(job.table, job.answers, bundles.origin)
     kind = output_kind(job.out)
     if kind != "csv" and len(set(schema.names)) < len(schema.names):
@@ -145,7 +133,6 @@ def _code_missing(bundles: Bundles, job: CodingJob) -> None:
 
 
 def code_piece(bundles: Bundles, job: CodingJob, piece: list[Row], part: Path) -> None:
-    """Codes one piece and stores the answers."""
     rows = bundles.rows(job.narratives.texts(piece), job.answers)
     _write_part(part, rows, pa.schema([field for columns in job.answers for field in columns.schema()]))
 
@@ -219,11 +206,7 @@ def _finished(job: CodingJob, bundles: Bundles) -> CodingReport | None:
 
 
 def _existing(job: CodingJob, schema: pa.Schema, bundles: Bundles) -> Table | None:
-    """Returns the existing rows of the output to append to.
-
-    Raises:
-        InputError: its columns or its version differ.
-    """
+    """Returns the existing rows of the output to append to."""
     if not job.out.is_file():
         return None
     before = survey(job.out, text_columns=())

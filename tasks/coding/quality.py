@@ -34,8 +34,6 @@ _BOOTSTRAP, _SEEN = 1000, 1000
 
 @dataclass(frozen=True)
 class DrawnSample:
-    """The sizes of a sample."""
-
     rows: int
     sampled: int
     sensitive: int
@@ -74,9 +72,6 @@ def draw(
         share: of all rows but those of sensitive codes, which are all drawn.
         size: rows in all, in place of the share: stratified, by Neyman's allocation (`tasks.coding.strata`).
         prefix: of the columns of one bundle, where the table has the codes of several.
-
-    Raises:
-        InputError: the table lacks a column, the output exists, or the sensitive codes have more rows than the size.
     """
     if out.exists():
         raise InputError(f"--out: {out} exists and may contain work. Name another file.")
@@ -149,9 +144,6 @@ def read_double_coded(
         listed: every code that there is; empty: not known, and only those of the table are used.
         allow_unlisted: counts codes that are not listed as codes of their own.
         read: how the sample is read.
-
-    Raises:
-        InputError: a column is missing, the sample is not of this table, or has no codes.
     """
     table = survey(coded, text_columns=[f"{prefix}code", *by], option="CODED")
     title = [f"{prefix}title"] if f"{prefix}title" in table.columns else []
@@ -203,7 +195,6 @@ def read_double_coded(
 
 
 def _plain(cell: str) -> str:
-    """Returns a cell without outer blanks and the apostrophe that guards against formulas."""
     return cell.strip().removeprefix("'")
 
 
@@ -217,8 +208,6 @@ def _number(text: str) -> float:
 
 @dataclass(frozen=True)
 class CodeAgreement:
-    """The agreement on one code of the human coder."""
-
     code: str
     human: int
     model: int
@@ -231,8 +220,6 @@ class CodeAgreement:
 
 @dataclass(frozen=True)
 class Agreement:
-    """The agreement of the model's codes with the human's."""
-
     rows: int
     missing: int
     """Rows of the sample that were returned without a code."""

@@ -85,7 +85,6 @@ def spread(
 
 
 def compute(part: str) -> str:
-    """Codes a piece on a worker."""
     request, number = json.loads(part)
     opened = _opened(request)
     file = opened.job.part(opened.bundles, number)

@@ -27,8 +27,6 @@ _SMALLEST_ERROR = 0.01
 
 @dataclass(frozen=True)
 class Stratum:
-    """Some rows of a table and the number of them to draw."""
-
     rows: list[int]
     size: int
 

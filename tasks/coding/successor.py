@@ -37,8 +37,6 @@ _FLOWS = 25
 
 @dataclass(frozen=True)
 class Answers:
-    """Holds what both models answer to the records of one table."""
-
     old: NDArray[np.str_]
     new: NDArray[np.str_]
     right: NDArray[np.str_]
@@ -50,8 +48,6 @@ class Answers:
 
 @dataclass(frozen=True)
 class Difference:
-    """Holds right answers of both models on the same records."""
-
     name: str
     records: int
     old: float
@@ -64,7 +60,6 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """Returns `better`, `worse` or `not shown`."""
         if self.records < _FEWEST or self.chance > _ERROR_RATE:
             return "not shown"
         return "better" if self.new > self.old else "worse"
@@ -96,8 +91,6 @@ def differences(names: NDArray[np.str_], old: NDArray[np.bool_], new: NDArray[np
 
 @dataclass(frozen=True)
 class Succession:
-    """Holds the comparison of an old and a new bundle."""
-
     old: str
     new: str
     overall: Difference
@@ -115,7 +108,6 @@ class Succession:
 
     @property
     def sentence(self) -> str:
-        """Returns the finding in words."""
         whole = self.overall
         worse = [code.name for code in self.codes if code.verdict == "worse"]
         main = {
@@ -131,13 +123,11 @@ class Succession:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the content for JSON."""
         verdicts = {"verdict": self.overall.verdict, "sentence": self.sentence}
         by_code = {"codes": [asdict(entry) | {"verdict": entry.verdict} for entry in self.codes]}
         return asdict(self) | verdicts | by_code
 
     def page(self) -> str:
-        """Returns the page for the person who decides."""
         head = ["records", "old right", "new right", "difference, 95 % interval", "p", "new model"]
         return render(
             "successor.html",
@@ -177,11 +167,7 @@ def answers(
     read: ReadOptions = AS_IT_LOOKS,
     report: Callable[[str], object] = lambda sentence: None,
 ) -> Answers:
-    """Codes a table with both models; skips rows without a text, or without a code if a column has codes.
-
-    Raises:
-        InputError: the table cannot be read, or has no usable row.
-    """
+    """Codes a table with both models; skips rows without a text, or without a code if a column has codes."""
     more = [column for column in (label, by) if column]
     columns = [*narratives.columns, *more]
     table = survey(data, text_columns=columns, option=option, read=read)
@@ -247,7 +233,6 @@ def compare(old: str, new: str, labelled: Answers, unlabelled: Answers) -> Succe
 
 
 def require_same_classification(old: Coder, new: Coder) -> None:
-    """Refuses bundles of two classifications."""
     if old.classification != new.classification:
         raise InputError(
             f"NEW: it codes {new.classification}, OLD codes {old.classification}. Compare bundles of one "

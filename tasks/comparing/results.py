@@ -20,7 +20,6 @@ _STYLES = {"none": (BLACK, "s"), "asymptotic-local": (ORANGE, "o"), "formal": (B
 
 
 def write(groups: Sequence[Group], summaries: Sequence[BranchSummary]) -> Path:
-    """Writes the files, publishes the table on the run's page, and returns the folder."""
     study = groups[0].study
     context, parameters, seeds = study.context, study.parameters, [outcome.seed for outcome in groups[0].outcomes]
     measured = [outcome.measured.sha256 for group in groups for outcome in group.outcomes]

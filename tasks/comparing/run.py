@@ -36,17 +36,12 @@ class Group:
 
     @property
     def name(self) -> str:
-        """The branch, and its target epsilon where it has one."""
         branch = self.outcomes[0].branch
         return f"{branch.name} at epsilon {self.study.terms.target_epsilon:g}" if branch.aims else branch.name
 
 
 def refuse_early(context: Context, parameters: RetrainParameters, terms: Terms, chosen: Sequence[Branch]) -> Estimate:
-    """Refuses what needs no work to be refused, before Prefect's server starts; returns the estimate.
-
-    Raises:
-        InputError: names the option that is missing.
-    """
+    """Refuses what needs no work to be refused, before Prefect's server starts; returns the estimate."""
     if terms.target_epsilon is None and (aiming := [branch.name for branch in chosen if branch.aims]):
         raise InputError(f"--epsilon is missing: {', '.join(aiming)} need a target. Give --epsilon NUMBER")
     mechanisms = [branch.mechanism for branch in chosen]
@@ -58,7 +53,6 @@ def refuse_early(context: Context, parameters: RetrainParameters, terms: Terms, 
 
 
 def estimate_seconds(estimate: Estimate, chosen: Sequence[Branch], *, seeds: int) -> float:
-    """Estimates the seconds of a comparison with no finished stage."""
     single = _single(chosen)
     chains = len(single) < len(chosen)
     fits = seeds * (chains * estimate.seconds + sum(estimate.of_kind(branch.name) for branch in single))

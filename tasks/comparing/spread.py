@@ -26,15 +26,11 @@ _SETTINGS, _STAGES = "settings.json", "stages.json"
 
 
 class Fit(BaseModel, frozen=True, extra="forbid"):
-    """Names a branch at a seed."""
-
     branch: str
     seed: int = Field(ge=0, lt=2**53)
 
 
 class _Settings(BaseModel, frozen=True, extra="forbid"):
-    """Holds what all branches have in common, and each by its name."""
-
     branches: dict[str, Branch]
     parameters: RetrainParameters
     terms: Terms
@@ -76,7 +72,6 @@ def _read(store: Store, settings: ArtifactRef) -> _Settings:
 
 
 def compute(request: str) -> str:
-    """Computes a branch at a seed."""
     return compute_part(request, Fit, part_step)
 
 

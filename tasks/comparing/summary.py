@@ -30,7 +30,6 @@ class Difference(BaseModel, frozen=True):
 
     @property
     def conclusive(self) -> bool:
-        """Whether the difference exceeds twice both errors."""
         return abs(self.gap) > 2 * max(self.of_seeds, self.of_records)
 
 

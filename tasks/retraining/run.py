@@ -114,7 +114,6 @@ def run(
 def _with_code_list_check(
     context: Context, parameters: RetrainParameters, do: Callable[[Step], ArtifactRef]
 ) -> Callable[[Step], ArtifactRef]:
-    """Returns `do` with a check of the code lists by the gate after ingest, before anything is trained."""
     checked: list[ArtifactRef] = []
 
     def do_and_check(step: Step) -> ArtifactRef:

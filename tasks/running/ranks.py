@@ -32,8 +32,6 @@ _READY = "ready"
 
 
 class Following(BaseModel, frozen=True, extra="forbid"):
-    """Tells a process which part of which fit is its own."""
-
     follow: str
     """Function of a module, `module:function`, that fits from a `Work` and settings and stores nothing."""
     settings: dict[str, Any]
@@ -86,7 +84,6 @@ def _joined(order: Following) -> Iterator[None]:
 
 @contextmanager
 def _follower(order: Following) -> Iterator[IO[str]]:
-    """Starts a process, and ends it with the block; yields what it answers."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tasks.running.ranks"],
         stdin=subprocess.PIPE,

@@ -112,7 +112,6 @@ class Step:
         return store.find(self.name, self.key(store))
 
     def key(self, store: Store) -> str:
-        """Returns the key of its output; all inputs must exist."""
         digests = {name: ref.sha256 for name, ref in self.inputs.items() if ref is not None}
         return store.key(self.name, config=self.full_config(store), inputs=digests, code=self.code)
 
