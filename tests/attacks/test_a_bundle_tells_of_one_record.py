@@ -71,7 +71,6 @@ def built(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Callable
 
 
 def bundle(built: Built, theta: Tensor, folder: Path) -> dict[str, bytes]:
-    """Every file of the bundle of a plan with this draw."""
     context, planned, _ = built
     folder.mkdir()
     row = anticipated(planned.plan, audit=None)

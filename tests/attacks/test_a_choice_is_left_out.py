@@ -36,21 +36,15 @@ def look(context: Context, planned: PlannedRelease, number: int, subject: Subjec
     """The ledger's row of one more fit on the plan's records whose scores someone saw."""
     plan = planned.plan
     told: dict[str, Any] = {
-        "subject": subject,
-        "population": plan.population,
-        "cohorts": plan.cohorts,
-        "data_fingerprint": plan.data_fingerprint,
-        "event": plan.event,
-        "claim": plan.claim,
-        "requester": "operator",
-        "artifact_digests": {"fit": f"{number:064x}"},
+        "subject": subject, "population": plan.population, "cohorts": plan.cohorts,
+        "data_fingerprint": plan.data_fingerprint, "event": plan.event, "claim": plan.claim,
+        "requester": "operator", "artifact_digests": {"fit": f"{number:064x}"},
         "idempotency_key": f"look {number} {subject}",
-    }
+    }  # fmt: skip
     ledger_access.open_ledger(context, BundleParameters()).record(Evaluation(**told | changes))
 
 
 def replanned(context: Context, planned: PlannedRelease) -> PlannedRelease:
-    """What planning again writes, in whose claim nothing was stated manually."""
     unmarked = planned.model_copy(update={"plan": planned.plan.model_copy(update={"ledger": None})})
     return publish.save_plan(context, unmarked, BundleParameters())[0]
 
@@ -72,7 +66,6 @@ def released_without(context: Context, planned: PlannedRelease, left_out: Callab
 
 
 def fits(planned: PlannedRelease) -> int:
-    """The number that a plan states."""
     (line,) = (line for line in lines(planned) if line.startswith("how this model was chosen"))
     return int(line.split(" among ")[1].split()[0])
 
@@ -159,16 +152,10 @@ def test_the_scores_of_another_sample_of_the_same_records(made: Made, chosen: Ch
     dataset = run_step(context, ingest_records(other.data))
     assert context.store.figures(dataset)["fingerprint"] != planned.plan.data_fingerprint
     ledger_records.record_evaluation(
-        context,
-        other,
-        subject=ComparisonFit(branch="dp-sgd", seed=1),
-        dataset=dataset,
-        refs={"fit": ref("e"), "measures": ref("f")},
-        details={"weighted_f1": 0.5},
-        event=planned.plan.event,
-        claim=planned.plan.claim,
-        prefect_run_id=None,
-    )
+        context, other, subject=ComparisonFit(branch="dp-sgd", seed=1), dataset=dataset,
+        refs={"fit": ref("e"), "measures": ref("f")}, details={"weighted_f1": 0.5}, event=planned.plan.event,
+        claim=planned.plan.claim, prefect_run_id=None,
+    )  # fmt: skip
     assert fits(replanned(context, planned)) == before + 1
 
 
@@ -231,7 +218,6 @@ def test_fits_on_other_records_count_nothing(made: Made) -> None:
 
 
 def ref(name: str) -> ArtifactRef:
-    """Of a stage that lies nowhere."""
     return ArtifactRef(uri=f"file:///nowhere/{name}", sha256=name * 64, kind="test")
 
 

@@ -32,14 +32,12 @@ CODE = {"narratives": "Employee fell."}
 
 @contextmanager
 def serving(folder: Path, watch: Callable[[], State], state: State) -> Iterator[TestClient]:
-    """A service that looks again all the time."""
     settings = Settings(state=state, renew=watch, renew_seconds=0.01)
     with TestClient(create_app(open_bundle(folder), settings)) as client:
         yield client
 
 
 def until(client: TestClient, wanted: int, key: str = A) -> Any:
-    """Ask until the answer has a status."""
     for _ in range(1000):
         answer = client.post("/code", json=CODE, headers={"X-API-Key": key})
         if answer.status_code == wanted:
@@ -49,14 +47,12 @@ def until(client: TestClient, wanted: int, key: str = A) -> Any:
 
 
 def watching(sealed: Sealed, keys: Path, **trust: Any) -> Watch:
-    """What `serve` looks at."""
     trusted = replace(sealed.trust, **trust)
     return Watch(State(Clients.read(keys.read_text())), keys, trusted, check(sealed.folder, trusted))
 
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
-    """Two clients."""
     file = tmp_path / "keys"
     file.write_text(f"# name and key\n\nanna {A}\nben {B}\n")
     return file

@@ -32,7 +32,6 @@ KEY = b"k" * 32
 
 
 def write(folder: Path, *, first: int = 0, rows: int = 60, change: Any = None, named: str = "C-{}") -> Path:
-    """Writes a file of records; `change` turns a row's cells into others."""
     folder.mkdir(exist_ok=True)
     path = folder / "records.csv"
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -81,23 +80,17 @@ def _spelt(kind: str) -> Any:
     marked = {
         "capitals": str.upper,
         "full width": lambda t: "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in t),
-        "Hangul fillers": "\u3164".join,
-        "half-width fillers": "\uffa0".join,
-        "choseong fillers": "\u115f\u1160".join,
-        "zero width": "\u200b\u200d".join,
-        "soft hyphens": "\u00ad".join,
-        "variation selectors": "\U000e0101".join,
-        "tags": lambda t: "".join(c + chr(0xE0000 + ord(c)) for c in t),
-        "turning marks": lambda t: f"\u202e{t}\u202c",
-        "accents": "\u0301".join,
+        "Hangul fillers": "\u3164".join, "half-width fillers": "\uffa0".join,
+        "choseong fillers": "\u115f\u1160".join, "zero width": "\u200b\u200d".join, "soft hyphens": "\u00ad".join,
+        "variation selectors": "\U000e0101".join, "tags": lambda t: "".join(c + chr(0xE0000 + ord(c)) for c in t),
+        "turning marks": lambda t: f"\u202e{t}\u202c", "accents": "\u0301".join,
         "dotless": lambda t: t.replace("i", "\u0131"),
         "small capitals": lambda t: t.replace("e", "\u1d07").replace("a", "\u1d00"),
-        "other blanks": lambda t: t.replace(" ", "  "),
-        "no blanks": lambda t: t.replace(" ", ""),
+        "other blanks": lambda t: t.replace(" ", "  "), "no blanks": lambda t: t.replace(" ", ""),
         "punctuation": lambda t: t.replace(" ", " - "),
         "bold letters": lambda t: "".join(chr(0x1D41A + ord(c) - 97) if "a" <= c <= "z" else c for c in t),
         "in circles": lambda t: "".join(chr(0x24D0 + ord(c) - 97) if "a" <= c <= "z" else c for c in t),
-    }
+    }  # fmt: skip
     return marked[kind]
 
 
@@ -132,7 +125,6 @@ def test_other_records_stay_apart(context: Context, tmp_path: Path) -> None:
 
 
 def test_short_texts_are_marked_where_there_is_nothing_else() -> None:
-    """A record of two short cells is known by each; beside a longer one they are categories."""
     short, long = "cut a finger", TEXT.format(1)
     assert len(normal_form(short)) < SHORTEST < len(normal_form(long))
     assert cell_digests(["nurse", short]).find(cell_digests([short])) >= 0

@@ -41,7 +41,6 @@ _DIGEST = re.compile(r"(?=[0-9]*[a-f])[0-9a-f]{12,}")
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Synthetic records, which the attacker knows except for one code."""
     written = write_demo_data(tmp_path_factory.mktemp("records"), records=160, seed=3)
     return {"source": str(written.csv), "codelist": str(written.codelist), "population": "demo", "ingest": {}}
 

@@ -78,7 +78,6 @@ HEAD = {name: at for at, name in enumerate(coded(0).strip().split(","))}
     ids=["columns", "rows", "quote", "quotes"],
 )
 def test_a_million_cells_that_are_refused(coder: Coder, tmp_path: Path, content: str, words: str) -> None:
-    """The page says why, and opens the next file."""
     (tmp_path / "hostile.csv").write_text(content)
     (tmp_path / "good.csv").write_text(coded(3), newline="")
     with serving(coder) as address, browsing() as page:

@@ -87,16 +87,12 @@ def test_an_open_quote_to_the_end(tmp_path: Path, bad_rows: Any) -> None:
 
 
 TEXTS = {
-    "two lines": "Fell from a ladder.\nBroke a leg, and an arm",
-    "a list": "Injuries:\n1. wrist\n2. ankle",
-    "an address": "Fell at\n12 Dock Road, Harbour",
-    "paragraphs": "He fell.\n\nHe was found, later.\n\nHe died.",
-    "many commas": "cuts, burns\nand, more, cuts\nand burns",
-    "blank ends": "\nfell\n",
-    "a quotation": 'He said "it, broke"\nand fell',
-    "one line": "fell, and broke a leg",
+    "two lines": "Fell from a ladder.\nBroke a leg, and an arm", "a list": "Injuries:\n1. wrist\n2. ankle",
+    "an address": "Fell at\n12 Dock Road, Harbour", "paragraphs": "He fell.\n\nHe was found, later.\n\nHe died.",
+    "many commas": "cuts, burns\nand, more, cuts\nand burns", "blank ends": "\nfell\n",
+    "a quotation": 'He said "it, broke"\nand fell', "one line": "fell, and broke a leg",
     "four lines with a comma each": "Fell, hard\nbroke, twice\nbled, much\nlater, died",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
@@ -396,7 +392,6 @@ def test_a_model_folder_that_hangs_or_fetches(
 
 
 def test_the_same_folder_as_it_was(tiny_roberta: Path, tmp_path: Path) -> None:
-    """The control: the configuration that all others change loads."""
     shutil.copytree(tiny_roberta, tmp_path / "model")
     assert encoders.load_encoder(str(tmp_path / "model"))
 
@@ -415,7 +410,6 @@ def test_an_archive_whose_directory_lies(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_plan_of_brackets(tmp_path: Path) -> None:
-    """Nested a hundred thousand times: it is no plan."""
     plan = tmp_path / "plan.json"
     plan.write_text("[" * 100_000)
     with pytest.raises(InputError, match="is not a release plan"):
@@ -423,7 +417,6 @@ def test_a_plan_of_brackets(tmp_path: Path) -> None:
 
 
 def test_a_sample_of_a_table_that_was_never_coded(tmp_path: Path) -> None:
-    """The table is named, and what it should be."""
     table = tmp_path / "in.csv"
     table.write_text("Text\na fall\n")
     with pytest.raises(InputError, match="no column 'code'"):

@@ -34,7 +34,6 @@ that replace closed ones
 
 @pytest.fixture(autouse=True)
 def _usual_umask() -> Iterator[None]:
-    """022: what a program makes without care is open."""
     before = os.umask(0o022)
     yield
     os.umask(before)

@@ -40,12 +40,10 @@ MORSE = dict(zip(LETTERS, _CODES.split(" "), strict=True))
 
 
 def b64(content: str | bytes) -> str:
-    """Base64."""
     return base64.b64encode(content if isinstance(content, bytes) else content.encode()).decode()
 
 
 def base(digits: str) -> Callable[[str], str]:
-    """The text as one number to a base."""
 
     def spell(text: str) -> str:
         number, written = int.from_bytes(text.encode(), "big"), ""
@@ -58,7 +56,6 @@ def base(digits: str) -> Callable[[str], str]:
 
 
 def shifted(start: int, *, upper: int | None = None) -> Callable[[str], str]:
-    """Letters from another place of Unicode."""
 
     def spell(text: str) -> str:
         capital = start if upper is None else upper
@@ -71,7 +68,6 @@ def shifted(start: int, *, upper: int | None = None) -> Callable[[str], str]:
 
 
 def raw_deflate(text: str) -> bytes:
-    """Deflate without a header."""
     packer = zlib.compressobj(wbits=-15)
     return packer.compress(text.encode()) + packer.flush()
 
@@ -159,7 +155,6 @@ SPELLINGS: dict[str, Callable[[str], str]] = {
 
 @pytest.fixture(scope="module")
 def expected(sealed: Sealed, tmp_path_factory: pytest.TempPathFactory) -> Expected:
-    """What the gate expects of the sealed bundle."""
     return sealed.refill(tmp_path_factory.mktemp("again"))
 
 

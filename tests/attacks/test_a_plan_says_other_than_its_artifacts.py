@@ -58,16 +58,10 @@ PLAN: dict[str, Any] = {
     "artifact_digests": {"certified": "formal (0.01, 0)"},
 }
 CLAIM: dict[str, Any] = {
-    "accountant": "certified, formal (0.01, 0)",
-    "assumptions": ["none"],
-    "delta_text": "0",
-    "delta": 0.0,
-    "guarantee_kind": "formal",
-    "privacy_unit": "anyone who",
-    "epsilon_add_remove": 0.0001,
-    "neighbouring_relation": "replace-one",
-    "unprotected_inputs": [RECORDS[:300]],
-}
+    "accountant": "certified, formal (0.01, 0)", "assumptions": ["none"], "delta_text": "0", "delta": 0.0,
+    "guarantee_kind": "formal", "privacy_unit": "anyone who", "epsilon_add_remove": 0.0001,
+    "neighbouring_relation": "replace-one", "unprotected_inputs": [RECORDS[:300]],
+}  # fmt: skip
 EVENT: dict[str, Any] = {"snapshots": 99, "rank": 99, "reweighted": False, "sensitivity": 0.001}
 EDITS: dict[str, Callable[[Any], Any]] = {
     **{name: (lambda d, n=name, v=value: d["plan"].update({n.partition(" ")[0]: v})) for name, value in PLAN.items()},

@@ -34,39 +34,27 @@ CLAIM = Claim(
 
 
 def plan(fitted: str = "c", **changes: Any) -> PlannedRelease:
-    """A plan of one draw of the posterior with this digest."""
     values: dict[str, Any] = {
-        "key": fitted,
-        "event": EVENT,
-        "claim": CLAIM,
-        "data_fingerprint": "f",
-        "records_rounded": 100,
-    }
+        "key": fitted, "event": EVENT, "claim": CLAIM, "data_fingerprint": "f", "records_rounded": 100,
+    }  # fmt: skip
     return make_planned(candidate={"fitted": make_ref(fitted)}, **(values | changes))
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
-    """A ledger whose policy asks for an audit."""
     policy = {"name": "test", "require_audit": True, "default": {"asymptotic-local": {"epsilon": 20}}}
     return Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", policy=Policy.parse(policy), key=release_key())
 
 
 def audit(ledger: Ledger, of: PlannedRelease, bound: float, **changes: Any) -> None:
-    """A row as audits write them."""
     told = {"epsilon_lower_bound": bound, "reach": 6.0, "confidence": 0.95, "trials": 32}
     ledger.record(
         Evaluation(
-            kind="audit",
-            label="audit",
-            population=of.plan.population,
-            data_fingerprint=of.plan.data_fingerprint,
-            event=of.plan.event,
-            requester="auditor",
-            artifact_digests={AUDITED_ARTIFACT: of.candidate.fitted.sha256},
-            details=told | changes,
+            kind="audit", label="audit", population=of.plan.population, data_fingerprint=of.plan.data_fingerprint,
+            event=of.plan.event, requester="auditor",
+            artifact_digests={AUDITED_ARTIFACT: of.candidate.fitted.sha256}, details=told | changes,
         )
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -135,7 +123,6 @@ def marks(first: int, last: int, *, key: bytes = b"k" * 32, columns: int = 1) ->
 
 
 def known(ledger: Ledger, fingerprint: str, sample: dict[str, Any]) -> None:
-    """The row of a training run on these records."""
     key = f"evaluation {fingerprint}"
     ledger.record(
         Evaluation(

@@ -56,7 +56,6 @@ class Killed(BaseException):
 
 
 def ledger_at(context: Context) -> Ledger:
-    """The workspace's ledger, as its releasing worker."""
     return open_ledger(context, SETTINGS, key=release_key(context.workspace))
 
 
@@ -111,7 +110,6 @@ def killed(context: Context, planned: PlannedRelease, state: str, monkeypatch: p
 
 
 def renamed(other: PlannedRelease, reserved: PlannedRelease) -> PlannedRelease:
-    """The attack: another plan under the key of the reserved one."""
     names = ("idempotency_key", "parameters_digest", "release_label")
     copied = {name: getattr(reserved.plan, name) for name in names}
     return other.model_copy(update={"plan": other.plan.model_copy(update=copied), "method": reserved.method})

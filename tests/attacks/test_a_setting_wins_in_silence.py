@@ -27,25 +27,18 @@ PROFILES = {
     "a key twice": "data: {source: a.csv}\nseed: 1\nseed: 2\n",
     "a key twice, deep": "fit:\n  adamw: {epochs: 3, epochs: 30}\n",
     "a section twice": "data: {source: a.csv}\ndata: {source: b.csv}\n",
-    "a key twice, once in quotes": 'seed: 1\n"seed": 2\n',
-    "a number and its text": "1: a\n'1': b\n",
-    "a list as section": "data: [x]\n",
-    "a text as section": "data: x\n",
-    "nothing as section": "data:\n",
+    "a key twice, once in quotes": 'seed: 1\n"seed": 2\n', "a number and its text": "1: a\n'1': b\n",
+    "a list as section": "data: [x]\n", "a text as section": "data: x\n", "nothing as section": "data:\n",
     "a value that holds itself": "data: &x {ingest: *x}\n",
     "a merged section": "fit: &f {seed: 1}\ndata: {<<: *f}\n",
-    "a day that no month has": "data: {source: 2026-02-31}\n",
-    "a number of 5,000 digits": f"seed: {'1' * 5000}\n",
-    "a tag": "data: !!python/name:os.system\n",
-    "endless nesting": "data: " + "[" * 5000 + "\n",
-    "a list of everything": "- data\n",
-    "two documents": "data: {source: a}\n---\ndata: {source: b}\n",
-}
+    "a day that no month has": "data: {source: 2026-02-31}\n", "a number of 5,000 digits": f"seed: {'1' * 5000}\n",
+    "a tag": "data: !!python/name:os.system\n", "endless nesting": "data: " + "[" * 5000 + "\n",
+    "a list of everything": "- data\n", "two documents": "data: {source: a}\n---\ndata: {source: b}\n",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("text", PROFILES.values(), ids=PROFILES)
 def test_a_profile_that_says_two_things_or_none(tmp_path: Path, text: str) -> None:
-    """One line that names the profile, no traceback."""
     file = tmp_path / "profile.yaml"
     file.write_text(text)
     with pytest.raises(InputError, match="--profile"):
@@ -61,7 +54,6 @@ def test_a_profile_that_says_two_things_or_none(tmp_path: Path, text: str) -> No
     ],
 )
 def test_a_setting_of_that_kind(tmp_path: Path, setting: str) -> None:
-    """The same."""
     with pytest.raises(InputError):
         parameters("demo", [setting])
 
@@ -75,7 +67,6 @@ YAML = st.recursive(
 
 @given(content=YAML)
 def test_any_profile_is_taken_or_refused(tmp_path_factory: pytest.TempPathFactory, content: Any) -> None:
-    """Whatever YAML holds in whatever section."""
     import yaml
 
     file = tmp_path_factory.mktemp("profile") / "p.yaml"
@@ -99,7 +90,6 @@ def test_a_weight_that_no_sample_has(tmp_path: Path, weight: str) -> None:
 
 @given(st.lists(st.sampled_from(["1", "1.0", "2.5", "4", "3.999999"]), min_size=1, max_size=4))
 def test_a_weight_that_a_sample_may_have(tmp_path_factory: pytest.TempPathFactory, weights: list[str]) -> None:
-    """Gives shares that are numbers."""
     folder = tmp_path_factory.mktemp("qa")
     (folder / "coded.csv").write_text("Text,code\na,1\nb,2\nc,1\nd,2\n")
     rows = "".join(f"{row},{weight},1\n" for row, weight in enumerate(weights, start=1))

@@ -37,7 +37,6 @@ def pem(key: Any) -> str:
 
 
 def compressed(key: Any) -> str:
-    """The same key in its other spelling."""
     point = key.public_key().public_bytes(serialization.Encoding.X962, serialization.PublicFormat.CompressedPoint)
     again = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), point)
     return public_pem(again).decode().replace("\n", "\r\n") + "\n\n"
@@ -66,10 +65,7 @@ def test_one_signature_for_two(site: Site) -> None:
     one = approved(ANNA, asked)
     forged = one.model_copy(update={"key_id": approved(BEN, asked).key_id})
     for second in (
-        one,
-        approved(ANNA, asked, reason="again"),
-        forged,
-        approved(BEN, other),
+        *(one, approved(ANNA, asked, reason="again"), forged, approved(BEN, other)),
         approved(BEN, asked, digest="e" * 64),
         sign(BEN, subject="override", decision="approve", digest=DIGEST, terms=release_terms(asked)),
     ):
@@ -80,7 +76,6 @@ def test_one_signature_for_two(site: Site) -> None:
 
 
 def overridden(ledger: Ledger, of: PlannedRelease, key: Any) -> Decision:
-    """A signature over what is in the plan's way."""
     found = check(of, ledger).measurement
     assert found is not None
     terms = gate.override_terms(check(of, ledger), found)
@@ -176,7 +171,6 @@ def test_a_population_whose_name_yaml_reads_otherwise(tmp_path: Path, name: str)
 
 
 def test_a_policy_that_is_too_deep_or_too_long(tmp_path: Path) -> None:
-    """Refused before it is read, in words."""
     file = tmp_path / "policy.yaml"
     for text in ("a: " + "[" * 1000 + "]" * 1000, "# " + "x" * (1 << 20)):
         file.write_text(text)

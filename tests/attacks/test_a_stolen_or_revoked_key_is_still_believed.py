@@ -61,11 +61,9 @@ class Agency:
         self.roots: tuple[Root, ...] = (Root.first(self.key("first").public_key()),)
 
     def key(self, name: str) -> Any:
-        """A private key."""
         return load_private_key(self.files[name])
 
     def public(self, *names: str) -> list[Any]:
-        """Public keys."""
         return [self.key(name).public_key() for name in names]
 
     def root(self, *signers: str, keys: tuple[str, ...] = (), release: tuple[str, ...] = (), **options: Any) -> int:
@@ -86,7 +84,6 @@ class Agency:
         return incomplete(self.roots)
 
     def name_of(self, pem: str) -> str:
-        """Whose public key it is."""
         return next(name for name in self.files if Root.first(self.key(name).public_key()).keys == (pem,))
 
     def partner(self, name: str = "partner") -> Trust:
@@ -106,7 +103,6 @@ def agency(sealed: Sealed, tmp_path: Path) -> Agency:
 
 
 def another(agency: Agency, key: str) -> Path:
-    """The same release with another content, sealed whole by some key."""
     made = agency.place / f"forged-{key}" / agency.bundle.name
     shutil.copytree(agency.bundle, made)
     (made / "LICENSE").write_text("other terms")
@@ -202,7 +198,6 @@ def test_roots_that_are_expired(agency: Agency) -> None:
 
 
 def edited(at: int, **change: Any) -> Callable[[Agency], list[Any]]:
-    """The roots with one of them changed, signatures as they were."""
 
     def edit(agency: Agency) -> list[Any]:
         roots = json.loads(agency.file.read_text())
@@ -213,7 +208,6 @@ def edited(at: int, **change: Any) -> Callable[[Agency], list[Any]]:
 
 
 def next_by(*signers: str, **options: Any) -> Callable[[Agency], list[Any]]:
-    """A next root in which a thief's keys stand, signed anyhow."""
 
     def forge(agency: Agency) -> list[Any]:
         thief = agency.public("thief")
@@ -227,7 +221,6 @@ def next_by(*signers: str, **options: Any) -> Callable[[Agency], list[Any]]:
 
 
 def twice_the_same(agency: Agency) -> list[Any]:
-    """One root key's signature under two ids."""
     roots = next_by("thief", "anna")(agency)
     of_anna = roots[-1]["signatures"][key_id(agency.key("anna").public_key())]
     roots[-1]["signatures"] |= dict.fromkeys(("0" * 64, key_id(agency.key("ben").public_key())), of_anna)
@@ -235,30 +228,20 @@ def twice_the_same(agency: Agency) -> list[Any]:
 
 
 FORGERIES: dict[str, Callable[[Agency], Any]] = {
-    "a later date": edited(1, expires_on="2999-01-01"),
-    "no date": edited(1, expires_on=None),
-    "a higher number": edited(1, version=99),
-    "another key": edited(1, release_keys=["-"]),
-    "fewer signatures": edited(1, threshold=1),
-    "more signatures than keys": edited(1, threshold=9),
-    "another root before": edited(1, previous="0" * 64),
-    "none before": edited(1, previous=None),
-    "no signatures": edited(1, signatures={}),
-    "signatures that are none": edited(1, signatures={"0" * 64: "AAAA"}),
-    "another first root": edited(0, threshold=1, stated_on="2026-01-01"),
-    "a field more": edited(1, comment="x"),
-    "a next root of nobody": next_by(),
-    "a next root of its own keys": next_by("thief"),
+    "a later date": edited(1, expires_on="2999-01-01"), "no date": edited(1, expires_on=None),
+    "a higher number": edited(1, version=99), "another key": edited(1, release_keys=["-"]),
+    "fewer signatures": edited(1, threshold=1), "more signatures than keys": edited(1, threshold=9),
+    "another root before": edited(1, previous="0" * 64), "none before": edited(1, previous=None),
+    "no signatures": edited(1, signatures={}), "signatures that are none": edited(1, signatures={"0" * 64: "AAAA"}),
+    "another first root": edited(0, threshold=1, stated_on="2026-01-01"), "a field more": edited(1, comment="x"),
+    "a next root of nobody": next_by(), "a next root of its own keys": next_by("thief"),
     "a next root by one of two": next_by("thief", "anna"),
     "a next root by the first key": next_by("thief", "first"),
-    "a next root by two of three without itself": next_by("anna", "ben"),
-    "one signature twice": twice_the_same,
+    "a next root by two of three without itself": next_by("anna", "ben"), "one signature twice": twice_the_same,
     "the first root alone": lambda agency: json.loads(agency.file.read_text())[:1],
-    "the second root alone": lambda agency: json.loads(agency.file.read_text())[1:],
-    "no roots": lambda _: [],
-    "no list": lambda _: {},
-    "text": lambda _: "roots",
-}
+    "the second root alone": lambda agency: json.loads(agency.file.read_text())[1:], "no roots": lambda _: [],
+    "no list": lambda _: {}, "text": lambda _: "roots",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("forge", FORGERIES.values(), ids=FORGERIES)

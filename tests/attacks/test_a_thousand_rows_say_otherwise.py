@@ -113,7 +113,6 @@ def linked(rows: list[Row], *, first: int = 0, key: Any = None, edit: Callable[[
 
 
 def said(state: State) -> dict[str, Any]:
-    """All that a draw, a budget or a partner rests on."""
     releases = {
         name: (release.row.state, release.row.epsilon, release.row.delta, release.row.event, release.row.cohorts,
                release.row.population, release.row.approvals, release.row.draw_digest, release.row.bundle_digest,
@@ -150,7 +149,6 @@ def outcome(entries: list[Entry]) -> str:
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every field and every place of a list, as a path."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, part in inside:
         yield (*path, name)
@@ -222,7 +220,6 @@ TEXT: dict[str, Callable[[str], str]] = {
 
 
 def attempts() -> Iterator[tuple[str, list[Entry]]]:
-    """Every attempt with its kind."""
     rows, other = history(), history("another ledger")
     random_ = random.Random(55)
     for kind, change in FIELD.items():
@@ -273,20 +270,7 @@ def by_the_worker() -> Iterator[tuple[str, list[Entry]]]:
     """Reservations that the worker's own key signs, with other figures: nothing is given back."""
     rows = history()
     numbers: list[Any] = [
-        "-4",
-        "0",
-        "-0.000000000001",
-        "NaN",
-        "-Infinity",
-        HUGE,
-        "1e-30",
-        -1,
-        0,
-        -1e308,
-        True,
-        None,
-        [],
-        {},
+        *("-4", "0", "-0.000000000001", "NaN", "-Infinity", HUGE, "1e-30", -1, 0, -1e308, True, None, [], {})
     ]
     for number, row in enumerate(rows):
         if row["kind"] == "release":
@@ -313,7 +297,6 @@ def test_no_row_makes_the_ledger_say_less() -> None:
 
 
 def test_the_attempts_bite(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With signatures that always count, some get through."""
     monkeypatch.setattr("storage.ledger.fold.verify_bytes", lambda *_: True)
     monkeypatch.setattr("storage.ledger.policy.Policy.release_key_ids", lambda self: frozenset())
     rows = history()
@@ -323,7 +306,6 @@ def test_the_attempts_bite(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_row_of_the_workers_own_gives_nothing_back() -> None:
-    """Amounts of every account never fall, and stay finite."""
     honest = as_it_was()
     for _, entries in by_the_worker():
         state = fold(entries)

@@ -23,7 +23,6 @@ another agency's
 
 @pytest.fixture
 def adopted(sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AdoptedBundle:
-    """A copy of a sealed bundle, adopted with the agency's roots."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     folder, roots = tmp_path / "coder", tmp_path / "roots.json"
     sealed.copy(folder)
@@ -61,7 +60,6 @@ def test_another_release_in_its_place(adopted: AdoptedBundle) -> None:
 
 @pytest.mark.parametrize("name", ["LICENSE", "labels.json", "thresholds.json", "model.sig"])
 def test_a_changed_or_missing_file(adopted: AdoptedBundle, name: str) -> None:
-    """Whichever it is, at the next use."""
     path = adopted.bundle / name
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(UnsoundBundle):

@@ -22,7 +22,6 @@ an archive does not fill a disk
 
 
 def compressed(content: bytes, *, checksum: bool = True) -> bytes:
-    """One frame."""
     return zstandard.ZstdCompressor(write_checksum=checksum).compress(content)
 
 
@@ -40,13 +39,11 @@ def tar(*files: tuple[str, bytes], **fields: object) -> bytes:
 
 @pytest.fixture
 def into(tmp_path: Path) -> Path:
-    """An empty folder."""
     (tmp_path / "to").mkdir()
     return tmp_path / "to"
 
 
 def zeros(size: int) -> Iterator[bytes]:
-    """A tar with one file of so many zeros, in pieces."""
     entry = tarfile.TarInfo("0123456789abcdef/model.safetensors")
     entry.size, entry.mode = size, 0o644
     yield entry.tobuf(tarfile.USTAR_FORMAT)

@@ -58,15 +58,9 @@ def audits(context: Context, chosen: RetrainParameters, *, seeds: int = 1, **cha
     """Audits of SWAG-PPM at consecutive seeds; its reruns and their coins follow from the first seed."""
     settings = {"trials": 32, "trial_draws": 5, "canaries": 4, "gradient_canaries": 0}
     done = auditing.run(
-        context,
-        chosen,
-        Terms(target_epsilon=5.0),
-        AuditParameters.model_validate(settings | changes),
-        (standard_branches()["swag-ppm"],),
-        do=partial(run_step, context),
-        seeds=seeds,
-        prefect_run_id=None,
-    )
+        context, chosen, Terms(target_epsilon=5.0), AuditParameters.model_validate(settings | changes),
+        (standard_branches()["swag-ppm"],), do=partial(run_step, context), seeds=seeds, prefect_run_id=None,
+    )  # fmt: skip
     return done.branches
 
 
@@ -113,7 +107,6 @@ def test_reruns_with_more_draws_than_the_candidate(chosen: RetrainParameters, tm
 
 
 def pool_of(natural: int, crafted: int) -> Pool:
-    """Records alone, without what a model reads of them."""
     family = torch.cat([torch.zeros(natural), torch.ones(crafted)]).long()
     rows = torch.zeros(len(family), dtype=torch.int64)
     return Pool(FeatureInputs(torch.zeros(len(rows), 1)), rows, family, natural // 2, natural // 2)

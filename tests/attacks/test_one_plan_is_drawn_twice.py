@@ -57,19 +57,16 @@ STRICT = Policy.parse(
 
 
 def opened(house: Workspace, url: str | None = None) -> Ledger:
-    """As a run opens it."""
     return Ledger.open(url or house.ledger_url, journals=journals_of(house), key=release_key())
 
 
 def ensure_genesis_row(house: Workspace) -> Ledger:
-    """With the strict policy in force."""
     ledger = opened(house)
     ledger.change_policy(STRICT, requester="lead", reason="start")
     return ledger
 
 
 def planned(ledger: Ledger, key: str = "k") -> ReleasePlan:
-    """A plan made under a ledger."""
     return make_plan(key, ledger=ledger.ensure_genesis_row(requester="operator"))
 
 
@@ -80,7 +77,6 @@ def approved(plan: ReleasePlan, key: Any = KEY) -> Decision:
 
 
 def released(ledger: Ledger, plan: ReleasePlan, decision: Decision | None = None) -> str:
-    """Through all states."""
     row = ledger.reserve(plan, plan_digest="d" * 64, decisions=[decision or approved(plan)])
     ledger.mark_drawn(str(row.release_id), draw_digest="d" * 64, plan_digest="d" * 64)
     ledger.commit(str(row.release_id), bundle_digest="b" * 64, plan_digest="d" * 64)
@@ -291,15 +287,8 @@ def test_what_is_appended_to_a_witness(house: Workspace, tmp_path: Path, monkeyp
     assert rows[-1].sequence > last.sequence
     foreign = chain.Entry(last.sequence + 1, chain.digest("{}"), "{}")
     for added in (
-        first,
-        line_of(rows[-1]),
-        line_of(rows[last.sequence]),
-        line_of(rows[1]),
-        b"".join(line_of(row) for row in rows[2:]),
-        line_of(foreign),
-        b"x" * 200_000 + b"\n",
-        b"{}\n",
-        b"\n\n\n",
+        *(first, line_of(rows[-1]), line_of(rows[last.sequence]), line_of(rows[1])),
+        *(b"".join(line_of(row) for row in rows[2:]), line_of(foreign), b"x" * 200_000 + b"\n", b"{}\n", b"\n\n\n"),
         b"5 " + last.hash.encode() + b" torn",
     ):
         witness.write_bytes(content + added)

@@ -29,7 +29,6 @@ CAP = Policy.parse(
 
 
 def records(first: int, last: int, *, key: bytes = KEY) -> RecordSet:
-    """Records number `first` to `last`, each with its own content."""
     return RecordSet.of((f"narrative number {n} of many".encode() for n in range(first, last)), key=key)
 
 
@@ -38,7 +37,6 @@ def reserve(ledger: Ledger, key: str, which: RecordSet, **changes: Any) -> Row:
 
 
 def spent(ledger: Ledger) -> dict[tuple[str, str], Decimal]:
-    """Of every account that was charged."""
     return {
         (line.account.population, line.account.cohort): line.account.epsilon.normalize()
         for line in ledger.budget()
@@ -82,7 +80,6 @@ SETS: dict[str, tuple[RecordSet, RecordSet, bool]] = {
 
 @pytest.mark.parametrize(("one", "other", "shared"), SETS.values(), ids=SETS)
 def test_what_counts_as_the_same_records(one: RecordSet, other: RecordSet, shared: bool) -> None:
-    """By one content; kept and read back without loss."""
     assert one.shared(other).records == other.shared(one).records == shared
     again = RecordSet.decode(one.encode())
     assert again.shared(other).records == shared
@@ -121,7 +118,6 @@ def test_sums_over_any_chain_of_overlaps_stay_under_the_cap(sqlite_site: Site) -
 
 
 def test_kinds_of_guarantee_are_not_added(site: Site) -> None:
-    """A formal release of the same records has accounts of its own, as within one population."""
     ledger = site.open(CAP)
     reserve(ledger, "a", records(0, 100))
     row = reserve(ledger, "b", records(0, 100), kind="formal", population="others")
@@ -130,7 +126,6 @@ def test_kinds_of_guarantee_are_not_added(site: Site) -> None:
 
 
 def test_a_workspace_with_a_key_of_its_own(site: Site) -> None:
-    """What it marks could be compared with nothing: refused, and the text says what to give."""
     ledger = site.open(CAP)
     reserve(ledger, "a", records(0, 100))
     with pytest.raises(InputError, match=r"another key.*AUTOCODER_REGISTRY_KEY"):

@@ -72,7 +72,6 @@ def _last_line_of_head(statement: ast.stmt, lines: Sequence[str]) -> int:
 
 
 def _bytes(before: Sequence[str], line: str, offset: int) -> int:
-    """Returns how many bytes are before a place that `ast` names."""
     return len("".join(before).encode()) + len(line.encode()[:offset])
 
 
@@ -107,7 +106,6 @@ def test_every_marker_has_a_mutation() -> None:
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sources, where guards may be taken out."""
     folder = tmp_path_factory.mktemp("mutated")
     for name in (*PACKAGES, "tests", "pyproject.toml"):
         of = ROOT / name

@@ -41,12 +41,10 @@ def evaluation() -> Evaluation:
 
 
 def bodies(site: Site) -> list[dict[str, Any]]:
-    """The rows as plain data."""
     return [json.loads(body) for (body,) in site.rows("SELECT body FROM ledger_row ORDER BY sequence")]
 
 
 def spent(ledger: Ledger) -> dict[str, Any]:
-    """What accounts have been charged."""
     return {line.account.cohort: line.account.epsilon for line in ledger.budget() if line.used}
 
 

@@ -62,43 +62,36 @@ class Client:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Any) -> None:
-        """Keep the answer."""
         self.answers.append(message)
 
     @property
     def status(self) -> int | None:
-        """Of the answer, None without one."""
         return self.answers[0]["status"] if self.answers else None
 
 
 async def answering(scope: Any, receive: Any, send: Any) -> None:
-    """An application that reads and answers."""
     await receive()
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b""})
 
 
 def keyed(request: Request) -> str:
-    """Only the keys `k` and `l` may come in."""
     if (key := request.headers.get("x-api-key")) not in ("k", "l"):
         raise HTTPException(401, "no")
     return key
 
 
 def guard(app: Any = answering, **options: Any) -> Guard:
-    """The layer around an application, with small limits."""
     settings: dict[str, Any] = {"most_bytes": 100, "admit": keyed} | options
     return Guard(app, headers={}, **settings)
 
 
 async def serve(layer: Guard, client: Client) -> None:
-    """One request."""
     await layer(client.scope, client.receive, client.send)
 
 
 @pytest.mark.parametrize("key", [b"", b"K", b"k "])
 def test_a_body_without_a_key(key: bytes) -> None:
-    """Is not read."""
 
     async def attack() -> None:
         client = Client(b"x" * 50, key=key)
@@ -120,7 +113,6 @@ def test_a_body_longer_than_it_may_be() -> None:
 
 
 def test_a_request_that_nobody_waits_for() -> None:
-    """Its work is cancelled when the client leaves."""
 
     async def attack() -> None:
         ended: list[str] = []
@@ -173,7 +165,6 @@ SLOW: dict[
 
 
 def port_of() -> int:
-    """A port that was free."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -83,7 +83,6 @@ class House(Stack):
         return kept | self.engine | {"PATH": path, "COMPOSE_PROJECT_NAME": "autocodertest", "DO_NOT_TRACK": "1"}
 
     def compose(self, *arguments: str, **more: Any) -> str:
-        """`docker compose …`."""
         return self.run_here(*(compose_tool() or ()), *arguments, **more)
 
     def container(self, service: str) -> str:
@@ -125,7 +124,6 @@ class House(Stack):
         return self.run_here("bash", "-c", text.replace("docker compose", " ".join(tool)), umask=0o022)
 
     def healthy(self) -> set[str]:
-        """Services that are."""
         shown = '{{.Label "com.docker.compose.service"}}\t{{.Status}}'
         wanted = ("label=com.docker.compose.project=autocodertest", "label=com.docker.compose.oneoff=False")
         told = self.run_here("docker", "ps", *(f"--filter={label}" for label in wanted), "--format", shown)

@@ -29,7 +29,6 @@ GUIDE = "\n".join(
 
 
 def guide(section: str, number: int) -> list[str]:
-    """Lines of a block of commands of the operator's guide."""
     text = GUIDE.partition(f"## {section}")[2].partition("\n## ")[0]
     return re.findall(r"```\n(.*?)```", text, re.DOTALL)[number].strip().splitlines()
 
@@ -180,7 +179,6 @@ def test_the_policy_comes_into_force(house: House) -> None:
 
 @pytest.fixture(scope="module")
 def retrained(house: House) -> dict[str, Any]:
-    """A training run whose worker was killed in training."""
     parameters = with_settings(small(house), {"fit": {"adamw": {"epochs": 50}}})  # more than the kill takes
     run = start(house, "retrain/demo", parameters).json()
     stages = house.private() / "stages"
@@ -218,7 +216,6 @@ def test_the_retrain_is_taken_up_and_released_once_the_officer_signed(house: Hou
 
 @pytest.fixture(scope="module")
 def release(house: House) -> str:
-    """Id of the one release."""
     (row,) = [row for row in json.loads(house.cli("ledger", "show", "--json"))["rows"] if row["kind"] == "release"]
     assert row["state"] == "committed"
     return row["release_id"]
@@ -256,7 +253,6 @@ def test_the_bundle_is_handed_over_verified_and_coded_with(house: House, release
 
 
 def test_a_revoked_bundle_codes_no_more(house: House, release: str) -> None:
-    """Told to the worker without the ledger too."""
     *_, revoke = guide("From training to release", 2)
     house.follow(revoke, RELEASE=release)
     assert release in (house.folder / "outbox" / "roots.json").read_text()

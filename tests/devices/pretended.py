@@ -18,11 +18,8 @@ NAME = "card"
 
 
 class _Module(_DummyBackendModule):
-    """What torch asks of a device: `torch.card`."""
-
     @staticmethod
     def get_amp_supported_dtype() -> list[torch.dtype]:
-        """Autocast knows no other here."""
         return [torch.bfloat16]
 
 
@@ -40,13 +37,9 @@ class OnCard(torch.Tensor):
     def __new__(cls, held: torch.Tensor) -> OnCard:
         with torch.inference_mode(held.is_inference()):  # a view of what is older than inference mode is none of its
             made = torch.Tensor._make_wrapper_subclass(
-                cls,
-                held.shape,
-                strides=held.stride(),
-                storage_offset=held.storage_offset(),
-                dtype=held.dtype,
+                cls, held.shape, strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype,
                 device=_CARD,
-            )
+            )  # fmt: skip
         made.held = held
         return made
 
@@ -55,7 +48,6 @@ class OnCard(torch.Tensor):
 
     @property
     def data(self) -> Any:  # pyrefly: ignore[bad-override-mutable-attribute]
-        """Without its history."""
         return torch.Tensor.data.__get__(self)  # pyrefly: ignore[missing-attribute]
 
     @data.setter
@@ -64,7 +56,6 @@ class OnCard(torch.Tensor):
         self.held = other.held
 
     def numpy(self, *, force: bool = False) -> Any:
-        """Refused, as of every card."""
         raise TypeError("can't convert a tensor of a card to numpy: use Tensor.cpu() first")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OnCard:
@@ -74,7 +65,6 @@ class OnCard(torch.Tensor):
         return memo.setdefault(id(self), made)
 
     def data_ptr(self) -> int:
-        """Where it lies."""
         return self.held.data_ptr()
 
     def tolist(self) -> Any:

@@ -45,16 +45,9 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
     folder = tmp_path_factory.mktemp("encoder")
     config = RobertaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=80,
-        pad_token_id=1,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
+        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        max_position_embeddings=80, pad_token_id=1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
     torch.manual_seed(0)
     RobertaModel(config).save_pretrained(folder)
     return str(folder)
@@ -62,7 +55,6 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def pair(encoder: str) -> tuple[Classifier, Classifier]:
-    """The same untrained classifier on the processor and on the device."""
     config = ModelConfig(encoder=encoder)
     on_cpu, on_device = (classifier.build(config, num_labels=LABELS, seed=0, device=d) for d in ("cpu", DEVICE))
     assert on_device.flat.device.type == DEVICE
@@ -71,14 +63,12 @@ def pair(encoder: str) -> tuple[Classifier, Classifier]:
 
 @pytest.fixture(scope="module")
 def records() -> tuple[TokenInputs, Tensor]:
-    """Token ids of uneven length, and labels."""
     g = torch.Generator().manual_seed(0)
     ids = [torch.randint(5, VOCABULARY, (int(n),), generator=g).tolist() for n in torch.randint(4, 60, (N,))]
     return TokenInputs.from_lists(ids, pad_id=1), torch.randint(LABELS, (N,), generator=g)
 
 
 def posterior_of(theta: Tensor, folder: Path) -> swag.Posterior:
-    """Four snapshots around theta."""
     g = torch.Generator().manual_seed(0)
     state = swag.init(theta.numel(), rank=4, folder=folder)
     for _ in range(4):
@@ -173,7 +163,6 @@ def test_a_fit_agrees(mechanism: Mechanism, monkeypatch: pytest.MonkeyPatch, tmp
 
 @pytest.mark.parametrize(("trainable", "precision"), [("head", "float32"), ("head", "bfloat16"), ("full", "float32")])
 def test_the_encoder_agrees(encoder: str, records: tuple[TokenInputs, Tensor], trainable: Any, precision: Any) -> None:
-    """Features and scores of mean pooling, computed there."""
     config = ModelConfig(encoder=encoder, trainable=trainable, pooling="mean", precision=precision)
     made = [classifier.build(config, num_labels=LABELS, seed=0, device=d) for d in ("cpu", DEVICE)]
     read = [one.encode(records[0]) if trainable == "head" else records[0] for one in made]
@@ -198,7 +187,6 @@ def test_a_released_model_agrees(encoder: str, records: tuple[TokenInputs, Tenso
 if DEVICE != "cpu":
 
     def test_what_was_left_on_the_other_side_is_refused() -> None:
-        """Without this a pretended card would show nothing."""
         there, here = torch.ones(3, device=DEVICE), torch.ones(3)
         with pytest.raises(RuntimeError, match="same device"):
             there.add(here)

@@ -36,16 +36,11 @@ def test_every_part_runs_on_a_pretended_card(parts: tuple[str, ...], tmp_path: P
 
 
 def test_without_a_card_it_says_what_to_do() -> None:
-    """One line, before any part runs."""
     code = "import torch, sys, runpy; torch.cuda.is_available = lambda: False; sys.argv = ['gpu.py']; "
     code += "sys.path.insert(0, 'benchmarks'); runpy.run_path('benchmarks/gpu.py', run_name='__main__')"
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", code], cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
         check=False,
-    )
+    )  # fmt: skip
     assert done.returncode == 2
     assert "rehearse with --device card --small" in done.stderr

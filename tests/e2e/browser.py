@@ -20,7 +20,6 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 def chromium() -> str | None:
-    """The browser's program, or None."""
     return next((found for name in NAMES if (found := shutil.which(name))), None)
 
 
@@ -76,7 +75,6 @@ class Operator:
         return field
 
     def submit(self) -> None:
-        """Send the form."""
         self.page.get_by_role("button", name="Submit").click()
 
     def submitted(self) -> str:
@@ -90,7 +88,6 @@ class Operator:
         self.page.goto(f"{self._ui}/runs/flow-run/{run_id}" + (f"?tab={tab}" if tab else ""))
 
     def open_artifact(self, artifact_id: str) -> None:
-        """An artifact's page."""
         self.page.goto(f"{self._ui}/artifacts/artifact/{artifact_id}")
 
     def leave(self) -> None:
@@ -98,11 +95,9 @@ class Operator:
         self.page.goto("about:blank")
 
     def settle(self) -> None:
-        """Until graphs and tables have drawn themselves."""
         self.page.wait_for_timeout(2500)
 
     def picture(self, file: Path, *, full: bool = False) -> None:
-        """A PNG of what is seen."""
         self.page.screenshot(path=file, full_page=full, animations="disabled")
 
     def menu(self, item: str) -> None:

@@ -42,11 +42,9 @@ class Proxy:
         self._whole.clear()
 
     def mend(self) -> None:
-        """What was held back continues."""
         self._whole.set()
 
     def close(self) -> None:
-        """Take no more connections."""
         self._closed = True
         self._listener.close()
 
@@ -112,13 +110,11 @@ class Worker:
             )
 
     def kill(self) -> None:
-        """As the kernel does it."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
 
     def stop(self) -> None:
-        """With all that it has started."""
         if self.process is None or self.process.poll() is not None:
             return
         children = psutil.Process(self.process.pid).children(recursive=True)
@@ -161,17 +157,14 @@ def host_lost(scene: Scene) -> None:
 
 
 def server_killed(scene: Scene) -> None:
-    """Server and background services."""
     scene.component("server", "services")
 
 
 def postgres_killed(scene: Scene) -> None:
-    """It recovers from its log."""
     scene.component("postgres")
 
 
 def redis_lost(scene: Scene) -> None:
-    """With all that it held."""
     host, _, port = scene.stack.state["redis"].rpartition(":")
     with redis.Redis(host, int(port), password=scene.stack.secret("redis")) as client:
         client.flushall()
@@ -195,14 +188,10 @@ def handed_to_two(scene: Scene) -> None:
 
 
 FAULTS: dict[str, Callable[[Scene], None]] = {
-    "process-killed": process_killed,
-    "host-lost": host_lost,
-    "server-killed": server_killed,
-    "postgres-killed": postgres_killed,
-    "redis-lost": redis_lost,
-    "network-cut": network_cut,
+    "process-killed": process_killed, "host-lost": host_lost, "server-killed": server_killed,
+    "postgres-killed": postgres_killed, "redis-lost": redis_lost, "network-cut": network_cut,
     "handed-to-two": handed_to_two,
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -212,13 +201,11 @@ class Disk:
     folder: Path
 
     def fill(self) -> None:
-        """Leave no room."""
         with suppress(OSError), (self.folder / "ballast").open("wb", buffering=0) as ballast:
             while True:
                 ballast.write(bytes(1 << 16))
 
     def free(self) -> None:
-        """Make room again."""
         (self.folder / "ballast").unlink()
 
 

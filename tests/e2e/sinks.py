@@ -16,7 +16,6 @@ class Sink:
     texts: list[str] = field(default_factory=list)
 
     def having(self, *words: str) -> list[str]:
-        """Texts that hold all these words."""
         return [text for text in self.texts if all(word in text for word in words)]
 
 

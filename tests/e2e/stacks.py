@@ -107,14 +107,10 @@ class Stack:
         """What a client or a worker of the stack needs."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "AUTOCODER_"))}
         return kept | {
-            "PREFECT_API_URL": self.api,
-            "PREFECT_API_AUTH_STRING": ":".join(self.auth),
-            "AUTOCODER_HOME": str(self.home),
-            "AUTOCODER_LEDGER_URL": self.ledger_url(),
-            "DO_NOT_TRACK": "1",
-            "COLUMNS": "200",
-            **changes,
-        }
+            "PREFECT_API_URL": self.api, "PREFECT_API_AUTH_STRING": ":".join(self.auth),
+            "AUTOCODER_HOME": str(self.home), "AUTOCODER_LEDGER_URL": self.ledger_url(), "DO_NOT_TRACK": "1",
+            "COLUMNS": "200", **changes,
+        }  # fmt: skip
 
     def command(self, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
         """`autocoder …`, as the officer or operator runs it beside the stack."""

@@ -25,7 +25,6 @@ def operator(stack: Stack) -> Iterator[Operator]:
 
 
 def test_the_page_wants_a_login(stack: Stack) -> None:
-    """A wrong one stays at the door."""
     with browsing(stack) as operator:
         operator.page.context.clear_cookies()
         operator.page.evaluate("localStorage.clear(); sessionStorage.clear()")

@@ -55,14 +55,12 @@ def longer(stack: Stack, pace: int) -> dict[str, Any]:
 
 
 def manifests(home: Path) -> dict[str, bytes]:
-    """Manifest of each finished stage: it holds the digest of every file."""
     root = home / "private" / "stages"
     return {str(p.parent.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("manifest.json"))}
 
 
 @pytest.fixture(scope="module")
 def unbroken(stack: Stack, worker: Worker) -> Callable[[int], dict[str, bytes]]:
-    """What a run of a pace leaves that nothing happens to."""
 
     @cache
     def stages(pace: int) -> dict[str, bytes]:
@@ -78,7 +76,6 @@ def unbroken(stack: Stack, worker: Worker) -> Callable[[int], dict[str, bytes]]:
 
 
 def hurt(scene: Scene, home: Path, fault: str, *, after: int) -> None:
-    """Let a fault happen once so many stages are finished."""
     scene.stack.wait(f"{after} stages", lambda: len(manifests(home)) >= after or ended(scene.stack, scene.run["id"]))
     assert not ended(scene.stack, scene.run["id"]), f"the run was over before {fault}"
     FAULTS[fault](scene)
@@ -141,7 +138,6 @@ def test_all_faults_in_one_run(
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Rounds of each fault, as many as are asked for."""
     if "fault" in metafunc.fixturenames:
         rounds = range(int(metafunc.config.getoption("--faults-repeat") or 0))
         none = [pytest.param("none", 0, marks=pytest.mark.skip(reason="asked for by --faults-repeat N"))]

@@ -24,10 +24,7 @@ from storage.ledger.records import VARIABLE
 from storage.paths import Workspace
 
 SMALL = (
-    "fit.adamw.epochs=2",
-    "fit.sgd.epochs=4",
-    "fit.swag.rank=3",
-    "pseudo_posterior.risk_draws=40",
+    *("fit.adamw.epochs=2", "fit.sgd.epochs=4", "fit.swag.rank=3", "pseudo_posterior.risk_draws=40"),
     "pseudo_posterior.sensitivity_draws=40",
 )
 """Settings that make the demo profile take seconds."""
@@ -48,13 +45,11 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """Rows of a CSV."""
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
-    """Write them."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
@@ -80,7 +75,6 @@ def start_server(folder: Path, **settings: str) -> tuple[subprocess.Popen[bytes]
 
 
 def answers(url: str) -> bool:
-    """Whether a server is there and well."""
     try:
         return httpx.get(url, timeout=10).status_code == 200
     except httpx.HTTPError:
@@ -157,11 +151,9 @@ class Job:
         return [*command, *self.options(), *extra]
 
     def run(self, *extra: str) -> subprocess.CompletedProcess[str]:
-        """Retrain, to the end."""
         return self.command("retrain", *self.options(), *extra)
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Any command on the workspace."""
         return warm.command(self.warm, *arguments, "--home", str(self.home), env=self.env, timeout=500)
 
     def stages(self) -> dict[str, bytes]:
@@ -170,9 +162,7 @@ class Job:
         return {str(p.parent.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("manifest.json"))}
 
     def ledger(self) -> list[dict[str, Any]]:
-        """Rows of the ledger, each release's newest."""
         return json.loads(self.command("ledger", "show", "--json").stdout)["rows"]
 
     def releases(self) -> list[dict[str, Any]]:
-        """Rows of releases."""
         return [row for row in self.ledger() if row["kind"] == "release"]

@@ -112,7 +112,6 @@ def standing(folder: str, still: int) -> None:
 
 
 def deployed(client: SyncPrefectClient, pool: str) -> Any:
-    """The deployment of `standing`; returns its id."""
     return client.create_deployment(
         client.create_flow_from_name("audit"),
         "standing",

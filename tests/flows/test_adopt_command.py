@@ -27,7 +27,6 @@ def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def archive(sealed: Sealed, tmp_path: Path) -> Path:
-    """The bundle as it is sent."""
     return pack(sealed.folder, tmp_path / f"{sealed.folder.name}.tar.zst")
 
 

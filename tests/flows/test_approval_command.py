@@ -18,12 +18,10 @@ from tasks.running.failures import SAFE
 
 
 def approve(job: Job, plan: str, name: str) -> str:
-    """One approver's signature."""
     return command("approve", plan, "--key", job.home.parent / name / "signing-key.pem", "--yes")
 
 
 def refuse(job: Job, plan: str, name: str) -> str:
-    """One approver's refusal."""
     return command(
         *("approve", plan, "--refuse", "--reason", "too early"),
         *("--key", str(job.home.parent / name / "signing-key.pem")),
@@ -31,7 +29,6 @@ def refuse(job: Job, plan: str, name: str) -> str:
 
 
 def rows(job: Job, kind: str) -> list:
-    """Releases, or refusals, in the ledger."""
     return [row for row in Ledger.open(Workspace(job.home).ledger_url).current() if row.kind == kind]
 
 
@@ -68,7 +65,6 @@ def test_a_refusal_that_died_half_way_is_made_good_by_the_same_command(
 
 
 def test_two_signatures_release_and_one_does_not(site: tuple[Job, str]) -> None:
-    """Each step as its user takes it."""
     job, plan = site
     assert approve(job, plan, "officer") == "approved by officer; 1 more needed\n"
     with pytest.raises(InputError, match="already given"):
@@ -222,7 +218,6 @@ def test_the_retrain_asks_for_a_release_on_the_release_workers_own_device(
 def test_what_could_not_release_is_told_before_anybody_is_asked(
     site: tuple[Job, str], monkeypatch: pytest.MonkeyPatch, wrong: dict, said: str
 ) -> None:
-    """Not after the officers have signed."""
     from flows import deployed
     from tasks.releasing import preflight
     from tasks.running.failures import StageError

@@ -23,21 +23,14 @@ from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context
 
 LEAKY = (
-    "fit.adamw.epochs=10",
-    "fit.sgd.epochs=4",
-    "fit.swag.rank=3",
-    "pseudo_posterior.risk_draws=40",
-    "pseudo_posterior.sensitivity_draws=40",
-    "pseudo_posterior.c=0.02",
-    "pseudo_posterior.reweight=false",
+    *("fit.adamw.epochs=10", "fit.sgd.epochs=4", "fit.swag.rank=3", "pseudo_posterior.risk_draws=40"),
+    *("pseudo_posterior.sensitivity_draws=40", "pseudo_posterior.c=0.02", "pseudo_posterior.reweight=false"),
     "release.enabled=false",
 )
 
 
 @dataclass(frozen=True)
 class Site:
-    """A workspace whose one plan was audited, and what the audit said."""
-
     job: Job
     plan: str
     audited: dict
@@ -45,13 +38,11 @@ class Site:
 
     @property
     def ledger(self) -> Ledger:
-        """The workspace's."""
         return Ledger.open(Workspace(self.job.home).ledger_url)
 
 
 @pytest.fixture(scope="module")
 def site(new: Job, tmp_path_factory: pytest.TempPathFactory) -> Site:
-    """Planned under a policy that knows an officer, and audited with reruns."""
     folder = tmp_path_factory.mktemp("audit")
     policy = write_policy(folder, "officer", minimum=0)
     job = new.at(Workspace(folder / "home").create().home, settings=LEAKY)

@@ -14,12 +14,10 @@ from jobs import Job, environment, read_csv, write_csv
 
 
 def command(*arguments: str) -> list[str]:
-    """The command line, for a process of its own."""
     return [sys.executable, "-m", "flows.cli", "code", *arguments]
 
 
 def code(job: Job, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run it to its end."""
     return warm.command(job.warm, "code", *map(str, arguments), env=environment(), timeout=500)
 
 
@@ -119,7 +117,6 @@ def test_a_full_disk_is_one_line_and_the_finished_pieces_stay(new: Job, tiny_bun
 
 
 def test_options_that_do_not_go_together_are_refused(told: CommandRunner) -> None:
-    """At once, before a bundle is looked for."""
     for arguments, said in (
         ((), "Give narratives"),
         (("x", "--data", "a.csv"), "Give narratives"),

@@ -22,8 +22,6 @@ from tasks.running import progress
 
 @dataclass(frozen=True)
 class Group:
-    """Some options."""
-
     name: Annotated[str, typer.Option(help="Needed.")]
     twice: Annotated[bool, typer.Option("--twice", help="Say it twice.")] = False
 
@@ -59,7 +57,6 @@ def test_the_help_shows_defaults_that_are_found_at_run_time() -> None:
 
 
 def every_command() -> Iterator[tuple[str, Any]]:
-    """Path and command of each that runs something, hidden ones too."""
     waiting: list[tuple[str, Any]] = [("", get_command(cli.app))]
     while waiting:
         path, command = waiting.pop()
@@ -104,7 +101,6 @@ def test_the_first_page_has_twelve_commands_and_the_other_all() -> None:
 
 
 def test_stages_side_by_side_have_a_line_each_and_no_bar(capsys: pytest.CaptureFixture[str]) -> None:
-    """Ends are reported from several threads at once."""
     labels = [f"stage {number}" for number in range(20)]
 
     def stage(label: str) -> None:

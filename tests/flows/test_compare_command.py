@@ -23,13 +23,11 @@ SIZES = ("--set", "rivals.epochs=2", "--set", "rivals.batch_size=64")
 
 
 def run(job: Job, *extra: str) -> subprocess.CompletedProcess[str]:
-    """Compare, to the end."""
     return job.command("compare", *job.options(), *SIZES, "--json", *extra)
 
 
 @pytest.fixture(scope="module")
 def compared(finished: Job, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
-    """A finished comparison: its workspace and result."""
     home = tmp_path_factory.mktemp("compare") / "home"
     chosen = ("--branches", ",".join(CHOSEN), "--seeds", "1", "--epsilon", str(GIVEN), "--epsilons", "2")
     done = run(finished.copy(home, *ENCODED), *chosen)
@@ -39,7 +37,6 @@ def compared(finished: Job, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 
 @pytest.fixture(scope="module")
 def given(compared: tuple[Path, dict]) -> dict:
-    """Its result."""
     return compared[1]
 
 
@@ -158,15 +155,10 @@ def test_the_other_trainable_parts_compare_too(
     Nightly: `tasks/fitting/test_chain.py` takes each part from a file to a release, and
     `tasks/auditing/test_token_trials.py` fits DP-SGD of tokens."""
     settings = {
-        "model.encoder": str(tiny_roberta),
-        "model.trainable": trainable,
-        "model.prior": prior,
-        "model.pooling": "first" if prior == "none" else "mean",
-        "model.max_length": "16",
-        "model.lora_rank": "2",
-        "pseudo_posterior.risk_draws": "3",
-        "pseudo_posterior.sensitivity_draws": "3",
-    }
+        "model.encoder": str(tiny_roberta), "model.trainable": trainable, "model.prior": prior,
+        "model.pooling": "first" if prior == "none" else "mean", "model.max_length": "16", "model.lora_rank": "2",
+        "pseudo_posterior.risk_draws": "3", "pseudo_posterior.sensitivity_draws": "3",
+    }  # fmt: skip
     branches = (
         "non-private,swag-ppm,dp-sgd,dp-sgd-class-weighted,sad" if trainable == "full" else "dp-sgd-class-weighted,sad"
     )
@@ -182,7 +174,6 @@ def test_the_other_trainable_parts_compare_too(
 
 
 def test_running_again_computes_nothing(new: Job, compared: tuple[Path, dict]) -> None:
-    """The same figures and seconds, from the same stages."""
     home, result = compared
     before = {p: p.stat().st_mtime_ns for p in (home / "private" / "stages").rglob("manifest.json")}
     again = run(new.at(home), "--branches", ",".join(CHOSEN), "--seeds", "1", "--epsilon", "6", "--epsilons", "2")
@@ -192,7 +183,6 @@ def test_running_again_computes_nothing(new: Job, compared: tuple[Path, dict]) -
 
 
 def test_bad_settings_are_refused_by_name(new: Job, told: CommandRunner, tmp_path: Path) -> None:
-    """One line that names the option, without a traceback."""
     given = ("compare", *new.options(), *SIZES, "--home", tmp_path / "home")
     for extra, named in (
         (("--delta", "1"), "delta"),

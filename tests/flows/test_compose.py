@@ -42,7 +42,6 @@ def config(*overrides: Path, **settings: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def composed() -> dict[str, Any]:
-    """The file with its defaults in place."""
     return config()
 
 
@@ -55,7 +54,6 @@ def _mounts(service: dict[str, Any]) -> list[str]:
 
 
 def ours(composed: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Services of our images."""
     found = {name: s for name, s in composed["services"].items() if s["image"].startswith("autocoder")}
     assert len(found) > 8
     return found

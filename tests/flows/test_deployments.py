@@ -51,7 +51,6 @@ def flow_of(name: str) -> Flow[Any, Any]:
 
 
 def given(name: str) -> dict[str, Any]:
-    """Returns the deployment's own values, with what must be given."""
     values = copy.deepcopy(DEPLOYMENTS[name].get("parameters", {})) | GIVEN.get(name, {})
     if DEPLOYMENTS[name]["entrypoint"] == "flows.deployed.formal":
         values["parameters"] = {"target_epsilon": 3} | values["parameters"]
@@ -66,7 +65,6 @@ def filled(name: str) -> dict[str, Any]:
 
 
 def with_defaults(values: dict[str, Any], schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Returns values with the schema's defaults for those that are left out."""
     result = dict(values)
     for name, entry in schema.get("properties", {}).items():
         section = definitions.get(entry.get("$ref", "").rpartition("/")[2])
@@ -248,7 +246,6 @@ def run_of(url: str, theirs: dict[str, Any], values: dict[str, Any], *, flow: Fl
 
 @flow(name="parameters-of-the-run")
 def parameters_of_the_run(parameters: FormalForm) -> RetrainParameters:
-    """Returns what a training run would work with."""
     return parameters_of_run(parameters, PrefectRun())
 
 

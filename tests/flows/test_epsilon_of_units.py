@@ -19,8 +19,6 @@ UNIT = {"unit_column": "Establishment", "max_per_unit": 3}
 
 
 class Lines(progress.Listener):
-    """What a terminal would show at the end of each stage."""
-
     def __init__(self) -> None:
         self.shown: dict[str, dict[str, Any]] = {}
 
@@ -44,15 +42,12 @@ def finished(
 
 
 def sensitivity(made: Chain) -> float:
-    """Delta of one record, as it was measured."""
     measured = made.measured["weighted"]
     assert measured is not None
     return running_maximum(measured.path)[-1]
 
 
 class Page(Run):
-    """Keeps the Markdown of a run's page, by key."""
-
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
 

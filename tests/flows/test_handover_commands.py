@@ -51,7 +51,6 @@ def test_verify_tries_the_golden_answers(sealed: Sealed, tmp_path: Path) -> None
 
 
 def far_ids(tokenizer: dict[str, Any]) -> dict[str, Any]:
-    """Each word with a number that the encoder has no row for."""
     vocabulary = {word: number + 10**6 for word, number in tokenizer["model"]["vocab"].items()}
     return tokenizer | {"model": tokenizer["model"] | {"vocab": vocabulary}}
 

@@ -68,16 +68,11 @@ def test_two_retrains_at_once_release_once(finished: Job, tmp_path: Path) -> Non
 
 
 POINTS = (
-    "tasks.releasing.publish.Ledger.reserve",
-    "mechanisms.posterior.swag.sample",
-    "tasks.releasing.publish.os.link",
-    "tasks.releasing.publish.Ledger.mark_drawn",
-    "tasks.bundle.fill.export.save",
-    "storage.bundle.folder.check_allowed",
-    "tasks.releasing.publish.Ledger.commit",
-    "storage.bundle.seal.proof_of",
-    "storage.bundle.seal.write_atomically",
-    "storage.bundle.signing.Signer.sign",
+    *("tasks.releasing.publish.Ledger.reserve", "mechanisms.posterior.swag.sample"),
+    *("tasks.releasing.publish.os.link", "tasks.releasing.publish.Ledger.mark_drawn"),
+    *("tasks.bundle.fill.export.save", "storage.bundle.folder.check_allowed"),
+    *("tasks.releasing.publish.Ledger.commit", "storage.bundle.seal.proof_of"),
+    *("storage.bundle.seal.write_atomically", "storage.bundle.signing.Signer.sign"),
 )
 """Steps of a release, in order; the process dies before or after each."""
 

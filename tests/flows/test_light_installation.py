@@ -79,13 +79,11 @@ def _hidden(requirements: list[str]) -> set[str]:
 
 @pytest.fixture(scope="session")
 def bare() -> set[str]:
-    """What is hidden from an installation without an extra."""
     return _hidden(PROJECT["dependencies"])
 
 
 @pytest.fixture(scope="session")
 def hidden() -> set[str]:
-    """What is hidden from one with the extra `partner`."""
     return _hidden(PROJECT["dependencies"] + EXTRAS["partner"])
 
 

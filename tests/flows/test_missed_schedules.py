@@ -16,17 +16,11 @@ NOW = datetime(2026, 3, 2, tzinfo=UTC)
 
 
 def run(deployment: UUID | None, hours: float, *, by_schedule: bool = True, count: int = 0) -> FlowRun:
-    """A run whose time was so many hours ago."""
     when = NOW - timedelta(hours=hours)
     return FlowRun(
-        name=f"{hours:g}",
-        flow_id=uuid4(),
-        deployment_id=deployment,
-        auto_scheduled=by_schedule,
-        expected_start_time=when,
-        run_count=count,
-        state=Scheduled(scheduled_time=when),
-    )
+        name=f"{hours:g}", flow_id=uuid4(), deployment_id=deployment, auto_scheduled=by_schedule,
+        expected_start_time=when, run_count=count, state=Scheduled(scheduled_time=when),
+    )  # fmt: skip
 
 
 def test_the_newest_of_each_deployment_stays(monkeypatch: pytest.MonkeyPatch) -> None:

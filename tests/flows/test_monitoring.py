@@ -58,7 +58,6 @@ class Everything(Collector):
 
 
 def exposed() -> dict[str, set[str]]:
-    """Names of samples, and labels of each."""
     found: dict[str, set[str]] = dict(_SCRAPED)
     for family in Everything().collect():
         for sample in family.samples:
@@ -71,7 +70,6 @@ def dashboard() -> dict[str, Any]:
 
 
 def queries() -> list[str]:
-    """Expressions of the dashboard's panels."""
     return [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]]
 
 

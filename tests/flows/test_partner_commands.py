@@ -23,7 +23,6 @@ from storage.errors import InputError, StorageError
 
 @pytest.fixture(scope="module")
 def coded(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory, narratives: Callable[..., list[str]]) -> Path:
-    """300 narratives and the codes that the model gave them."""
     folder = tmp_path_factory.mktemp("coded")
     source, out = folder / "new.csv", folder / "coded.csv"
     write_csv(source, [{"Text": text} for text in narratives(300)])
@@ -123,7 +122,6 @@ def test_an_open_door_is_refused(
 
 
 def test_a_bundle_that_is_not_as_it_was_signed_is_not_served(sealed: Sealed, tmp_path: Path) -> None:
-    """Refused before the port opens, with the file's name."""
     folder = sealed.copy(tmp_path)
     (folder / "LICENSE").write_text("changed")
     assert sealed.trust.pinned

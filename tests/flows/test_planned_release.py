@@ -23,14 +23,12 @@ from tasks.running.stage import Context
 
 @pytest.fixture
 def planned(finished: Job) -> PlannedRelease:
-    """The plan of the finished job, which is released."""
     (file,) = (finished.home / "private" / "plans").glob("*.json")
     return PlannedRelease.load(file)
 
 
 @pytest.fixture
 def context(finished: Job) -> Context:
-    """Its workspace; none of these tests changes it."""
     return Context(home=str(finished.home))
 
 

@@ -67,7 +67,6 @@ def test_set_overrides_any_depth() -> None:
     ],
 )
 def test_wrong_settings_are_refused_by_name(setting: str, said: str) -> None:
-    """Out of range, contradictory, misspelt or malformed."""
     with pytest.raises(InputError) as caught:
         parameters("demo", [setting], data=DATA)
     assert said in str(caught.value)

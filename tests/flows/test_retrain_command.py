@@ -38,7 +38,6 @@ def test_every_epsilon_is_in_the_ledger(finished: Job) -> None:
 
 
 def test_running_again_reuses_every_stage_and_releases_nothing_more(finished: Job) -> None:
-    """The same command returns the same bundle."""
     before, rows = finished.stages(), finished.releases()
     again = finished.run("--json")
     assert again.returncode == 0, again.stderr

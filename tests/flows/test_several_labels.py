@@ -17,7 +17,6 @@ WITHOUT = 4
 
 
 def with_events(folder: Path) -> tuple[Path, Path, Path]:
-    """Synthetic records with a second column of codes, and both code lists."""
     written = write_demo_data(folder, records=400, seed=1)
     rows = read_csv(written.csv)
     codes = {title: str(10 + at) for at, title in enumerate(sorted({row["EventTitle"] for row in rows}))}
@@ -130,7 +129,6 @@ def test_bundles_without_a_name_of_their_own_are_refused(
 
 
 def test_columns_that_a_table_has_are_all_named_at_once(tiny_bundle: Path, tmp_path: Path, told: CommandRunner) -> None:
-    """A name of the bundle keeps both."""
     source = tmp_path / "new.csv"
     with source.open("w", newline="") as file:
         csv.writer(file).writerows([["title", "Text", "code"], ["x", "Employee fell.", "7"]])

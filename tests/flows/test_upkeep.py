@@ -55,7 +55,6 @@ def ephemeral_server(tmp_path_factory: pytest.TempPathFactory, migrated: Callabl
 
 @pytest.fixture
 def client(ephemeral_server: str) -> Iterator[SyncPrefectClient]:
-    """The server's client, which is this process's server too."""
     with temporary_settings({PREFECT_API_URL: ephemeral_server}), get_client(sync_client=True) as client:
         yield client
 
@@ -161,7 +160,6 @@ def zombies(client: SyncPrefectClient, folder: Path, **changes: Any) -> Iterator
 
 
 def until(client: SyncPrefectClient, run: UUID, state: StateType) -> None:
-    """Wait; the test's own limit ends it."""
     while client.read_flow_run(run).state_type != state:
         time.sleep(0.2)
 

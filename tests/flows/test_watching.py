@@ -26,12 +26,10 @@ Samples = dict[tuple[str, str], float]
 
 
 def now() -> datetime:
-    """This moment."""
     return datetime.now(UTC)
 
 
 def samples(text: str, label: str) -> Samples:
-    """Values by name and one label."""
     return {
         (sample.name, sample.labels.get(label, "")): sample.value
         for family in text_string_to_metric_families(text)
@@ -119,7 +117,6 @@ def test_every_stopped_run_has_its_next_command(server: str, served: Job, tmp_pa
 
 @pytest.mark.parametrize("address", ["9464", "127.0.0.1:http", "127.0.0.1:99999"])
 def test_an_address_that_is_none_is_refused(tmp_path: Path, address: str) -> None:
-    """With the option's name."""
     with pytest.raises(InputError, match="--serve"):
         invoke("status", "--home", tmp_path, "--serve", address)
 

@@ -154,13 +154,11 @@ def test_coding_writes_as_many_rows_as_it_read(seed: Path, examples: int) -> Non
 
 @pytest.fixture(scope="module")
 def archive(sealed: Sealed, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sealed bundle, packed."""
     return pack(sealed.folder, tmp_path_factory.mktemp("packed") / f"{sealed.folder.name}.tar.zst")
 
 
 @pytest.mark.parametrize("examples", [EVERYDAY, pytest.param(1500, marks=pytest.mark.long)])
 def test_an_archive_of_other_bytes_is_no_bundle(sealed: Sealed, archive: Path, examples: int) -> None:
-    """Unsound, or the very bundle."""
     whole = archive.read_bytes()
 
     def holds(content: bytes) -> None:
@@ -277,7 +275,6 @@ def test_other_lines_of_a_witness_accept_no_other_ledger(tmp_path: Path, example
 
 @pytest.fixture(scope="module")
 def client(tiny_bundle: Path) -> Iterator[TestClient]:
-    """The service."""
     state = State(Clients.of({"tests": KEY}))
     app = create_app(open_bundle(tiny_bundle), Settings(state=state))
     with TestClient(app) as opened_client:

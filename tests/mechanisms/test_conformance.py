@@ -52,7 +52,6 @@ def made(kind: str) -> Mechanism:
 
 @cache
 def planned(kind: str) -> Plan:
-    """The plan for `TASK`, solved once: a target takes seconds."""
     return made(kind).plan(TASK)
 
 

@@ -46,7 +46,6 @@ def classifier(kind: str, *, quick: bool = True, **options: Any) -> PrivateClass
 
 
 def separable(n: int, *, classes: int, width: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Features around one corner for each class, 5 standard deviations apart."""
     labels = np.arange(n) % classes
     corners = 4.5 * np.repeat(np.eye(classes), width // classes, axis=1) - 1.5
     features = np.full((n, width), -1.5)

@@ -62,7 +62,6 @@ def test_nothing_that_training_left_in_the_module_comes_back() -> None:
 
 
 def swag_branch(module: nn.Module, x: Tensor, y: Tensor, *, draws: int, **how: Any) -> Any:
-    """The mechanism at the call's settings, on a classifier of the pipeline."""
     config = PseudoPosteriorConfig(risk_draws=draws, sensitivity_draws=draws)
     branch = SwagPpm(pseudo_posterior=config, **QUICK, **how)
     plan = branch.plan(Task(records=len(x), classes=3, target_epsilon=4.0 if branch.has_target else None))

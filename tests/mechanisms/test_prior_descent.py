@@ -33,7 +33,6 @@ TURNED = torch.linalg.qr(
 
 
 def problem(n: int, *, seed: int = 0, classes: int = CLASSES) -> tuple[FeatureInputs, Tensor]:
-    """Records of the first `classes` classes, around turned titles."""
     g = torch.Generator().manual_seed(seed)
     labels = torch.randint(classes, (n,), generator=g)
     return FeatureInputs(TITLES[labels] @ TURNED + 0.7 * torch.randn(n, WIDTH, generator=g)), labels

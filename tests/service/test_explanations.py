@@ -29,22 +29,14 @@ def with_words(coder: Coder, tiny_bert: Path, kind: Literal["titles", "hashed"])
     stems = ("burn", "cut", "fractur", "lacer", "ladder")
     columns = len(stems) if kind == "titles" else 4  # few, so that hashes of several words share one
     said = {
-        "burns": "burn",
-        "cut": "cut",
-        "cuts": "cut",
-        "fractures": "fractur",
-        "ladder": "ladder",
+        "burns": "burn", "cut": "cut", "cuts": "cut", "fractures": "fractur", "ladder": "ladder",
         "ladders": "ladder",
-    }
+    }  # fmt: skip
     table = {word: ((stems.index(stem), 255),) for word, stem in (said | {"burn": "burn"}).items()}
     lexicon = Lexicon(
-        kind=kind,
-        table=table if kind == "titles" else {},
-        vocabulary=stems if kind == "titles" else (),
-        columns=columns,
-        encoder_scale=0.7,
-        word_scale=1.3,
-    )
+        kind=kind, table=table if kind == "titles" else {}, vocabulary=stems if kind == "titles" else (),
+        columns=columns, encoder_scale=0.7, word_scale=1.3,
+    )  # fmt: skip
     config = ModelConfig(encoder=str(tiny_bert), trainable="head", pooling="mean", max_length=32, lexical=kind)
     made = classifier.build(config, num_labels=6, seed=1, lexicon=lexicon)
     made.flat.mul_(20)
@@ -101,7 +93,6 @@ def test_the_encoders_part_is_the_slope_along_the_embeddings(coder: Coder) -> No
 
 
 def sum_of_special(coder: Coder, text: str) -> float:
-    """What the first and last token, which stand for no word, add."""
     tokens = coder.released.tokenizer(text, return_tensors="pt")
     logits, embedded = explanations._forward(coder.released.model, tokens, None)
     (slope,) = torch.autograd.grad(logits[0] - logits.mean(), embedded)
@@ -122,7 +113,6 @@ def test_a_narrative_longer_than_the_encoder_reads(coder: Coder) -> None:
 
 @pytest.fixture(scope="module")
 def client(coder: Coder) -> Iterator[TestClient]:
-    """The service with a key and a list of sensitive codes."""
     settings = Settings(state=State(Clients.of({"tests": "k"})), sensitive=("1972",))
     with TestClient(create_app(coder, settings)) as made:
         yield made

@@ -20,18 +20,15 @@ pytestmark = [pytest.mark.servers, pytest.mark.skipif(CHROMIUM is None, reason="
 
 @pytest.fixture(scope="module")
 def address(coder: Coder) -> Iterator[str]:
-    """The page, with one sensitive code."""
     with serving(coder, sensitive=("1972",)) as made:
         yield made
 
 
 def rows_of(text: str) -> list[dict[str, str]]:
-    """The rows of a saved CSV."""
     return list(csv.DictReader(io.StringIO(text)))
 
 
 def title(page: Any) -> str:
-    """The heading of the case shown."""
     return page.locator("#case h2").inner_text()
 
 

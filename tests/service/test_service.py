@@ -56,7 +56,6 @@ def test_the_examples_of_the_description_are_answered(client: TestClient) -> Non
 
 @pytest.mark.parametrize("key", [None, "", "wrong", KEY[:-1], "kéy"])
 def test_without_the_key_nothing_is_coded(client: TestClient, key: str | None) -> None:
-    """Health alone is open."""
     headers = [] if key is None else [(b"X-API-Key", key.encode())]
     assert client.post("/code", json={"narratives": "x"}, headers=headers).status_code == 401
     assert client.get("/version", headers=headers).status_code == 401

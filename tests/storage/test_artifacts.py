@@ -57,7 +57,6 @@ def test_what_a_killed_stage_left_can_be_resumed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["edit", "remove", "manifest"])
 def test_damaged_output_is_refused_by_name(tmp_path: Path, damage: str) -> None:
-    """An edited or missing file is not used silently."""
     store = Store(tmp_path)
     folder = Path(make(store).removeprefix("file://"))
     if damage == "edit":

@@ -19,16 +19,8 @@ from storage.errors import InputError
 @pytest.mark.parametrize(
     ("raw", "code"),
     [
-        (" 111\t", "111"),
-        ("111.0", "111"),
-        ("111.000", "111"),
-        ("0111", "0111"),
-        ("111.5", "111.5"),
-        ("111.", "111."),
-        ("S72.0", "S72.0"),
-        ("1e3", "1e3"),
-        ("a b", "a b"),
-        ("", ""),
+        *((" 111\t", "111"), ("111.0", "111"), ("111.000", "111"), ("0111", "0111"), ("111.5", "111.5")),
+        *(("111.", "111."), ("S72.0", "S72.0"), ("1e3", "1e3"), ("a b", "a b"), ("", "")),
         ("\u00a0111\u00a0", "111"),
     ],
 )
@@ -115,7 +107,6 @@ def test_an_index_joins_the_titles_of_a_code(tmp_path: Path) -> None:
 
 
 def test_oiics_list(shared_data: Path) -> None:
-    """The published nature codes: 615, in order, with their dashes."""
     codes = read_codelist(shared_data / "oiics201_nature.csv")
     assert len(codes) == 615
     assert codes[0] == Code("1", "TRAUMATIC INJURIES AND DISORDERS")
@@ -134,12 +125,8 @@ def test_words_of_a_code_in_its_place(tmp_path: Path) -> None:
     assert codes[1] == Code("11", "Bones", "bones and nerves")
     assert describe(codes)[1:3] == ["Bones. bones and nerves", "Fractures"]
     assert describe_with_levels(codes) == [
-        "INJURIES",
-        "Bones. bones and nerves. INJURIES",
-        "Fractures. Bones. INJURIES",
-        "Fractures. Bones. INJURIES",
-        "",
-        "Ill",
+        *("INJURIES", "Bones. bones and nerves. INJURIES", "Fractures. Bones. INJURIES"),
+        *("Fractures. Bones. INJURIES", "", "Ill"),
     ]
     assert [set(code.as_json()) for code in codes[:2]] == [{"code", "title"}, {"code", "title", "description"}]
 

@@ -28,7 +28,6 @@ def rows(demo: DemoData) -> list[dict[str, str]]:
 
 
 def gini(sizes: np.ndarray) -> float:
-    """Mean absolute difference of two sizes over twice the mean."""
     return float(np.abs(sizes[:, None] - sizes).mean() / (2 * sizes.mean()))
 
 
@@ -85,7 +84,6 @@ def test_a_seed_gives_one_file(tmp_path: Path, demo: DemoData) -> None:
 
 @pytest.mark.parametrize("records", [10, 200, 5000])
 def test_any_size(tmp_path: Path, records: int) -> None:
-    """As many records as asked for."""
     written = write_demo_data(tmp_path, records=records, seed=0)
     with written.csv.open(encoding="utf-8", newline="") as file:
         assert sum(1 for _ in csv.DictReader(file)) == records

@@ -49,7 +49,6 @@ def run(content: bytes | str, folder: Path, config: IngestConfig = CONFIG) -> In
 
 
 def run_listed(codes: str, folder: Path, **options: object) -> IngestResult:
-    """The sound rows with a code list, written into the folder itself."""
     (folder / "codes.csv").write_text(codes)
     (folder / "source.csv").write_text(text_of(), encoding="utf-8", newline="")
     return ingest(folder / "source.csv", folder, IngestConfig.model_validate(options), folder / "codes.csv")
@@ -60,7 +59,6 @@ def records(out: Path, split: str) -> list[dict[str, object]]:
 
 
 def by_id(out: Path, column: str) -> dict[object, object]:
-    """A column of both halves by the record's id."""
     return {row["record_id"]: row[column] for split in ("train", "test") for row in records(out, split)}
 
 
@@ -176,10 +174,7 @@ def test_code_list_fixes_the_label_space(tmp_path: Path) -> None:
     codes = "level,Code,Title\n2,9,Nine\n2,132.0,Cuts\n2,111,Fractures\n2,132,Other cuts\n2,1966,Stings\n"
     result = run_listed(codes, tmp_path, min_per_code=1)
     assert load_codes(tmp_path) == [
-        Code("9", "Nine"),
-        Code("132.0", "Cuts"),
-        Code("111", "Fractures"),
-        Code("132", "Other cuts"),
+        *(Code("9", "Nine"), Code("132.0", "Cuts"), Code("111", "Fractures"), Code("132", "Other cuts")),
         Code("1966", "Stings"),
     ]
     assert (result.label_space, result.codes_observed, result.label_space_source) == (5, 4, "codelist")

@@ -27,7 +27,6 @@ def text_of(rows: Sequence[tuple[str, ...]] = ROWS, header: tuple[str, ...] = HE
 
 
 def with_cell(row: int, column: str, value: str) -> list[tuple[str, ...]]:
-    """The sound rows with one cell changed; rows count from 1."""
     rows = [list(r) for r in ROWS]
     rows[row - 1][HEADER.index(column)] = value
     return [tuple(r) for r in rows]
@@ -72,7 +71,6 @@ def archive(*names: str, content: str = "") -> bytes:
 
 
 def encrypted_archive() -> bytes:
-    """A ZIP whose member bears the encryption flag, in both its headers."""
     content = bytearray(archive("injuries.csv"))
     content[6] |= 1
     content[content.index(b"PK\x01\x02") + 8] |= 1
@@ -80,7 +78,6 @@ def encrypted_archive() -> bytes:
 
 
 def broken_archive() -> bytes:
-    """A ZIP whose directory is whole and whose data are not."""
     content = bytearray(archive("injuries.csv", content=text_of(ROWS * 100)))
     middle = content.index(b"PK\x01\x02") // 2
     content[middle : middle + 20] = bytes(20)
@@ -207,7 +204,6 @@ def test_faults_of_the_records_name_the_rows(tmp_path: Path, name: str) -> None:
 
 
 def test_many_faulty_rows_are_counted_and_the_first_named(tmp_path: Path) -> None:
-    """Ten rows are named, the rest counted, across blocks."""
     rows = [("never", f"{MARKER} {n}", ("111", "132")[n % 2], f"r{n}") for n in range(5000)]
     assert "5000 dates are missing" in (said := refused(text_of(rows), tmp_path))
     assert "(rows 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 4990 more)" in said
@@ -309,7 +305,6 @@ def test_full_disk_is_told_and_leaves_no_split(tmp_path: Path, monkeypatch: pyte
 
 
 def test_source_changed_between_the_passes(tmp_path: Path) -> None:
-    """Rows appended while ingest reads are noticed."""
     path = tmp_path / "source.csv"
     path.write_text(text_of(ROWS * 200))
 

@@ -33,7 +33,6 @@ def rows_of(count: int, *, codes: int = 5) -> list[Row]:
 
 
 def taken(folder: Path, rows: list[Row], **options: Any) -> tuple[IngestResult, Places]:
-    """Ingest, and where each record came to lie."""
     listed = options.pop("codelist", None)
     folder.mkdir(parents=True, exist_ok=True)
     source = folder / "in.csv"
@@ -90,7 +89,6 @@ def test_a_record_less_moves_no_other(
 def test_another_order_moves_nothing(
     tmp_path_factory: pytest.TempPathFactory, listed: Path, way: str, order: random.Random
 ) -> None:
-    """Rows in any order give the same halves."""
     folder, rows = tmp_path_factory.mktemp("order"), rows_of(80)
     how = PER_RECORD | WAYS[way] | {"codelist": listed}
     _, before = taken(folder / "before", rows, **how)

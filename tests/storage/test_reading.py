@@ -35,7 +35,6 @@ def written(separator: str = ",", rows: Sequence[Sequence[str]] = ROWS, header: 
 
 
 def read(path: Path, content: bytes | str, columns: Sequence[str] = HEADER, **options: object) -> list[tuple[str, ...]]:
-    """The rows of a file with this content, as text."""
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     table = open_table(path, columns, read=ReadOptions.model_validate(options))
     rows = list(table.text_rows(columns))
@@ -59,7 +58,6 @@ def read(path: Path, content: bytes | str, columns: Sequence[str] = HEADER, **op
     ids=["plain", "titles", "title of one cell", "blank field more", "blank name more", "sep=", "CR", "BOM"],
 )
 def test_a_layout_is_found_by_what_fits(tmp_path: Path, separator: str, change: Callable[[str, str], str]) -> None:
-    """Whatever separates, and whatever is above or behind."""
     assert read(tmp_path / "in.csv", change(written(separator), separator)) == ROWS
 
 
@@ -99,7 +97,6 @@ def test_packed_files(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
 
 @pytest.mark.parametrize("name", ["in.csv", "data/in.txt", "in.tsv"])
 def test_a_zip_of_any_text(tmp_path: Path, name: str) -> None:
-    """Beside what systems add and a description."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for entry in (name, "__MACOSX/._in.csv", ".DS_Store", "readme.pdf"):
@@ -108,7 +105,6 @@ def test_a_zip_of_any_text(tmp_path: Path, name: str) -> None:
 
 
 def workbook(*sheets: Sequence[Sequence[str | float]]) -> bytes:
-    """An XLSX file with cells of text and numbers."""
     main, rel = (
         "http://schemas.openxmlformats.org/",
         "http://schemas.openxmlformats.org/officeDocument/2006/relationships",
@@ -189,7 +185,6 @@ def test_json_in_an_array(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_table_is_named(tmp_path: Path, content: bytes, said: str) -> None:
-    """For what it is."""
     with pytest.raises(InputError, match=said):
         read(tmp_path / "in.csv", content)
 
@@ -263,11 +258,7 @@ def test_marks_of_missing_values_are_blank_and_counted(tmp_path: Path) -> None:
     table = open_table(path, ["text", "code"])
     marks = table.marks({"-"})
     assert list(table.text_rows(["text", "code"], marks)) == [
-        ("fell", ""),
-        ("", "111"),
-        ("", "111"),
-        ("cut", ""),
-        ("N/A pain", "-"),
+        *(("fell", ""), ("", "111"), ("", "111"), ("cut", ""), ("N/A pain", "-"))
     ]
     assert marks.sentence == "read as blank, by column: 'text': NULL (1), . (1); 'code': NA (1), nan (1)"
     assert not Marks(()).sentence
@@ -380,14 +371,8 @@ KINDS = {
     "no header for a column": "id,\n1,fell\n",
 }
 REFUSED = {
-    "short rows",
-    "long rows",
-    "header alone",
-    "header without an end",
-    "lines of blanks",
-    "comment behind the header",
-    "open quote",
-    "no header for a column",
+    *("short rows", "long rows", "header alone", "header without an end", "lines of blanks"),
+    *("comment behind the header", "open quote", "no header for a column"),
 }
 """The others are read."""
 

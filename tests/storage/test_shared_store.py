@@ -23,12 +23,10 @@ FILES = {"one": b"first", "folder/two": b"second", "empty": b""}
 
 @pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.servers)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty place of each kind."""
     return str(tmp_path / "shared") if request.param == "folder" else request.getfixturevalue("s3_bucket")()
 
 
 def make(store: Store, files: dict[str, bytes] = FILES) -> ArtifactRef:
-    """Run the stage, or find it."""
     with store.stage("demo", **RECIPE) as stage:
         if stage.ref is None:
             for name, content in files.items():
@@ -44,7 +42,6 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def objects(url: str) -> list[str]:
-    """Everything that is in the place."""
     fs, root = fsspec.url_to_fs(url, **({"use_listings_cache": False} if url.startswith("s3") else {}))
     fs.invalidate_cache()
     return sorted(fs.find(root)) if fs.exists(root) else []
@@ -69,7 +66,6 @@ def test_what_one_machine_made_another_has(url: str, tmp_path: Path) -> None:
 
 
 def test_what_was_there_before_the_place_is_shared_when_it_is_used(url: str, tmp_path: Path) -> None:
-    """A finished stage of a workspace that had no shared place yet."""
     made = make(Store(tmp_path / "a"))
     assert Store(tmp_path / "b", SharedStore(url)).find("demo", made.path.name) is None
     assert make(Store(tmp_path / "a", SharedStore(url))) == made

@@ -163,7 +163,6 @@ TURTLES = {
 
 
 def _as_rdflib_reads(text: str) -> dict[str, str]:
-    """Notation and title of each concept."""
     skos, graph = rdflib.Namespace("http://www.w3.org/2004/02/skos/core#"), rdflib.Graph().parse(data=text)
     concepts = graph.subjects(rdflib.RDF.type, skos.Concept)
     return {str(graph.value(each, skos.notation)): str(graph.value(each, skos.prefLabel)) for each in concepts}
@@ -181,14 +180,8 @@ def test_turtle_is_read_as_its_graph_has_it(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "broken",
     [
-        '"Falls',
-        '"Falls\nhere"',
-        '"Falls"@',
-        r'"Falls \q"',
-        r'"Falls \u00Z"',
-        '"Falls"^^',
-        '"Falls" ; no:such "x"',
-        "( :a",
+        *('"Falls', '"Falls\nhere"', '"Falls"@', r'"Falls \q"', r'"Falls \u00Z"', '"Falls"^^'),
+        *('"Falls" ; no:such "x"', "( :a"),
     ],
 )
 def test_no_turtle_is_refused(tmp_path: Path, broken: str) -> None:

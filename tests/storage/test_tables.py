@@ -22,14 +22,12 @@ ROWS = [("1", "fell\nfrom a ladder"), ("2", 'cut "deep", twice'), ("3", ""), ("4
 
 
 def csv_of(path: Path, rows: Sequence[tuple[str, ...]], header: tuple[str, ...] = ("id", "Text")) -> Path:
-    """Write a CSV."""
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([header, *rows])
     return path
 
 
 def copied(table: Table, path: Path) -> Path:
-    """The table written anew, in the format of the name."""
     with open_writer(path, output_kind(path), table.schema) as write:
         for piece in pieces(table.read(), columns=len(table.columns)):
             write(piece)
@@ -92,7 +90,6 @@ def test_a_formula_becomes_text(cell: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cell", ["", "-5", "+3.5", "-1e5", "-12 ", "a=b", "fell - hard", "'=1", "3%", "-1,000"])
 def test_what_is_no_formula_stays(cell: str) -> None:
-    """Negative numbers among them."""
     assert escape_formula(cell) == cell
 
 

@@ -30,7 +30,6 @@ def test_help_has_an_example(study: str, capsys: pytest.CaptureFixture[str]) -> 
     ],
 )
 def test_mistakes_are_told(given: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With what to do, and without a result."""
     assert commands.main([*given, "--out", str(tmp_path / "out")]) == 1
     assert said in capsys.readouterr().err
     assert not list((tmp_path / "out").iterdir())
@@ -55,7 +54,6 @@ def test_f1_by_bins_of_training_records() -> None:
 
 @pytest.mark.long
 def test_a_whole_study_of_mixtures(tmp_path: Path) -> None:
-    """Every file that the page names."""
     assert commands.main(["mixture", "--draws", "2", "--out", str(tmp_path)]) == 0
     files = {file.name for file in tmp_path.iterdir()}
     assert files == {"mixture.csv", "mixture.svg", "mixture-formulas.csv", "mixture-thresholds.csv"}

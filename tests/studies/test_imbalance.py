@@ -29,7 +29,6 @@ def write(file: Path, *, rows: int = 80, b: str = "1,0", header: str = "a,b=x,b=
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A folder with one set, the only one of the suite."""
     whole = imbalance.suite()
     monkeypatch.setattr(imbalance, "suite", lambda: {"sets": {"tiny": TINY}, "published": whole["published"]})
     write(tmp_path / "tiny.csv")

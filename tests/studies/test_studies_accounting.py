@@ -82,7 +82,6 @@ class TestCosts:
 
     @pytest.mark.parametrize("epsilon", [0.5, 5.0])
     def test_a_descents_noise_is_for_one_record_replaced(self, epsilon: float) -> None:
-        """Added or removed it costs about half of that."""
         descent = WeightedDescent()
         event = descent.event(accounting.noise_for(descent.event, epsilon, 1e-5))
         claim = accounting.of_event(event, 1e-5)
@@ -213,7 +212,6 @@ class TestObjectivePerturbation:
         assert epsilon / 2 < max(ratios) <= epsilon
 
     def test_a_minimiser_that_is_not_reached_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Nothing may be claimed of it."""
         monkeypatch.setattr(linear, "NEWTON_STEPS", 1)
         x = torch.eye(3, dtype=torch.float64)
         y, ones = torch.tensor([1.0, -1.0, 1.0]).double(), torch.ones(3, dtype=torch.float64)
@@ -263,7 +261,6 @@ SIZES = (3, 3)
 
 
 def replacements() -> list[tuple[Tensor, Tensor]]:
-    """Every table that differs from CODES, LABELS in one record."""
     made = []
     for at, first, second, label in itertools.product(range(5), range(3), range(3), range(2)):
         codes, labels = CODES.clone(), LABELS.clone()

@@ -49,8 +49,6 @@ class Design:
 
 @dataclass(frozen=True)
 class Population:
-    """All rows of a table."""
-
     design: Design
     true: NDArray[np.int64]
     model: NDArray[np.int64]

@@ -7,13 +7,11 @@ from typing import Any
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
-    """Writes a table and returns its path."""
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([header, *rows])
     return path
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
-    """Reads a table."""
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))

@@ -143,7 +143,6 @@ def sqlite_site(tmp_path: Path) -> Site:
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
 def site(request: pytest.FixtureRequest) -> Site:
-    """Both backends, one after the other."""
     return request.getfixturevalue(f"{request.param}_site")
 
 

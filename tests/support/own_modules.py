@@ -43,15 +43,9 @@ class Tied(nn.Module):
 def convolutional(classes: int = 3) -> nn.Module:
     """[b, 1, 8, 8] to logits; group normalisation looks at one record."""
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1),
-        nn.GroupNorm(2, 4),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(4, 6, 3, stride=2, padding=1),
-        nn.Tanh(),
-        nn.Flatten(),
-        nn.Linear(24, classes),
-    )
+        nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(4, 6, 3, stride=2, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(24, classes),
+    )  # fmt: skip
 
 
 class Recurrent(nn.Module):

@@ -31,7 +31,6 @@ MECHANISMS: dict[str, Mechanism] = {
 
 
 def _noise(change: Callable[[Callable[..., Tensor], Tensor, dict[str, Any]], Tensor]) -> dict[str, Any]:
-    """Replaces how noise is added to gradients."""
 
     def changed(name: str) -> Callable[..., Tensor]:
         real = getattr(SecretStream, name)
@@ -116,7 +115,6 @@ def faults_of(mechanism: str) -> list[str]:
 
 @contextmanager
 def planted(fault: str | None) -> Iterator[None]:
-    """Plants a fault; None: none."""
     patches = [
         patch.object(target, name, change)
         for target, changes in (() if fault is None else FAULTS[fault][1])

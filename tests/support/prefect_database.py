@@ -13,7 +13,6 @@ import shared
 
 @pytest.fixture(scope="session")
 def common(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """A folder of all of pytest's processes."""
     own = tmp_path_factory.getbasetemp()
     return (own if worker_id == "master" else own.parent) / "common"
 

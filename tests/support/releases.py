@@ -32,29 +32,20 @@ def make_ref(letter: str) -> ArtifactRef:
 
 
 def make_claim(kind: str = "asymptotic-local", **changes: Any) -> Claim:
-    """Returns a claim of epsilon 4."""
     formal = kind == "formal"
     values: dict[str, Any] = {
-        "guarantee_kind": kind,
-        "epsilon": 4.0,
-        "delta": 1e-5 if formal else None,
-        "delta_text": "" if formal else "O(n^-1/2)",
-        "sensitivity": None if formal else 2.0,
-        "neighbouring_relation": "add-remove" if formal else "replace-one",
-        "accountant": "test 1",
-    }
+        "guarantee_kind": kind, "epsilon": 4.0, "delta": 1e-5 if formal else None,
+        "delta_text": "" if formal else "O(n^-1/2)", "sensitivity": None if formal else 2.0,
+        "neighbouring_relation": "add-remove" if formal else "replace-one", "accountant": "test 1",
+    }  # fmt: skip
     return Claim(**(values | changes))
 
 
 def make_event(**changes: Any) -> Event:
     """Returns the event of a SWAG-PPM draw with sensitivity 2."""
     values: dict[str, Any] = {
-        "reweighted": False,
-        "snapshots": 20,
-        "rank": 20,
-        "sensitivity_draws": 500,
-        "sensitivity": 2.0,
-    }
+        "reweighted": False, "snapshots": 20, "rank": 20, "sensitivity_draws": 500, "sensitivity": 2.0,
+    }  # fmt: skip
     return SwagPpmEvent(**(values | changes))
 
 
@@ -63,16 +54,10 @@ def make_plan(
 ) -> ReleasePlan:
     """Returns a release plan; `claim` changes the claim's fields or replaces it, `changes` the plan's."""
     values: dict[str, Any] = {
-        "idempotency_key": key,
-        "release_label": "label",
-        "population": "injuries",
-        "cohorts": ("2023",),
-        "data_fingerprint": "f" * 64,
-        "records_rounded": 1_234,
-        "event": make_event(),
-        "claim": claim if isinstance(claim, Claim) else make_claim(kind, **(claim or {})),
-        "requester": "operator",
-    }
+        "idempotency_key": key, "release_label": "label", "population": "injuries", "cohorts": ("2023",),
+        "data_fingerprint": "f" * 64, "records_rounded": 1_234, "event": make_event(),
+        "claim": claim if isinstance(claim, Claim) else make_claim(kind, **(claim or {})), "requester": "operator",
+    }  # fmt: skip
     return ReleasePlan.model_validate(values | changes)
 
 
@@ -92,12 +77,7 @@ def make_audit(planned: PlannedRelease, bound: float, *, fitted: str | None = No
     """Returns the row of an audit, with 32 reruns that could have shown 9, of a plan's candidate or of another fit."""
     found = {"epsilon_lower_bound": bound, "reach": 9.0, "confidence": 0.95, "trials": 32}
     return Evaluation(
-        kind="audit",
-        label="audit",
-        population="injuries",
-        data_fingerprint="f",
-        event=planned.plan.event,
-        requester="auditor",
-        artifact_digests={AUDITED_ARTIFACT: fitted or planned.candidate.fitted.sha256},
+        kind="audit", label="audit", population="injuries", data_fingerprint="f", event=planned.plan.event,
+        requester="auditor", artifact_digests={AUDITED_ARTIFACT: fitted or planned.candidate.fitted.sha256},
         details=found | details,
-    )
+    )  # fmt: skip

@@ -113,7 +113,6 @@ def opened(
 
 
 def saved(page: Any, button: str, path: Path) -> str:
-    """What a button saves."""
     with page.expect_download() as download:
         page.click(button)
     download.value.save_as(path)

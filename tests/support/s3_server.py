@@ -8,7 +8,6 @@ import pytest
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[str]:
-    """Address of an S3 server."""
     from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)

@@ -28,11 +28,6 @@ SLOW = {
 def command(words: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """Runs `autocoder` in a process of its own; its last line names the slow packages that it imported."""
     return subprocess.run(
-        [sys.executable, "-c", f"SLOW = {SLOW}\n{PROGRAM}", *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=folder,
-        env=environment(PYTHONPATH=str(Path(__file__).parents[2])),
-    )
+        [sys.executable, "-c", f"SLOW = {SLOW}\n{PROGRAM}", *words], capture_output=True, text=True, timeout=120,
+        check=False, cwd=folder, env=environment(PYTHONPATH=str(Path(__file__).parents[2])),
+    )  # fmt: skip

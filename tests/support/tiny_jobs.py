@@ -56,7 +56,6 @@ def fitted(context: Context, chosen: RetrainParameters) -> Chain:
 
 
 def planned(context: Context, chosen: RetrainParameters, made: Chain) -> PlannedRelease:
-    """The release of its last round."""
     last = chosen.rounds[-1]
     refs: Any = {"dataset": made.dataset, "prepared": made.prepared, "prefect_run_id": None}
     refs |= {"posterior": made.posteriors[last], "measured": made.measured[last]}

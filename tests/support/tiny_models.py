@@ -18,7 +18,6 @@ _HURT = ("fractured the wrist", "suffered burns", "lost a fingertip", "strained 
 
 
 def _narratives(n: int, *, seed: int = 0) -> list[str]:
-    """Synthetic injury sentences of uneven length."""
     pick = random.Random(seed)
     sentence = "The {} {} {} and {}".format
     return [
@@ -92,18 +91,13 @@ def _save(kind: Any, config: Any, tokenizer: Any, folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def narratives() -> Callable[..., list[str]]:
-    """Make n sentences from a seed."""
     return _narratives
 
 
 CODES = {
-    "111": "Fractures",
-    "132": "Cuts, lacerations",
-    "1520": "Burns, unspecified",
-    "1521": "",
-    "1522": "",
+    "111": "Fractures", "132": "Cuts, lacerations", "1520": "Burns, unspecified", "1521": "", "1522": "",
     "1972": "",
-}
+}  # fmt: skip
 """Of the tiny bundle; 1520 to 1522 share a group."""
 
 
@@ -129,7 +123,6 @@ def tiny_bundle(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="session")
 def coder(tiny_bundle: Path) -> Any:
-    """The tiny bundle, loaded."""
     from tasks.coding.coder import open_bundle
 
     return open_bundle(tiny_bundle)

@@ -30,7 +30,6 @@ def test_what_ran_as_stated_passes(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "fault"), CASES, ids=[f"{name}: {fault}" for name, fault in CASES])
 def test_a_planted_fault_is_found(name: str, fault: str) -> None:
-    """By the check that is named for it."""
     assert watched(name, fault, seed=1, key=KEY).checks()[FAULTS[fault][0]] <= EACH
 
 

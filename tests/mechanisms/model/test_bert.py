@@ -23,7 +23,6 @@ FAMILIES = ["tiny_bert", "tiny_roberta"]
 
 @pytest.fixture(params=FAMILIES)
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A copy of a small encoder, which a test may spoil."""
     return Path(shutil.copytree(request.getfixturevalue(request.param), tmp_path / "encoder"))
 
 
@@ -113,7 +112,6 @@ def test_halved_weights_are_read_in_float32(folder: Path) -> None:
 
 
 def configure(**values: Any) -> Callable[[Path], None]:
-    """Returns a function that writes values into an encoder's configuration."""
 
     def spoil(folder: Path) -> None:
         file = folder / "config.json"
@@ -123,7 +121,6 @@ def configure(**values: Any) -> Callable[[Path], None]:
 
 
 def drop_a_weight(folder: Path) -> None:
-    """Leaves one weight out."""
     file = folder / "model.safetensors"
     weights = load_file(file)
     weights.pop(next(name for name in weights if name.endswith("layer.0.attention.self.query.bias")))
@@ -131,13 +128,11 @@ def drop_a_weight(folder: Path) -> None:
 
 
 def to_whole_numbers(folder: Path) -> None:
-    """Stores the weights as another library's scheme would."""
     file = folder / "model.safetensors"
     save_file({name: (100 * weight).to(torch.int8) for name, weight in load_file(file).items()}, file)
 
 
 def tear(folder: Path) -> None:
-    """Cuts the weights off in the middle."""
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
 
@@ -145,18 +140,10 @@ def tear(folder: Path) -> None:
 @pytest.mark.parametrize(
     "spoil",
     [
-        configure(hidden_act="relu"),
-        configure(is_decoder=True),
-        configure(model_type="electra"),
-        configure(intermediate_size=64),
-        configure(num_hidden_layers=3),
-        configure(num_attention_heads=0),
-        configure(num_attention_heads=3),
-        configure(type_vocab_size=-1),
-        to_whole_numbers,
-        configure(quantization_config={"quant_method": "fp8"}),
-        drop_a_weight,
-        tear,
+        *(configure(hidden_act="relu"), configure(is_decoder=True), configure(model_type="electra")),
+        *(configure(intermediate_size=64), configure(num_hidden_layers=3), configure(num_attention_heads=0)),
+        *(configure(num_attention_heads=3), configure(type_vocab_size=-1), to_whole_numbers),
+        *(configure(quantization_config={"quant_method": "fp8"}), drop_a_weight, tear),
         lambda folder: (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors"),
     ],
     ids=[

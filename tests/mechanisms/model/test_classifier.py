@@ -23,7 +23,6 @@ EVERY = [(part, pooling) for part in PARTS for pooling in ("first", "mean")]
 
 @pytest.fixture(params=["tiny_roberta", "tiny_bert"])
 def encoder(request: pytest.FixtureRequest) -> Path:
-    """Run with both families."""
     return request.getfixturevalue(request.param)
 
 

@@ -42,7 +42,6 @@ def records(rng: np.random.Generator, count: int, codes: int = 12) -> tuple[Tens
 
 
 def entry_of(sets: dict[str, Any]) -> dict[str, Any]:
-    """The limits of the coverage that is tested here."""
     return next(entry for entry in sets["coverages"] if entry["coverage"] == COVERAGE)
 
 

@@ -29,7 +29,6 @@ POOLED = [("full", "mean"), ("lora", "mean"), ("head", "mean")]
 
 @pytest.fixture(params=["tiny_roberta", "tiny_bert"])
 def encoder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Either family, in a folder whose name must not leave."""
     folder = tmp_path / "home-of-jdoe" / "encoder"
     shutil.copytree(request.getfixturevalue(request.param), folder)
     return folder
@@ -89,7 +88,6 @@ def test_sentence_transformers(released: Any, trainable: str, pooling: str) -> N
 
 
 def test_it_is_written_without_the_library(released: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose import takes a second."""
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     folder, _, _, _ = released("head", "mean")
     assert (folder / "modules.json").is_file()
@@ -120,7 +118,6 @@ def test_loaded_here(released: Any, trainable: str, pooling: str) -> None:
 
 
 def strings(value: Any) -> Iterator[str]:
-    """Every string in a JSON value, keys included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -171,7 +168,6 @@ def test_a_release_holds_only_inference_weights(released: Any, pooling: str) -> 
 
 @pytest.mark.parametrize("damage", ["empty", "no codes", "no weights", "gap in the codes"])
 def test_no_released_folder(released: Any, tmp_path: Path, damage: str) -> None:
-    """Said safely, with the folder's name."""
     folder, _, _, _ = released("full", "first")
     config = json.loads((folder / "config.json").read_text())
     if damage == "empty":

@@ -38,7 +38,6 @@ def test_a_batch_is_its_records_padded() -> None:
 
 @pytest.mark.parametrize("kind", ["tokens", "features"])
 def test_saved_and_loaded(tmp_path: Path, kind: str) -> None:
-    """One file holds either form, and says which."""
     made: FeatureInputs | TokenInputs = tokens(9)[0] if kind == "tokens" else FeatureInputs(features=torch.randn(9, 4))
     made.save(tmp_path / "x.safetensors")
     loaded = inputs.load(tmp_path / "x.safetensors")
@@ -60,12 +59,10 @@ def test_forward_batches_take_every_record_once_longest_first() -> None:
 
 @pytest.mark.parametrize("made", [tokens(0)[0], FeatureInputs(features=torch.zeros(0, 4))])
 def test_no_records_no_batches(made: FeatureInputs | TokenInputs) -> None:
-    """Nothing in, nothing out; no empty batch."""
     assert list(length_sorted_batches(made, batch_size=8)) == []
 
 
 def padded(packed: TokenInputs, batches: list[Tensor]) -> int:
-    """Tokens that an encoder would read, padding included."""
     return sum(int(packed.lengths[b].max()) * len(b) for b in batches)
 
 

@@ -125,7 +125,6 @@ def test_the_head_has_a_rate_of_its_own(tiny_bert: Path) -> None:
 
 
 def _moved(built: Classifier, before: torch.Tensor) -> tuple[float, float]:
-    """Returns how far the adapters and the head went."""
     step = built.flat - before
     head = torch.zeros_like(step, dtype=torch.bool)
     for parameter in built.head_parameters:

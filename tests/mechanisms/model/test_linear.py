@@ -15,13 +15,11 @@ pytestmark = pytest.mark.skipif(not linear.available(), reason="needs a CPU with
 
 @pytest.fixture(autouse=True)
 def another_maker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor on which oneDNN is faster, whichever this one is."""
     monkeypatch.setattr(linear, "worthwhile", lambda: True)
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Shapes that went through oneDNN."""
     seen: list[tuple[int, ...]] = []
     plain = linear._product
 
@@ -34,7 +32,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
 
 def gradients(layer: nn.Linear, x: Tensor) -> list[Tensor]:
-    """Output and the gradients of a fixed function of it."""
     layer.zero_grad(set_to_none=True)
     x = x.detach().requires_grad_()
     y = layer(x)

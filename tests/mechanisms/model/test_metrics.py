@@ -104,6 +104,5 @@ def test_coverage_counts_the_threshold_itself() -> None:
 
 @pytest.mark.parametrize(("labels", "predicted"), [([], []), ([0, 1], [0])])
 def test_unusable_input_is_refused(labels: list[int], predicted: list[int]) -> None:
-    """No records, or vectors of different length."""
     with pytest.raises(MechanismError):
         metrics.classification(np.array(labels, dtype=int), np.array(predicted, dtype=int))

@@ -19,7 +19,6 @@ CPU = torch.device("cpu")
 
 
 def clipped(module: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, clip: float) -> tuple[Tensor, Tensor]:
-    """The sum and the norms."""
     model = copy_of(module, loss, x, y, device=CPU)
     out = torch.zeros(model.num_parameters)
     with RecordClipping(model) as clipper:
@@ -75,8 +74,6 @@ def test_no_gradient_hangs_on_a_place() -> None:
 
 
 class Own(nn.Module):
-    """A linear layer and whatever else."""
-
     seen: Tensor
 
     def __init__(self, forward: Callable[[Any, Tensor], Any]) -> None:
@@ -141,8 +138,6 @@ def test_a_loss_that_is_none_of_a_record(loss: Any, said: str) -> None:
 
 
 class Pairs(torch.utils.data.Dataset[Any]):
-    """A data set of one's own."""
-
     def __init__(self, *pairs: Any) -> None:
         self._pairs = pairs
 

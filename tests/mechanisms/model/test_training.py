@@ -21,8 +21,6 @@ SGD = OptimiserPhase(optimiser="sgd", learning_rate=0.5, epochs=1, batch_size=8)
 
 
 class TestLoss:
-    """- (1/b) sum alpha_i l_i."""
-
     def test_one_step_by_hand(self) -> None:
         """Two records, one feature, two labels, theta = 0, rate 1; so p = 1/2 everywhere. x = 2, y = 0, alpha = 1 and x
         = 1, y = 1, alpha = 1/2. The gradient of w_0 is (1/2)(1 (-1/2) 2 + 1/2 (1/2) 1) = -3/8, of b_0 (1/2)(-1/2 + 1/4)
@@ -40,7 +38,6 @@ class TestLoss:
 
     @pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
     def test_alpha_one_is_unweighted(self, linear: MakeLinear, optimiser: Any) -> None:
-        """Weights of 1 change no bit."""
         ended = []
         for weights in (None, torch.ones(30)):
             made, inputs, labels = linear(30)
@@ -140,16 +137,11 @@ class TestPhase:
     @pytest.mark.parametrize(
         "wrong",
         [
-            {"learning_rate": -0.1},
-            {"learning_rate": float("nan")},
-            {"epochs": 0},
-            {"batch_size": 0},
-            {"optimiser": "adamw", "momentum": 0.9},
-            {"momentun": 0.9},
+            *({"learning_rate": -0.1}, {"learning_rate": float("nan")}, {"epochs": 0}, {"batch_size": 0}),
+            *({"optimiser": "adamw", "momentum": 0.9}, {"momentun": 0.9}),
         ],
     )
     def test_out_of_range_is_refused(self, wrong: dict[str, Any]) -> None:
-        """Before anything starts."""
         with pytest.raises(ValueError):
             OptimiserPhase(**wrong)
 

@@ -78,7 +78,6 @@ class TestReweight:
         ],
     )
     def test_by_hand(self, alpha: list[float], risk: list[float], k: float, again: list[float]) -> None:
-        """One row a case."""
         assert reweight(torch.tensor(alpha), torch.tensor(risk), k=k).tolist() == pytest.approx(again)
 
     def test_every_new_sensitivity_is_k_delta_unless_clipped(self) -> None:
@@ -94,8 +93,6 @@ class TestReweight:
 
 
 class TestRiskPass:
-    """Risks and Delta from a pass over draws."""
-
     def test_known_logits(self, linear: MakeLinear) -> None:
         """Logits (0, ln 2, ln 5, ln 8): |l| = ln 16, ln 8, ln 3.2, ln 2; Delta with and without weights manually."""
         made, inputs, _ = linear(4)
@@ -172,8 +169,6 @@ class TestRiskPass:
 
 
 class TestAtDraw:
-    """Delta at the released draw."""
-
     @pytest.mark.parametrize("where", [0, 5, 11])
     @pytest.mark.parametrize("value", [math.nan, math.inf])
     def test_not_finite_is_an_error(self, linear: MakeLinear, where: int, value: float) -> None:

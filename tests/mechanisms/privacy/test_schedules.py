@@ -45,7 +45,6 @@ def test_lengths_add_up(schedule: schedules.Schedule, steps: int) -> None:
 
 
 def event(schedule: schedules.Schedule, noise: float) -> DpSgdEvent:
-    """60 steps on a tenth of the records each."""
     runs = schedules.segments(schedule, steps=60, final_noise_multiplier=noise, final_l2_clip_norm=1.0)
     return DpSgdEvent(sampling_prob=0.1, segments=runs)
 

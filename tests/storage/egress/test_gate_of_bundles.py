@@ -23,18 +23,15 @@ def expected(sealed: Sealed, tmp_path_factory: pytest.TempPathFactory) -> Expect
 
 @pytest.fixture
 def folder(sealed: Sealed, tmp_path: Path) -> Path:
-    """The content of the bundle."""
     return sealed.copy(tmp_path, seal=False)
 
 
 @pytest.fixture
 def secret(sealed: Sealed) -> str:
-    """The longest training narrative."""
     return max(sealed.narratives, key=len)
 
 
 def rewrite(path: Path, change: Callable[[Any], Any]) -> None:
-    """Change a JSON file."""
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
 
 
@@ -118,7 +115,6 @@ def test_anything_in_the_config(folder: Path, expected: Expected, secret: str, c
 
 @pytest.mark.parametrize("name", ["PRIVACY.md", "LICENSE", "bom.cdx.json", "codelist.csv", "thresholds.json", GOLDEN])
 def test_a_narrative_anywhere_else(folder: Path, expected: Expected, secret: str, name: str) -> None:
-    """Every file that holds text is read for it."""
     file = folder / name
     if name == "bom.cdx.json":
         rewrite(file, lambda d: d | {"components": [{"type": "data", "name": "x", "description": secret}]})
@@ -172,7 +168,6 @@ def test_traces_in_a_real_bundle(folder: Path, expected: Expected) -> None:
 
 
 def test_json_is_read_strictly() -> None:
-    """What readers differ about is refused."""
     for content in (b'{"a": 1, "a": 2}', b'{"a": NaN}', b"\xff{}", b"[" * 100_000, b'{"a": 1} trailing'):
         with pytest.raises(UnsoundBundle):
             strict_json("x.json", content)
@@ -181,7 +176,6 @@ def test_json_is_read_strictly() -> None:
 
 
 def test_a_file_that_is_no_safetensors(tmp_path: Path) -> None:
-    """Empty, short or of another kind."""
     for content in (b"", b"\x00" * 8, b"{}", b"\x00" * 100):
         (tmp_path / "m").write_bytes(content)
         with pytest.raises(UnsoundBundle):

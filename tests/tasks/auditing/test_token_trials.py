@@ -33,7 +33,6 @@ def parameters(folder: Path, encoder: Path, model: dict[str, Any]) -> RetrainPar
 
 
 def studied(context: Context, chosen: RetrainParameters, name: str) -> tuple[Study, ArtifactRef]:
-    """A branch fitted, and the pool of its audit."""
     do = partial(run_step, context)
     asked = Terms(target_epsilon=5.0)
     study = comparison.run(context, chosen, asked, (standard_branches()[name],), do=do)[0].study

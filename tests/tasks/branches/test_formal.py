@@ -22,20 +22,17 @@ from tasks.running.stage import Context, Step, run_step
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
-    """A workspace for all tests here."""
     return tiny_jobs.workspace(tmp_path_factory.mktemp("formal"))
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
-    """Synthetic narratives, each record's use its own matter."""
     written = write_demo_data(tmp_path_factory.mktemp("data"), records=300, seed=3)
     ingest = {"sampling": "per-record"}
     return {"source": str(written.csv), "codelist": str(written.codelist), "population": "demo", "ingest": ingest}
 
 
 def parameters(data: Mapping[str, Any], encoder: Path, **wanted: Any) -> RetrainParameters:
-    """A formal training run on the tiny encoder."""
     model = {"encoder": str(encoder), "trainable": "head", "pooling": "mean", "max_length": 32, "prior": "titles"}
     return RetrainParameters.model_validate({"data": data, "model": model, "formal": {"target_epsilon": 3.0} | wanted})
 
@@ -109,7 +106,6 @@ def test_what_cannot_be_is_refused_first(
 
 
 def test_settings_of_the_mechanism_reach_the_event(context: Context, data: Mapping[str, Any], tiny_bert: Path) -> None:
-    """They are what runs, and make another method."""
     plain = parameters(data, tiny_bert)
     narrow = parameters(data, tiny_bert, mechanism={"weight_noise": 0.25})
     branch, _ = formal.formal_branch(narrow)
@@ -128,6 +124,5 @@ def test_settings_of_the_mechanism_reach_the_event(context: Context, data: Mappi
     ],
 )
 def test_settings_that_are_none(data: Mapping[str, Any], tiny_bert: Path, settings: dict[str, Any], told: str) -> None:
-    """Are refused by their name, before work."""
     with pytest.raises(InputError, match=told):
         formal.formal_branch(parameters(data, tiny_bert, mechanism=settings))

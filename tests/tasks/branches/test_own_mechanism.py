@@ -48,15 +48,10 @@ def _claim(event: VoteEvent, *, delta: float, unit: dict[str, Any]) -> Claim:
     release = GaussianReleaseEvent(what="votes", noise_multiplier=event.noise_multiplier, l2_sensitivity=1.0)
     epsilon = gaussian_cost.epsilon_of_event(release, delta=delta, records_per_unit=unit["max_records_per_unit"])
     return Claim(
-        guarantee_kind="formal",
-        epsilon=epsilon,
-        delta=delta,
-        epsilon_add_remove=epsilon,
-        neighbouring_relation="add-remove",
-        accountant=gaussian_cost.ACCOUNTANT,
-        assumptions=("one record is one vote",),
-        **unit,
-    )
+        guarantee_kind="formal", epsilon=epsilon, delta=delta, epsilon_add_remove=epsilon,
+        neighbouring_relation="add-remove", accountant=gaussian_cost.ACCOUNTANT,
+        assumptions=("one record is one vote",), **unit,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -138,7 +133,6 @@ def test_the_walk(tiny_roberta: Path, tmp_path: Path, settings: Terms) -> None:
 
 
 def keys(study: Study, names: tuple[str, ...]) -> dict[str, str]:
-    """The key of the plan and of the fit of each branch."""
     steps: dict[str, Step] = {}
     for name in names:
         experiment = study.experiment(study.terms.all_branches[name], 0)
@@ -203,7 +197,6 @@ def test_siblings_keep_their_keys(tmp_path: Path, settings: Terms, monkeypatch: 
     ],
 )
 def test_a_branch_that_cannot_be_is_named(body: Any, problem: str) -> None:
-    """By name and field, in one text."""
     from storage.errors import InputError
     from tasks.branches.branch import parse_branches
 

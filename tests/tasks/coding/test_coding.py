@@ -167,7 +167,6 @@ def test_a_list_without_a_version_is_named_by_its_content(tiny_bundle: Path, tmp
     "damage", ["codelist.csv", "privacy_statement.json", "labels.json", "model.onnx", "2_Dense/model.safetensors"]
 )
 def test_a_damaged_bundle_is_refused(tiny_bundle: Path, tmp_path: Path, damage: str) -> None:
-    """In one sentence of ours."""
     folder = tmp_path / "bundle"
     shutil.copytree(tiny_bundle, folder)
     (folder / damage).write_bytes(b"\xff\xfe")

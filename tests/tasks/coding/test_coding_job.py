@@ -25,7 +25,6 @@ HEADER = ["id", "Text", "version"]
 
 @pytest.fixture
 def table(tmp_path: Path, narratives: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """25 rows, two of them blank, in pieces of four."""
     monkeypatch.setattr(reader, "_PIECE_ROWS", 4)
     texts = narratives(25)
     texts[3], texts[17] = "", "  "
@@ -33,7 +32,6 @@ def table(tmp_path: Path, narratives: Callable[..., list[str]], monkeypatch: pyt
 
 
 def job(source: Path, out: Path, **changes: Any) -> CodingJob:
-    """A job with all answer columns."""
     settings: dict[str, Any] = {
         "answers": (AnswerColumns(top_k=2, threshold=0.6, grouped=True),),
         "append": False,

@@ -33,7 +33,6 @@ def _close() -> Iterator[None]:
 
 @pytest.fixture
 def table(tmp_path: Path, narratives: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """25 rows, one of them blank, in pieces of four."""
     monkeypatch.setattr(reader, "_PIECE_ROWS", 4)
     spreading._opened.cache_clear()
     texts = narratives(ROWS)
@@ -53,13 +52,9 @@ def by_workers(coder: Coder, one: CodingJob, bundle: Path, chosen: str = "", **f
 
     def ask() -> None:
         spread(
-            Bundles.of(coder),
-            one,
-            engine=chosen,
-            report=lambda done, total: told.append((done, total)),
-            bundle=bundle,
-            **files,
-        )
+            Bundles.of(coder), one, engine=chosen, report=lambda done, total: told.append((done, total)),
+            bundle=bundle, **files,
+        )  # fmt: skip
 
     done = run(Bundles.of(coder), one, spread=ask)
     assert told == sorted(told)
@@ -68,7 +63,6 @@ def by_workers(coder: Coder, one: CodingJob, bundle: Path, chosen: str = "", **f
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What workers are sent."""
     requests: list[str] = []
     real = engine.map_parts
 

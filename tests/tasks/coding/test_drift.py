@@ -16,7 +16,6 @@ CODES = np.array(["111", "132", "1311", "1520", "10"])
 def period(
     n: int, *, shares: tuple[float, ...] = (0.4, 0.3, 0.2, 0.09, 0.01), power: float = 1.0, seed: int = 0
 ) -> Period:
-    """A period of synthetic codes and scores."""
     rng = np.random.default_rng(seed)
     return Period(rng.choice(CODES, n, p=shares), rng.random(n) ** power, ("m", "OIICS", "2.01", "1"))
 

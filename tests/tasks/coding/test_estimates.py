@@ -106,7 +106,6 @@ def table_of(path: Path, rows: int = 2000) -> tuple[Path, Ints]:
 
 
 def fill_in(sample: Path, true: Ints, *, but: int = 0) -> None:
-    """A person's codes, without those of the first rows."""
     rows = rows_of(sample)
     for number, row in enumerate(rows):
         row["human_code"] = "" if number < but else f"1{true[int(row['qa_row']) - 1]}"

@@ -26,7 +26,6 @@ def eight_bits(tiny_bundle: Path) -> bytes:
 
 @pytest.fixture
 def bundle(tiny_bundle: Path, tmp_path: Path, eight_bits: bytes) -> Path:
-    """A bundle with test vectors and both graphs."""
     folder = tmp_path / "bundle"
     shutil.copytree(tiny_bundle, folder)
     text = golden.answers_text(open_bundle(folder).released, read_codelist(folder / CODELIST))

@@ -29,7 +29,6 @@ def parameters(**model: Any) -> RetrainParameters:
 
 
 def listed(**model: Any) -> RetrainParameters:
-    """The same with a code list."""
     one = parameters(**model)
     return one.model_copy(update={"data": one.data.model_copy(update={"codelist": "codes.csv"})})
 
@@ -78,7 +77,6 @@ def test_branches_are_chosen_by_name() -> None:
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory, tiny_roberta: Path) -> tuple[Context, list[run.Group]]:
-    """Two branches at two seeds, one of them at two targets."""
     folder = tmp_path_factory.mktemp("compared")
     context = tiny_jobs.workspace(folder / "home")
     return context, groups(context, tiny_jobs.retrain(tiny_jobs.demo(folder), tiny_roberta))

@@ -32,12 +32,10 @@ PARTS = [
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Some synthetic narratives with their code list."""
     return tiny_jobs.demo(tmp_path_factory.mktemp("data"), population="demo")
 
 
 def release(context: Context, chosen: RetrainParameters, made: Chain) -> Released:
-    """Plan and release."""
     planned, file = publish.save_plan(context, tiny_jobs.planned(context, chosen, made), chosen.release)
     assert PlannedRelease.load(file) == planned
     return publish.release(context, planned, chosen.release)
@@ -45,13 +43,11 @@ def release(context: Context, chosen: RetrainParameters, made: Chain) -> Release
 
 @pytest.fixture(scope="module")
 def trained(data: dict[str, Any], tiny_roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """A finished chain that nothing was released from; tests work on copies."""
     context, chosen = tiny_jobs.workspace(tmp_path_factory.mktemp("trained")), retrain(data, tiny_roberta)
     return context, chosen, fitted(context, chosen)
 
 
 def copied(trained: Trained, home: Path) -> Trained:
-    """The same chain in a workspace of its own."""
     context = tiny_jobs.workspace(home)
     stages = Path(trained[0].home) / "private" / "stages"
     shutil.copytree(stages, home / "private" / "stages", copy_function=os.link, dirs_exist_ok=True)

@@ -28,7 +28,6 @@ def _close() -> Iterator[None]:
 
 @pytest.mark.parametrize("chosen", ["", "2"])
 def test_answers_come_in_the_parts_order(chosen: str) -> None:
-    """Each part is reported of once as it ends."""
     ended: list[int] = []
     parts = [str(number) for number in range(20)]
     answers = engine.map_parts(engine_bodies.square, parts, engine=chosen, done=ended.append)
@@ -75,16 +74,12 @@ def test_an_error_of_ours_comes_as_it_is(chosen: str, part: str, kind: type[Exce
 @pytest.mark.parametrize(
     ("chosen", "said"),
     [
-        ("0", "give a number of processes"),
-        ("many", "give a number of processes"),
-        ("tcp://10.1.2.3:8786", r"Use tls://"),
-        ("tls://10.1.2.3:8786", "Make the files once"),
-        ("http://10.1.2.3:8786", "no address"),
-        ("tcp://127.0.0.1:1", "no scheduler answers"),
+        *(("0", "give a number of processes"), ("many", "give a number of processes")),
+        *(("tcp://10.1.2.3:8786", r"Use tls://"), ("tls://10.1.2.3:8786", "Make the files once")),
+        *(("http://10.1.2.3:8786", "no address"), ("tcp://127.0.0.1:1", "no scheduler answers")),
     ],
 )
 def test_what_could_not_compute_is_refused(chosen: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before any work."""
     monkeypatch.delenv(engine.CERTIFICATES, raising=False)
     with pytest.raises(InputError, match=said):
         engine.check(chosen)
@@ -100,8 +95,6 @@ def test_certificates_are_closed_and_made_once(tmp_path: Path) -> None:
 
 
 class Cluster:
-    """A scheduler and a worker by the commands."""
-
     def __init__(self, folder: Path) -> None:
         engine.make_certificates(folder / "cluster")
         self.port, self.folder = free_port(), folder
@@ -176,7 +169,6 @@ def test_a_cluster_by_the_commands_survives_its_scheduler(cluster: Cluster, tmp_
 def test_who_has_other_certificates_is_let_in_nowhere(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor who has none, and speaks without encryption."""
     _wait_for_a_worker(cluster.address)
     assert engine.map_parts(engine_bodies.square, ["3"], engine=cluster.address) == ["9"]
     engine.disconnect(cluster.address)

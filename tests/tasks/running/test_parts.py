@@ -129,7 +129,6 @@ def test_machines_share_a_place_and_are_told_digests(
 def test_a_part_that_does_not_arrive_is_no_smaller_maximum(
     parameters: RetrainParameters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fewer draws would understate the sensitivity: refused."""
     real = engine.map_parts
 
     def lossy(*arguments: Any, **options: Any) -> list[str]:
@@ -145,7 +144,6 @@ def test_a_part_that_does_not_arrive_is_no_smaller_maximum(
 
 
 def rerun(parameters: RetrainParameters, home: Path, chosen: str) -> dict[str, bytes]:
-    """Files of the reruns of SWAG-PPM, whose randomness has seeds."""
     context = tiny_jobs.workspace(home, engine="")
     do = partial(run_step, context.model_copy(update={"engine": chosen}))
     branch = standard_branches()["swag-ppm"]
@@ -174,14 +172,9 @@ def test_workers_run_the_branches_of_a_comparison(parameters: RetrainParameters,
             return run_step(context, step)
 
         compared = comparison.run(
-            context,
-            parameters,
-            Terms(epochs=2),
-            tuple(standard_branches()[name] for name in branches),
-            do=do,
-            seeds=2,
-            run_on_workers=spread.finish if chosen else None,
-        )
+            context, parameters, Terms(epochs=2), tuple(standard_branches()[name] for name in branches), do=do,
+            seeds=2, run_on_workers=spread.finish if chosen else None,
+        )  # fmt: skip
         told[chosen] = [one.model_copy(update={"seconds": None}) for one in summarise(compared, context)]
         if chosen:
             assert set(ran) <= {"ingest", "titles", "features"}, "what branches run is run on workers alone"
@@ -190,7 +183,6 @@ def test_workers_run_the_branches_of_a_comparison(parameters: RetrainParameters,
 
 @pytest.mark.parametrize(("number", "size"), [(7, 3), (5, 5), (2, 9), (1000, 7), (1, 1)])
 def test_parts_are_all_units_once(number: int, size: int) -> None:
-    """In order, none empty."""
     cut = Part(end=number).cut(size)
     assert [unit for part in cut for unit in range(part.first, part.end)] == list(range(number))
     assert {part.size for part in cut[:-1]} <= {size}

@@ -11,13 +11,10 @@ from tasks.running.stage import Context, Step, Work, run_step
 
 
 class Heard(Listener):
-    """Keeps what was reported to it."""
-
     def __init__(self) -> None:
         self.reports: list[tuple[str, int]] = []
 
     def report(self, label: str, done: int, total: int | None) -> None:
-        """Keep it."""
         self.reports.append((label, done))
 
 

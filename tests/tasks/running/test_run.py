@@ -31,17 +31,14 @@ class Labels(Listener):
         self.reported: set[str] = set()
 
     def report(self, label: str, done: int, total: int | None) -> None:
-        """Takes one label."""
         self.reported.add(label)
 
     def finished(self, label: str, figures: Mapping[str, Any], *, reused: bool, seconds: float) -> None:
-        """Takes one label."""
         self.ended.append((label, reused))
 
 
 @pytest.fixture
 def context(tmp_path: Path) -> Context:
-    """A workspace."""
     Workspace(tmp_path).create()
     return Context(home=str(tmp_path))
 

@@ -36,7 +36,6 @@ def step(run) -> Step:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that continues by 0.1 s at each look."""
     now = [0.0]
 
     def look() -> float:
@@ -47,7 +46,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def value(private: Path, name: str, **labels: str) -> float | None:
-    """One sample of what Prometheus gets."""
     wanted = {"host": "h", "flow": "f", "stage": "stage"} | labels
     samples = [sample for family in worker_metrics.families(private) for sample in family.samples]
     return next((one.value for one in samples if one.name == name and one.labels == wanted), None)
@@ -97,12 +95,9 @@ def test_runs_are_added_up(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Read(Collector):
-    """Serves a workspace's stages as `autocoder status --serve` does."""
-
     private: Path
 
     def collect(self) -> Iterator[Metric]:
-        """Reads anew at each scrape."""
         yield from worker_metrics.families(self.private)
 
 
