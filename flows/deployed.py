@@ -57,7 +57,7 @@ def formal(parameters: Annotated[FormalForm, with_title("Records and epsilon")])
 
 @flow(
     name="retrain",
-    description="SWAG-PPM: one private draw, whose epsilon is an estimate and is measured. The plan is audited, then "
+    description="SWAG-PPM: one private sample, whose epsilon is an estimate and is measured. The plan is audited, then "
     "approved and released.",
     flow_run_name="{parameters.population}, SWAG-PPM",
     **NOTHING_STORED,
@@ -122,7 +122,7 @@ def audit(
 
 @flow(
     name="release",
-    description="Release a plan: wait for approvals, reserve the budget, draw once, bundle, commit.",
+    description="Release a plan: wait for approvals, reserve the budget, sample once, bundle, commit.",
     flow_run_name=named_by_plan,
     **NOTHING_STORED,
 )

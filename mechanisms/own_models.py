@@ -37,7 +37,7 @@ from mechanisms.swag_ppm import SwagPpm
 _PUBLIC = "the model as it was given, its layers and the parameters that training starts at"
 _GIBBS = (
     "the likelihood is exp(-loss) of a loss that the caller brought; it was checked to be at least 0 at these records "
-    "and draws, not at others"
+    "and samples, not at others"
 )
 
 

@@ -43,7 +43,7 @@ class SwagPpm(Mechanism, frozen=True, title="SWAG-PPM"):
     """
 
     kind: Literal["swag-ppm"] = "swag-ppm"
-    round: RoundName = Field(default="reweighted", title="Round", description="The posterior that is drawn from.")
+    round: RoundName = Field(default="reweighted", title="Round", description="The posterior that is sampled.")
     fine_tune: OptimiserPhase | None = Field(default=None, title="Fine-tuning")
     collect: OptimiserPhase | None = Field(default=None, title="SWAG collection")
     moments: SwagConfig | None = Field(default=None, title="SWAG")

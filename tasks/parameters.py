@@ -159,7 +159,7 @@ class LedgerParameters(BaseModel, frozen=True, extra="forbid", title="Ledger"):
     policy: str | None = Field(
         default=None,
         title="Policy file",
-        description="Budget policy (YAML); in force from the first plan on. Empty: the one in force, else the default.",
+        description="Budget policy (YAML), valid from the first plan on. Empty: the current one, else the default.",
     )
 
 
@@ -279,7 +279,7 @@ class RetrainParameters(BaseModel, frozen=True, extra="forbid", title="Retrain")
     formal: FormalParameters | None = Field(
         default=None,
         title="Formal release",
-        description="Release one formally private fit; empty: a draw by SWAG-PPM.",
+        description="Release one formally private model; empty: a sample by SWAG-PPM.",
     )
     release: ReleaseParameters = ReleaseParameters()
 

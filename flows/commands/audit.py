@@ -32,7 +32,7 @@ def audit(
     ] = 32,
     gradient_canaries: Annotated[
         int,
-        typer.Option(help="Canary records of one more fit whose every noisy sum is checked; 0: no such fit."),
+        typer.Option(help="Canary records of one more training run whose every noisy sum is checked; 0: none."),
     ] = 200,
     home: options.HomeOfPlan = None,
     device: options.Device = "auto",
@@ -40,7 +40,7 @@ def audit(
 ) -> None:
     r"""Measure what the release of a plan would leak, and compare it with the claim.
 
-    Two kinds of evidence: reruns of the whole mechanism on records and canaries that coins choose, and one more fit
+    Two kinds of evidence: repeated training on records and canaries that coins choose, and one more training run
     with canary records, whose every noisy sum is checked. Both bound epsilon from below. The ledger records claim and
     measurement. A bound above the claim, or a sum that is not as stated, blocks the release; the command exits with 3.
 

@@ -28,7 +28,7 @@ def codelist(
 ) -> None:
     r"""Write the code list of a classification in SKOS or XKOS as CSV, in one language.
 
-    Titles lose the code that they begin with, notes become descriptions, and deprecated concepts are left out.
+    Titles lose the code in front of them, notes become descriptions, and deprecated concepts are left out.
 
     Example
 

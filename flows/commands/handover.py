@@ -62,8 +62,6 @@ def revoke(
         return
     say(f"release {release} revoked; root {revoked.version} with {revoked.revocations} revocations in {out}")
     if lacks:
-        say(
-            f"it lacks {lacks} signatures. Next, for each holder of a root key: autocoder keys sign {out} --key KEY.pem"
-        )
+        say(f"it needs {lacks} more signatures. Next, each holder of a root: autocoder keys sign {out} --key KEY.pem")
     if partners:
         say(f"handed to: {partners}. Send them {out}{' once it is signed' if lacks else ''}.")

@@ -113,4 +113,4 @@ def sign(
 
 
 def _state(lacks: int) -> str:
-    return f"{lacks} more signatures needed" if lacks else "signed, and in force"
+    return f"{lacks} more signatures needed" if lacks else "signed, and valid"

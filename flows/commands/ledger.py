@@ -145,7 +145,7 @@ def verify(
 @app.command("change-policy", cls=Command)
 @options.expand_groups
 def change_policy(
-    policy: Annotated[Path, typer.Option(help="The policy file to put in force.")],
+    policy: Annotated[Path, typer.Option(help="The new policy file.")],
     requester: Annotated[str, typer.Option(help="Who requests the change.")],
     reason: Annotated[str, typer.Option(help="Reason.")],
     place: options.LedgerOptions,
@@ -154,7 +154,7 @@ def change_policy(
         typer.Option(help="A signed approval, or a file with one (`autocoder approve --policy`); repeatable."),
     ] = None,
 ) -> None:
-    """Put another policy in force, and record it. Spent budgets stay spent."""
+    """Replace the budget policy, and record it. Spent budgets stay spent."""
     from storage.ledger import Decision, Ledger, Policy
 
     loaded = Policy.load(policy)
@@ -163,7 +163,7 @@ def change_policy(
         place.workspace.create()
     ledger = Ledger.open(place.url, journals=place.journals())
     row = ledger.change_policy(loaded, requester=requester, reason=reason, decisions=decisions)
-    say(f"policy {row.label} in force since row {row.sequence}, digest {row.policy_digest}")
+    say(f"policy {row.label} is the current one since row {row.sequence}, digest {row.policy_digest}")
 
 
 def _content(text: str) -> str:
@@ -271,11 +271,11 @@ def _write(path: Path, text: str) -> None:
 def recover(
     place: options.LedgerOptions,
     apply: Annotated[
-        bool, typer.Option("--apply", help="Record saved draws, commit bundles, burn lost draws.")
+        bool, typer.Option("--apply", help="Record saved samples, commit bundles, burn lost ones.")
     ] = False,
     burn: Annotated[list[str] | None, typer.Option(help="Also burn this release; repeatable.")] = None,
     policy: Annotated[
-        Path | None, typer.Option(help="A policy that missing rows may put in force without signatures.")
+        Path | None, typer.Option(help="A policy that missing rows may bring back without signatures.")
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:

@@ -54,7 +54,7 @@ Engine = Annotated[
     ),
 ]
 Processes = Annotated[
-    int, more(min=1, max=64, help="Processes that share one fit of an encoder, one a card where there are cards.")
+    int, more(min=1, max=64, help="Processes that train one encoder together, one per GPU where there are any.")
 ]
 Prefix = Annotated[str, more(help="What the columns start with, of a table coded by several bundles: nature_.")]
 PublishedList = Annotated[

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def release(
     plan: options.Plan,
-    policy: Annotated[Path | None, typer.Option(help="Budget policy (YAML).", show_default="the one in force")] = None,
+    policy: Annotated[Path | None, typer.Option(help="Budget policy (YAML).", show_default="the current one")] = None,
     signing_key: Annotated[
         Path | None, typer.Option(help="Private key that signs the bundle.", show_default="that of the workspace")
     ] = None,
@@ -31,7 +31,7 @@ def release(
     home: options.HomeOfPlan = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Release a plan: charge the budget, draw once, bundle, record, sign.
+    """Release a plan: charge the budget, sample once, bundle, record, sign.
 
     A plan that was released before returns its bundle and spends nothing more.
 

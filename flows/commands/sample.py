@@ -32,9 +32,9 @@ def sample(
     read: options.Read = None,
     as_json: options.AsJson = False,
 ) -> None:
-    r"""Draw a random sample of a coded table for people to code, without the model's codes.
+    r"""Take a random sample of a coded table for people to code, without the model's codes.
 
-    Each row has a weight, one over its chance to be drawn, for `autocoder estimate`. With --rows, rows of low scores
+    Each row has a weight, one over its chance of selection, for `autocoder estimate`. With --rows, rows of low scores
     have more chance, since they say most about the counts (strata by code and score, Neyman's allocation).
 
     Examples

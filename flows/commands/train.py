@@ -80,7 +80,7 @@ def train(
     engine: options.Engine = "",
     processes: options.Processes = 1,
 ) -> None:
-    r"""Train on a file of records, and plan the release: one formally private fit, or one draw.
+    r"""Train on a file of records, and plan the release: one formally private model, or one posterior sample.
 
     Ends with a plan and the next commands: `autocoder audit PLAN`, then `autocoder release PLAN`. Several --label give
     a plan each, from one encoding of the texts. After an interruption, run the same command to resume. Finished stages
@@ -395,7 +395,7 @@ def _release(parameters: RetrainParameters, row: Row | None) -> str:
     if row is None:
         return f"at once, unaudited, label `{parameters.release.label}`"
     if row.state == "committed":
-        return f"committed before: {row.release_id}; nothing more is drawn or spent"
+        return f"committed before: {row.release_id}; nothing more is released or spent"
     if row.state == "burned":
         return f"burned: {row.release_id}; another release.label spends again"
     return f"{row.state}: {row.release_id}; resumes without spending again"

@@ -125,6 +125,6 @@ class Sets:
             )
         return (
             f"Of the {rest}rows taken together, {self.coverage:.0%} or more have the right code in their set, if they "
-            f"are drawn like the calibration's; rows of rare codes have it less often.{of_codes} With these "
+            f"are sampled like the calibration's; rows of rare codes have it less often.{of_codes} With these "
             f"{self.records} {rest}records the share is {low:.1%} to {high:.1%}, with 95 % confidence."
         )

@@ -66,7 +66,7 @@ def add_up(*values: Tensor) -> None:
                 distributed.all_reduce(value)
         except RuntimeError:
             raise MechanismError(
-                "a process of this fit ended. Run again, with any number of --processes, to resume from the last epoch"
+                "a process of this training ended. Run again, with any --processes, to resume from the last epoch"
             ) from None
 
 

@@ -16,21 +16,21 @@ class PseudoPosteriorConfig(BaseModel, frozen=True, extra="forbid", title="Pseud
         le=1000,
         allow_inf_nan=False,
         title="Target epsilon",
-        description="What one draw may cost: fits on the records search c for it, g is 0. Empty: c and g as given.",
+        description="What one sample may cost: training runs search c for it, g is 0. Empty: c and g as given.",
     )
     risk_draws: int = Field(
         default=500,
         ge=1,
         le=1_000_000,
-        title="Draws for risks",
+        title="Samples for risks",
         description="A record's risk is its largest |log-likelihood| over these.",
     )
     sensitivity_draws: int = Field(
         default=500,
         ge=1,
         le=1_000_000,
-        title="Draws S for the sensitivity",
-        description="A fresh draw exceeds the maximum over S draws with probability 1/(S+1).",
+        title="Samples S for the sensitivity",
+        description="A new sample exceeds the maximum over S samples with probability 1/(S+1).",
     )
     c: Positive = Field(
         default=1.0, le=10, title="Scale c of the weight map", description="alpha = clip(c (1 - risk) + g, 0, 1)."

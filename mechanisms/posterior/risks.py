@@ -100,7 +100,7 @@ def risk_pass(
                 maxima[position] = worst.cpu()
                 if not math.isfinite(maxima[position]):
                     raise MechanismError(
-                        f"a log-likelihood at draw {draw} is not finite: "
+                        f"a log-likelihood at sample {draw} is not finite: "
                         "the posterior is too wide (lower the SGD learning_rate or swag.std_scale)"
                     )
                 if progress is not None:
@@ -134,7 +134,7 @@ def at_draw(
         for loss in over(largest, length_sorted_batches(inputs, batch_size=size)):
             worst = torch.maximum(worst, loss)  # hands a NaN on, where Python's max would drop it
     if not math.isfinite(worst):
-        raise MechanismError("a log-likelihood at the released draw is not finite")
+        raise MechanismError("a log-likelihood at the released sample is not finite")
     return float(worst)
 
 

@@ -66,7 +66,7 @@ def check_proof(
     if different:
         raise UnsoundBundle(STATEMENT, f"field {different[0]} differs from the ledger's row")
     if missing := set(row.get("unprotected_inputs", ())) - set(statement["unprotected_inputs"]):
-        raise UnsoundBundle(STATEMENT, f"field unprotected_inputs lacks {len(missing)} entries of the ledger's row")
+        raise UnsoundBundle(STATEMENT, f"field unprotected_inputs misses {len(missing)} entries of the ledger's row")
     head = heads.Head.model_validate(proof["head"])
     if (head.sequence, head.hash) != (row["sequence"], row["hash"]):
         raise UnsoundBundle(PROOF, "its head belongs to another row")

@@ -118,7 +118,7 @@ class IngestConfig(BaseModel):
         default=None,
         title="Train before",
         description="Train on what is dated before this day, evaluate on the rest; test_share is not used then. "
-        "Empty: the halves are drawn.",
+        "Empty: the halves are random.",
     )
     sampling: Sampling = Field(
         default="stratified",

@@ -143,9 +143,9 @@ def _checked(
         spellings = Spellings(code_names)
         hint, matching = spellings.described(unknown), all(map(spellings.match, unknown))
         raise InputError(
-            f"{label}, column {config.label_column!r}: {unknown.total()} of {rows} records have a code that the code "
-            f"list lacks ({describe_shape(unknown)}{f'; {hint}' if hint else ''}). Give the right list or column, or "
-            f"set data.ingest.unknown_codes=drop{' (or =match: in the spelling of the list)' * matching}"
+            f"{label}, column {config.label_column!r}: {unknown.total()} of {rows} records have a code that is "
+            f"not on the code list ({describe_shape(unknown)}{f'; {hint}' if hint else ''}). Give the right list or "
+            f"column, or set data.ingest.unknown_codes=drop{' (or =match: in the spelling of the list)' * matching}"
         )
     if lacking.any() and config.empty_text == "refuse":
         raise InputError(

@@ -278,8 +278,8 @@ def _refuse_prefect(database: Database, connection: Connection) -> None:
     inspector = sa.inspect(connection)
     if inspector.has_table("flow_run") and inspector.has_table("task_run"):
         raise InputError(
-            f"ledger {database.name}: this is Prefect's database, whose role may change rows; give the ledger one"
-            " of its own"
+            f"ledger {database.name}: this is Prefect's database, whose role may change rows; give the ledger"
+            " a separate one"
         )
 
 

@@ -223,7 +223,7 @@ class State:
         except (Inconsistent, InputError) as error:
             problems.append(str(error))
         if row.policy_digest != (self.policy_row and self.policy_row.policy_digest):
-            problems.append("the policy that it was checked against wasn't in force")
+            problems.append("the policy that it was checked against was not the current one")
         release = Release(row)
         charges, problem = self.price(release, shared)
         release.accounts |= {(charge.after.population, charge.after.cohort) for charge in charges}
@@ -251,7 +251,7 @@ class State:
             epsilon = row.epsilon or amounts.ZERO_EPSILON
             planned = before.epsilon or amounts.ZERO_EPSILON
             if epsilon > planned and before.guarantee_kind == "formal":
-                raise Inconsistent(f"release {row.release_id}: its cost grew with the draw")
+                raise Inconsistent(f"release {row.release_id}: its cost grew with the sample")
             if epsilon > planned:
                 charges, problem = self.surplus(release, epsilon - planned)
                 self._charge(release, charges, last=Loss(epsilon, amounts.ZERO_DELTA, None, None))
@@ -378,7 +378,7 @@ class State:
     def require_sound(self) -> None:
         """Refuses a ledger whose chain is damaged."""
         if self.broken:
-            raise StorageError(f"ledger: {self.broken}. Nothing is drawn or recorded. Run `autocoder ledger verify`")
+            raise StorageError(f"ledger: {self.broken}. Nothing is released or recorded. Run `autocoder ledger verify`")
 
 
 def fold(entries: Iterable[Entry], state: State | None = None) -> State:

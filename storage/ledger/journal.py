@@ -98,7 +98,7 @@ class Journal:
         # guard: test_a_journal_that_is_written_again
         if int(sequence) != (1 if reading.last is None else reading.last.sequence + 1):
             raise ForeignLedger(
-                f"{self.file}: line {reading.lines} does not continue the line before it. Nothing is drawn or "
+                f"{self.file}: line {reading.lines} does not continue the line before it. Nothing is released or "
                 "recorded. Restore the file from a copy"
             )
         return Entry(int(sequence), row_hash, body)
@@ -109,7 +109,7 @@ class Journal:
         # guard: test_a_ledger_in_the_place_of_the_one_that_was_used
         if problem:
             raise ForeignLedger(
-                f"{problem}. Nothing is drawn or recorded: name or restore the ledger that was used, or see "
+                f"{problem}. Nothing is released or recorded: name or restore the ledger that was used, or see "
                 "`autocoder ledger recover`"
             )
 
@@ -165,7 +165,7 @@ class Journal:
                 sync(self.file.parent)
         except OSError as error:
             raise StorageError(
-                f"{self.file}: {error.strerror}. The ledger's last row is not kept next to it. Nothing was drawn "
+                f"{self.file}: {error.strerror}. The ledger's last row is not kept next to it. Nothing was released "
                 "since. Correct that and run again"
             ) from error
 

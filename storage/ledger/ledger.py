@@ -243,12 +243,12 @@ class Ledger(LedgerReader):
         if release.problem:
             raise StorageError(
                 f"release {release.row.release_id}: its reservation (row {release.reserved.sequence}) does not bear it "
-                f"out: {release.problem}. Nothing is drawn. Run `autocoder ledger verify`"
+                f"out: {release.problem}. Nothing is released. Run `autocoder ledger verify`"
             )
         own = None if self._key is None else encoded_key(self._key.public_key())
         if not state.in_force.release_keys and release.reserved.signer != own:
             raise StorageError(
-                f"release {release.row.release_id}: another key reserved it than this worker's. Nothing is drawn. "
+                f"release {release.row.release_id}: another key reserved it than this worker's. Nothing is released. "
                 "Release it where it was reserved, or list that key in the policy (`release_keys`)"
             )
 
@@ -318,23 +318,23 @@ class Ledger(LedgerReader):
         require_plan(row, plan_digest)
         if row.draw_digest is not None:
             if row.draw_digest != draw_digest:
-                raise StorageError(f"release {release_id}: another draw is recorded already. A release has one draw")
+                raise StorageError(f"release {release_id}: another sample is recorded already. A release has only one")
             if row.state == "burned" and row.cause != "surplus-refused":
                 raise StorageError(f"release {release_id} is burned: {row.reason}")
             return row
         if row.state != "reserved":
-            raise StorageError(f"release {release_id} is {row.state}: nothing may be drawn")
+            raise StorageError(f"release {release_id} is {row.state}: no sample may be recorded")
         self._require_drawable(state, release)
         sensitivity, epsilon = measured["sensitivity"], measured["epsilon"]
         if epsilon is None and sensitivity is not None and sensitivity > (row.sensitivity or 0):
-            raise InputError("epsilon: the draw's sensitivity is above the planned one; give its epsilon too")
+            raise InputError("epsilon: the sample's sensitivity is above the planned one; give its epsilon too")
         planned = row.epsilon or amounts.ZERO_EPSILON
         if epsilon is not None and epsilon > planned:
             if row.guarantee_kind == "formal":
-                raise InputError("epsilon: a formal guarantee doesn't depend on the draw; this one grew with it")
+                raise InputError("epsilon: a formal guarantee doesn't depend on the sample; this one grew with it")
             _, problem = state.surplus(release, epsilon - planned)
             if problem:
-                reason = f"epsilon at the draw exceeds the reservation: {problem}"
+                reason = f"epsilon at the sample exceeds the reservation: {problem}"
                 refused = {"draw_digest": draw_digest, "reason": reason, "cause": "surplus-refused"}
                 return self._append_to(connection, state, release, "burned", **refused)
         return self._append_to(connection, state, release, "drawn", draw_digest=draw_digest, **measured)
@@ -351,7 +351,9 @@ class Ledger(LedgerReader):
                     raise StorageError(f"release {release_id}: committed with another bundle already")
                 return row
             if row.state != "drawn":
-                raise StorageError(f"release {release_id} is {row.state}: only a drawn one can be committed")
+                raise StorageError(
+                    f"release {release_id} is {row.state}: only one in the state `drawn` can be committed"
+                )
             self._require_drawable(state, release)
             return self._append_to(connection, state, release, "committed", bundle_digest=bundle_digest)
 
@@ -435,7 +437,7 @@ class Ledger(LedgerReader):
             return policy
         if self._policy is not None and self._policy != DEFAULT_POLICY and self._policy.digest != row.policy_digest:
             raise InputError(
-                f"policy {self._policy.name} is not the one in force ({row.label}, since row {row.sequence});"
+                f"policy {self._policy.name} is not the current one ({row.label}, since row {row.sequence});"
                 " record the change first: `autocoder ledger change-policy`"
             )
         return state.policy

@@ -35,7 +35,9 @@ class Deployment:
         history = ledger.history(release_id)
         rows = {row.state: row for row in history if row.kind == "release"}
         if "drawn" not in rows:
-            raise InputError(f"release {release_id} is {history[-1].state}. Only a drawn release has a record.")
+            raise InputError(
+                f"release {release_id} is {history[-1].state}. Only one that is drawn or committed has a record."
+            )
         reserved = rows["reserved"]
         stated = ledger.policy_before(reserved).registry or later
         charges = {charge.account: charge for charge in ledger.charges(release_id)}
@@ -69,7 +71,7 @@ def stated_deployment(ledger: LedgerReader, release_id: str) -> Deployment:
     deployment = Deployment.of(ledger, release_id, later=in_force.registry)
     if deployment is None:
         raise InputError(
-            f"policy {in_force.name} states nothing for a registry. Add `registry` to it, and put it in force with "
+            f"policy {in_force.name} states nothing for a registry. Add `registry` to it, and record it with "
             "`autocoder ledger change-policy`."
         )
     return deployment

@@ -115,13 +115,13 @@ def _assess(row: Row, workspace: Workspace) -> Finding:
     draw, plan_digest = draw_path(workspace, release_id), row.details.get("plan_digest")
     drawn = file_digest(draw) if draw.is_file() else None
     if drawn is not None and plan_digest is not None and _plan_of(draw) != plan_digest:
-        return Finding(release_id, state, Step.BURN, f"{draw} is not a draw of the reserved plan", drawn)
+        return Finding(release_id, state, Step.BURN, f"{draw} is not a sample of the reserved plan", drawn)
     if state == "reserved":
         if drawn is None:
-            return Finding(release_id, state, Step.DRAW, "no draw was stored")
+            return Finding(release_id, state, Step.DRAW, "no sample was stored")
         if row.guarantee_kind == "formal":
-            return Finding(release_id, state, Step.MARK_DRAWN, "a draw was stored and not recorded", drawn)
-        return Finding(release_id, state, Step.MEASURE, "a draw was stored, its cost not yet measured", drawn)
+            return Finding(release_id, state, Step.MARK_DRAWN, "a sample was stored and not recorded", drawn)
+        return Finding(release_id, state, Step.MEASURE, "a sample was stored, its cost not yet measured", drawn)
     bundle = workspace.bundles / release_id
     if bundle.is_dir():
         announced = announced_bundle(workspace, release_id)
@@ -132,10 +132,10 @@ def _assess(row: Row, workspace: Workspace) -> Finding:
             return Finding(release_id, state, Step.COMMIT, "the bundle is the announced one", drawn, digest)
         return Finding(release_id, state, Step.STRAY_BUNDLE, f"{bundle} isn't the bundle announced", drawn)
     if drawn is None:
-        return Finding(release_id, state, Step.BURN, f"the recorded draw is not at {draw}")
+        return Finding(release_id, state, Step.BURN, f"the recorded sample is not at {draw}")
     if drawn != row.draw_digest:
-        return Finding(release_id, state, Step.BURN, f"{draw} isn't the recorded draw", drawn)
-    return Finding(release_id, state, Step.BUILD, "the recorded draw exists", drawn)
+        return Finding(release_id, state, Step.BURN, f"{draw} is not the recorded sample", drawn)
+    return Finding(release_id, state, Step.BUILD, "the recorded sample exists", drawn)
 
 
 def recover(ledger: Ledger, workspace: Workspace, *, burn: Collection[str] = ()) -> Sequence[Finding]:

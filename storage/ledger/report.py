@@ -31,8 +31,8 @@ _MEANING = {
     "none": "nothing is guaranteed",
 }
 _STATE = {
-    "reserved": "the budget is charged, nothing was drawn or released",
-    "drawn": "the one draw exists, its bundle is not recorded yet",
+    "reserved": "the budget is charged, nothing was sampled or released",
+    "drawn": "the released sample exists, its bundle is not recorded yet",
     "committed": "the bundle is complete and may be shared",
     "burned": "closed without a bundle; what it spent stays spent",
 }

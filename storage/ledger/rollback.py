@@ -116,7 +116,7 @@ def _require_known_policy(row: Row, named: Policy | None) -> None:
     # guard: test_a_first_policy_that_nobody_signed_in_the_journal
     if row.kind == "budget-change" and not row.approvals and row.policy_digest not in known:
         raise StorageError(
-            f"recover: row {row.sequence} would put policy {row.label} in force, which no one signed. No row was put "
+            f"recover: row {row.sequence} would restore policy {row.label}, which no one signed. No row was put "
             "back. Read it, then give its file by --policy"
         )
 

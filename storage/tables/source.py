@@ -298,7 +298,7 @@ def _parquet(path: Path, option: str) -> Source:
     except (pa.ArrowException, OSError, ValueError):  # the last: a column's name is not UTF-8
         readable = False
     if not readable:
-        raise InputError(f"{option}: {path} begins like Parquet but is damaged. Fetch it again")
+        raise InputError(f"{option}: {path} starts like Parquet but is damaged. Fetch it again")
     if rows == 0:
         raise InputError(f"{option}: {path} has columns and no records. Give a file of records")
     return Source(path, "parquet", columns, path.stat().st_size, rows, option=option)
@@ -312,7 +312,7 @@ def _archive(source: Source, read: ReadOptions) -> Source:
     except UNPACK_FAULTS:
         pass
     if members is None:
-        raise InputError(f"{label} begins like a ZIP but is damaged. Fetch it again")
+        raise InputError(f"{label} starts like a ZIP but is damaged. Fetch it again")
     names = {member.filename for member in members}
     if names & {"xl/workbook.xml", "xl/workbook.bin"} or {"content.xml", "mimetype"} <= names:
         return replace(source, container="workbook", member=read.sheet)

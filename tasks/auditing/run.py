@@ -43,8 +43,8 @@ def run(
     study, outcomes = groups[0].study, [outcome for group in groups for outcome in group.outcomes]
     if candidate is not None and {outcome.fitted.sha256 for outcome in outcomes} != {candidate.sha256}:
         raise InputError(
-            "plan: a new fit differs from the candidate, because code or a library changed or stages are gone. "
-            "Train again with the same options, and audit the new plan."
+            "plan: a new training run differs from the planned model: code or a library changed or stages are gone"
+            ". Train again with the same options, and audit the new plan."
         )
     pool = None
     if settings.trials:

@@ -41,8 +41,8 @@ class AuditParameters(BaseModel, frozen=True, extra="forbid", title="Audit"):
         ge=0,
         le=10_000,
         title="Gradient canaries",
-        description="Records of orthogonal features in one more fit of a noisy descent, whose every sum is looked at; "
-        "at most half as many as features. 0: no such fit.",
+        description="Records of orthogonal features in one more noisy training run, whose every sum is tested; "
+        "at most half as many as features. 0: no such run.",
     )
     confidence: float = Field(
         default=0.95, gt=0.5, le=0.999, title="Confidence", description="Joint confidence of all tests of one audit."

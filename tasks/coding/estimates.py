@@ -239,7 +239,7 @@ def _adjusted(table: DoubleCoded, sample: Path) -> Floats:
     if abs(total - rows) > max(1.0, 0.01 * rows):
         raise InputError(
             f"--sample: {sample}: its weights add up to {total:,.0f} rows, and the table has {rows:,}. Give the table "
-            "from which it was drawn."
+            "from which it was taken."
         )
     new = weights.copy()
     for weight in np.unique(missing):

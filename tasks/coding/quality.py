@@ -164,8 +164,8 @@ def read_double_coded(
         # a weight is one over a probability that is one over the rows at least
         if rank != int(rank) or not 1 <= rank <= len(codes) or not 1 <= value <= len(codes) or int(rank) - 1 in given:
             raise InputError(
-                f"--sample: {sample}, row {number}: {ROW} or {WEIGHT} differs from the drawn sample, or the row is "
-                "there twice. Give the sample as it was taken, with its codes."
+                f"--sample: {sample}, row {number}: {ROW} or {WEIGHT} differs from the sample that was taken, or the "
+                "row is there twice. Give the sample as it was taken, with its codes."
             )
         given[int(rank) - 1] = (value, cell)
     read_codes, people = human_codes(

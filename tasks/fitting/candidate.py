@@ -69,7 +69,7 @@ class Candidate(BaseModel, frozen=True, extra="forbid"):
             possible = swag.within_reach(swag.load(folder, std_scale=self.std_scale), theta)
         if not possible:
             raise StorageError(
-                f"draw: its parameters are not of the planned stage {self.fitted.kind} ({self.fitted.sha256[:12]}…). "
+                f"sample: its parameters are not of the planned stage {self.fitted.kind} ({self.fitted.sha256[:12]}…). "
                 "Run `autocoder ledger recover`"
             )
 

@@ -39,9 +39,11 @@ class Draws(Part, frozen=True, title="Draws"):
     """Holds the settings of a pass. Its inputs are the records, the posterior and, if any, the weights."""
 
     model: ModelConfig = Field(title="Model")
-    seed: int = Field(ge=0, lt=2**53, title="Seed", description="Of the fit; draw s depends on it, the purpose and s.")
+    seed: int = Field(
+        ge=0, lt=2**53, title="Seed", description="Of the training; sample s depends on it, the purpose and s."
+    )
     std_scale: float = Field(gt=0, allow_inf_nan=False, title="Standard deviation scale", description="Of SWAG.")
-    purpose: Purpose = Field(title="Purpose", description="What the draws are for.")
+    purpose: Purpose = Field(title="Purpose", description="What the samples are for.")
 
     @property
     def label(self) -> str:

@@ -85,7 +85,7 @@ def require_unrefused(context: Context, plan: CheckedPlan) -> ApprovalStatus:
         plan.ledger.refuse(plan.plan, status.refusal)
     row = plan.ledger.refusal(plan.plan)
     if row is not None:
-        raise StorageError(f"{row.reason} (ledger row {row.sequence}). Nothing was drawn or charged")
+        raise StorageError(f"{row.reason} (ledger row {row.sequence}). Nothing was released or charged")
     return status
 
 
@@ -111,7 +111,7 @@ def may_release(plan: CheckedPlan, status: ApprovalStatus, *, file: str, deploye
         return True
     if deployed and plan.policy.digest == DEFAULT_POLICY.digest:
         raise StorageError(
-            f"plan {file}: no budget policy is in force, and without one a deployment releases nothing. Record a "
+            f"plan {file}: there is no budget policy, and without one a deployment releases nothing. Record a "
             "policy (`autocoder ledger change-policy`), then retry"
         )
     if status.missing:

@@ -94,7 +94,7 @@ class Measurement(BaseModel, frozen=True):
     @property
     def _tests(self) -> str:
         several = [f"{self.trials} reruns"] if self.trials else []
-        several += ["a fit with gradient canaries"] if self.gradient_runs else []
+        several += ["a training run with gradient canaries"] if self.gradient_runs else []
         return " and ".join(several) or "no tests"
 
     @property

@@ -52,7 +52,7 @@ def check(plan: CheckedPlan) -> dict[str, Any] | None:
     )
     raise BudgetRefused(
         f"the audit of row {measurement.ledger_sequence} contradicts the claim: {measurement.line}. Blocked (ledger "
-        f"row {row.sequence}). Nothing was drawn or charged. {_remedy(plan)}"
+        f"row {row.sequence}). Nothing was released or charged. {_remedy(plan)}"
     )
 
 

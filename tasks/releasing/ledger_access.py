@@ -89,7 +89,7 @@ def open_ledger(context: Context, settings: LedgerParameters, *, key: EllipticCu
     ledger = Ledger.open(ledger_url(context), policy=loaded, journals=journals_of(context.workspace), key=key)
     if draws(context.workspace) and ledger.mark() is None:
         raise StorageError(
-            f"ledger {ledger.database.name} is empty, but this workspace has drawn releases. Give the ledger that "
+            f"ledger {ledger.database.name} is empty, but this workspace has releases. Give the ledger that "
             "charged them"
         )
     return ledger

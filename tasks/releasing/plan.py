@@ -296,7 +296,9 @@ class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
             fields = {str(part["loc"][0]) for part in error.errors(include_input=False, include_url=False)}
             raise MechanismError(f"release plan: {', '.join(sorted(fields))} has another form. Plan again") from None
         except (KeyError, FileNotFoundError):
-            raise MechanismError("release plan: its artifacts are of other stages than a fit's. Plan again") from None
+            raise MechanismError(
+                "release plan: its artifacts are of other stages than a training run's. Plan again"
+            ) from None
 
     def file(self, context: Context) -> Path:
         return context.workspace.private / "plans" / f"{self.plan.idempotency_key[:16]}.json"

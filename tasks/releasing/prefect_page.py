@@ -29,7 +29,7 @@ def sensitivity_plot(running: Sequence[float], claim: Claim) -> bytes:
     axes = figure.add_subplot()
     axes.step(range(1, len(running) + 1), running, where="post", color="#0b5fa5")
     axes.set_xscale("log")
-    axes.set_xlabel("draws taken")
+    axes.set_xlabel("samples taken")
     axes.set_ylabel("Δ so far (nats)")
     claimed = f"ε = {claim.epsilon or 0:.4g} ({claim.guarantee_kind}, for one {claim.privacy_unit})"
     axes.set_title(f"Running maximum over draws: Δ seen = {running[-1]:.3f}; claimed {claimed}", fontsize=9)

@@ -230,7 +230,7 @@ def _check_ledger(context: Context, parameters: RetrainParameters, *, to_release
             ledger.release(settings.supersedes)
         if policy is not None and policy.digest != in_force.digest:
             raise InputError(
-                f"release.policy: {settings.policy} is not the policy in force ({in_force.name}). "
+                f"release.policy: {settings.policy} is not the current policy ({in_force.name}). "
                 "Record it with `autocoder ledger change-policy`, or leave release.policy empty"
             )
         policy = in_force

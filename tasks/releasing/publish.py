@@ -210,7 +210,7 @@ def _require_undrawn(context: Context, plan: ReleasePlan) -> None:
     for draw in draws(context.workspace):
         if checkpoint.description(draw).get("plan") == plan.idempotency_key:
             raise StorageError(
-                f"plan {plan.idempotency_key[:16]}: its draw is in {draw.parent}, but this ledger has no release of "
+                f"plan {plan.idempotency_key[:16]}: its sample is in {draw.parent}, but this ledger has no release of "
                 "it. Give the ledger that charged it, or choose another release.label"
             )
 
@@ -223,7 +223,7 @@ def _draw_once(context: Context, row: Row, planned: PlannedRelease) -> Path:
     if not file.is_file():
         if row.state == "drawn":
             raise StorageError(
-                f"release {release_id}: its draw is gone from {file}. Restore it, or run `autocoder ledger recover`"
+                f"release {release_id}: its sample is gone from {file}. Restore it, or run `autocoder ledger recover`"
             )
         file.parent.mkdir(parents=True, exist_ok=True)
         if not fresh.is_file():
@@ -242,7 +242,7 @@ def _mark_drawn(context: Context, ledger: Ledger, row: Row, draw: Path, planned:
     if row.state == "drawn":
         if row.draw_digest != digest:
             raise StorageError(
-                f"release {release_id}: the draw on the disk is not the recorded one. Run `autocoder ledger recover`"
+                f"release {release_id}: the sample on the disk is not the recorded one. Run `autocoder ledger recover`"
             )
         return row
     theta = _drawn(context, draw, row, planned)
@@ -306,7 +306,7 @@ def _drawn(context: Context, draw: Path, row: Row, planned: PlannedRelease) -> T
     tensors, described = checkpoint.load(draw)
     if (described.get("release_id"), described.get("plan_digest")) != (row.release_id, planned.digest):
         raise StorageError(
-            f"release {row.release_id}: {draw} is not a draw of the reserved plan. Run `autocoder ledger recover`"
+            f"release {row.release_id}: {draw} is not a sample of the reserved plan. Run `autocoder ledger recover`"
         )
     # guard: test_weights_of_another_fit_where_the_draw_lies
     planned.candidate.require_draw(context, tensors["theta"])

@@ -106,7 +106,7 @@ _WORDS: dict[str, tuple[str, str]] = {
     "branch-fit": ("train", "{label}, loss {loss:.3f}"),
     "fine-tune": ("train", "{label}, loss {loss:.3f}"),
     "swag": ("collect", "{label} from {snapshots:,} snapshots"),
-    "risks": ("measure", "risks of the records over {draws:,} draws"),
+    "risks": ("measure", "risks of the records over {draws:,} samples"),
     "risk-weights": ("weigh", "records by their risk, mean weight {mean_weight:.3f}"),
     "reweight": ("weigh", "records again, mean weight {mean_weight:.3f}"),
     "sensitivity": ("measure", "{label}: Δ {sensitivity:.4f}"),

@@ -69,7 +69,7 @@ def shared(work: Work, follow: str, settings: Mapping[str, Any]) -> Iterator[Non
         followers = [stack.enter_context(_follower(order.model_copy(update={"rank": r}))) for r in range(1, number)]
         for answers in followers:
             if (answer := answers.readline().strip()) != _READY:
-                raise StageError(f"{work.label}: a process of the fit did not start. {answer}".strip())
+                raise StageError(f"{work.label}: a process of the training did not start. {answer}".strip())
         with _joined(order):
             yield
 

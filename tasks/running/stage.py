@@ -123,7 +123,7 @@ def run_step(context: Context, step: Step) -> ArtifactRef:
         store = context.store
         refs = {name: ref for name, ref in step.inputs.items() if ref is not None}
         if missing := step.inputs.keys() - refs:
-            raise ValueError(f"step {step.name} lacks its input {', '.join(missing)}")
+            raise ValueError(f"step {step.name} has no input {', '.join(missing)}")
         digests = {name: ref.sha256 for name, ref in refs.items()}
         with store.stage(step.name, config=step.full_config(store), inputs=digests, code=step.code) as stage:
             reused = stage.ref is not None

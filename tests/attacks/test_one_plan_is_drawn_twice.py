@@ -225,7 +225,7 @@ def test_a_first_policy_that_nobody_signed_in_the_journal(house: Workspace) -> N
     found = rollback.detect(house.ledger_url, house)
     assert found is not None
     own = release_key().public_key()
-    with pytest.raises(StorageError, match="policy strict in force, which no one signed"):
+    with pytest.raises(StorageError, match="restore policy strict, which no one signed"):
         rollback.restore(house.ledger_url, house, found, key=own)
     assert Ledger.open(house.ledger_url).head()[0] == 0
     assert rollback.restore(house.ledger_url, house, found, key=own, policy=STRICT) == 1

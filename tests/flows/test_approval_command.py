@@ -173,7 +173,7 @@ def test_without_a_policy_a_deployment_releases_nothing(finished: Job, tmp_path:
     status = approval.require_unrefused(context, checked)
     assert approval.may_release(checked, status, file="PLAN", deployed=False)
     for planned in (demo, real):
-        with pytest.raises(StorageError, match="no budget policy is in force"):
+        with pytest.raises(StorageError, match="there is no budget policy"):
             wait(planned)
     open_to_all = {"name": "own", "default": {"asymptotic-local": {"epsilon": 100}}}
     ledger.change_policy(Policy.parse(open_to_all), requester="lead", reason="decided")

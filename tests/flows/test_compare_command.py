@@ -107,7 +107,7 @@ def test_a_branch_with_a_formal_claim_is_released_by_the_same_path(
     assert float(statement["epsilon"]) == pytest.approx(GIVEN, rel=0.005)
     assert COUPLED in statement["unprotected_inputs"]
     assert any("after a comparison" in line for line in statement["unprotected_inputs"])
-    assert "one fit with noise" in (folder / "README.md").read_text()
+    assert "one training run with noise" in (folder / "README.md").read_text()
     assert json.loads(job.command("release", plan, "--json").stdout) == made
 
 

@@ -27,7 +27,7 @@ def test_from_the_first_key_to_a_revocation_under_another(
     assert "root 2 in " in (made := command("keys", "root", *persons, "--key", own, *here))
     assert "2 more signatures needed" in made
     assert "1 more signatures needed" in command("keys", "sign", roots, "--key", keys["anna"][0])
-    assert "in force" in command("keys", "sign", roots, "--key", keys["ben"][0], "--home", home)
+    assert "and valid" in command("keys", "sign", roots, "--key", keys["ben"][0], "--home", home)
     command("handover", release, "--to", "Partner", "--out", outbox, "--home", home)
     archive = outbox / f"{release}.tar.zst"
 
@@ -45,7 +45,7 @@ def test_from_the_first_key_to_a_revocation_under_another(
     assert (told["root_version"], told["revocation_checked"], told["sound"]) == (3, True, True)
 
     code, out, err = invoke("revoke", release, "--reason", "an error", *here)
-    assert (code, "is not a root key" in err, "it lacks 2 signatures" in out) == (0, True, True)
+    assert (code, "is not a root key" in err, "it needs 2 more signatures" in out) == (0, True, True)
     assert "Send them" in out
     code, _, err = verify()
     assert (code, "not signed by the required keys" in err) == (1, True)

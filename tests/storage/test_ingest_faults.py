@@ -123,9 +123,9 @@ FILE_FAULTS = {
     "workbook": (archive("xl/workbook.xml"), "the workbook is damaged, locked by a password, or none"),
     "two CSVs in ZIP": (archive("2015.csv", "2016.csv"), "contains 2 tables (2015.csv, 2016.csv)"),
     "encrypted ZIP": (encrypted_archive(), "is encrypted"),
-    "cut ZIP": (archive("a.csv")[:-30], "begins like a ZIP but is damaged"),
+    "cut ZIP": (archive("a.csv")[:-30], "starts like a ZIP but is damaged"),
     "empty CSV in ZIP": (archive("a.csv", content="\n")[:0] + archive("a.csv", content=" "), "is blank"),
-    "cut Parquet": (b"PAR1" + b"\1" * 50, "begins like Parquet but is damaged"),
+    "cut Parquet": (b"PAR1" + b"\1" * 50, "starts like Parquet but is damaged"),
 }
 
 
@@ -216,7 +216,7 @@ def test_values_off_the_list_are_described_and_never_shown(tmp_path: Path) -> No
     numbers = [f"{n:03}-45-{6789 - n}" for n in range(20)]
     rows = [(f"1/{n + 1}/2015", f"{MARKER} {n}", number, f"r{n}") for n, number in enumerate(numbers)]
     said = refused(text_of(rows), tmp_path, codelist=codelist)
-    assert "20 of 20 records have a code that the code list lacks" in said
+    assert "20 of 20 records have a code that is not on the code list" in said
     assert "(20 distinct values of 11 characters: digits, other signs). Give the right list or column, or" in said
     assert not [number for number in numbers if number in said]
 

@@ -151,7 +151,7 @@ class TestRiskPass:
         made, inputs, labels = linear()
         wide = swag.posterior(torch.zeros(P), torch.full((P,), 1e38), (torch.zeros(P),) * 2, count=2, std_scale=1e25)
         before = made.flat.clone()
-        with pytest.raises(MechanismError, match="draw 0 is not finite"):
+        with pytest.raises(MechanismError, match="sample 0 is not finite"):
             risk_pass(
                 made, inputs, labels, wide, draws=range(2), seed=0, purpose="a", weights=torch.full((12,), weight)
             )
@@ -175,7 +175,7 @@ class TestAtDraw:
         """One record whose likelihood is not a number must not vanish in a maximum, wherever it stands."""
         made, inputs, labels = linear()
         inputs.features[where] = value
-        with pytest.raises(MechanismError, match="released draw is not finite"):
+        with pytest.raises(MechanismError, match="released sample is not finite"):
             at_draw(made, inputs, labels, weights=torch.ones(12), batch_size=4)
 
 

@@ -75,10 +75,10 @@ def test_a_second_draw_or_bundle_is_refused(site, plan):
     """Another digest than the recorded one never gets in, nor a draw after the end."""
     ledger = site.open(POLICY)
     release = ledger.reserve(plan()).release_id
-    with pytest.raises(StorageError, match="only a drawn one"):
+    with pytest.raises(StorageError, match="only one in the state"):
         ledger.commit(release, bundle_digest="b")
     ledger.mark_drawn(release, draw_digest="d")
-    with pytest.raises(StorageError, match="another draw"):
+    with pytest.raises(StorageError, match="another sample"):
         ledger.mark_drawn(release, draw_digest="other")
     ledger.commit(release, bundle_digest="b")
     with pytest.raises(StorageError, match="another bundle"):

@@ -102,7 +102,7 @@ def test_a_formal_statement_says_another_thing(sealed: Sealed) -> None:
     options |= {"encoded_in": "bfloat16", "classification": "", "thresholds": None, "graphs": {}, "sizes": {}}
     options |= {"weights": [], "clients": SUPPORTED}
     written = render("card.md", statement=formal, precision="bfloat16", **options)
-    assert "one fit with noise" in written
+    assert "one training run with noise" in written
     assert "Codes free text into 3 codes (listed" in written
     assert "The encoder is e, unchanged;" in written
     assert "rounded to bfloat16" in written

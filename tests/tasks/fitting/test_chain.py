@@ -112,7 +112,7 @@ def test_what_lies_in_the_way_is_not_committed(
         release(context, chosen, made)
     card.write_text(built)
     draw.unlink()
-    with pytest.raises(StorageError, match="its draw is gone"):
+    with pytest.raises(StorageError, match="its sample is gone"):
         release(context, chosen, made)
     draw.write_bytes(drawn)
     assert release(context, chosen, made).bundle == str(folder)

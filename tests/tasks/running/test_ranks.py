@@ -67,7 +67,7 @@ def test_ranks_come_to_what_one_process_comes_to(
     alone = work_in(tmp_path / "one", model, narratives, 1)
     losses = fit(alone, model, **FITS[kind])
     broken = work_in(tmp_path / "two", model, narratives, 2)
-    with pytest.raises(MechanismError, match=r"a process of this fit ended. Run again, with any number of --processes"):
+    with pytest.raises(MechanismError, match=r"a process of this training ended. Run again, with any --processes"):
         fit(broken, model, **FITS[kind], dies_at=4 if kind == "dp-sgd" else 12)
     assert not (broken.scratch / "theta-0").exists()
     (file,) = broken.scratch.glob("*.safetensors")
@@ -85,7 +85,7 @@ def test_a_follower_that_does_not_start_is_named(
 ) -> None:
     work = work_in(tmp_path, model_of(tiny_roberta, "full"), narratives, 2)
     with (
-        pytest.raises(StageError, match=r"a fit: a process of the fit did not start. fit: AttributeError"),
+        pytest.raises(StageError, match=r"a fit: a process of the training did not start. fit: AttributeError"),
         ranks.shared(work, "rank_bodies:nothing", {}),
     ):
         pytest.fail("the fit began")
