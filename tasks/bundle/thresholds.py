@@ -148,8 +148,8 @@ def best_accuracy(thresholds: Mapping[str, Any]) -> str:
     if best is None:
         return ""
     return (
-        f"The best was {best['accuracy']:.1%} correct among {best['coverage']:.0%} of the records (score "
-        f"{best['threshold']:g} and above), and {best['accuracy_of_all']:.1%} of all."
+        f"At best {best['accuracy']:.1%} were right, of the {best['coverage']:.0%} of records with the highest scores "
+        f"({best['threshold']:.3g} and above); {best['accuracy_of_all']:.1%} of all."
     )
 
 

@@ -90,7 +90,7 @@ def write_summary(coded: Path, *, columns: Sequence[str] = ()) -> Path:
     page = coded.with_name(f"{coded.name}.summary.html")
     shown = render(
         "coded.html",
-        notice="Confidential: it counts your records by code. It is no part of a release.",
+        notice="Confidential: it counts your records by code. Do not publish it or pass it on.",
         name=coded.name,
         rows=table.rows,
         blank=blank,

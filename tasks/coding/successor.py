@@ -131,7 +131,7 @@ class Succession:
         head = ["records", "old right", "new right", "difference, 95 % interval", "p", "new model"]
         return render(
             "successor.html",
-            notice="Internal: it has counts by code. It is no part of a release.",
+            notice="Internal: it counts your records by code. Do not publish it or pass it on.",
             succession=self,
             by_code=(["code", *head], [_row(entry) for entry in self.codes]),
             by_group=(["group", *head], [_row(entry) for entry in self.groups]),
