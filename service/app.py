@@ -107,6 +107,7 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
     )
     page = _PAGES.get_template("page.html").render(
         coder=coder,
+        keyed=settings.state.clients is not None,
         targets=(targets := _targets(coder)),
         preset=min((name for name, _ in targets), key=lambda name: abs(name - settings.accuracy), default=None),
         fitted_on=coder.thresholds["fitted_on"] if coder.thresholds else None,

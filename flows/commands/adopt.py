@@ -42,7 +42,7 @@ def adopt(
     Later commands take --bundle FOLDER. They read your columns, your thresholds and the agency's key from it, check the
     bundle again, and refuse it once the file of --roots says that it was revoked.
 
-    Without --data the thresholds are the bundle's, which were fitted on generated narratives. A few hundred records
+    Without --data the thresholds are the bundle's, which were fitted on synthetic narratives. A few hundred records
     coded manually give better ones. The folder then depends on your records: keep it as confidential as they are.
 
     Examples
