@@ -42,7 +42,7 @@ def plan(
     Measured leakage comes first, then the claim, the budget before and after, accuracy, cost and loss of a formal
     release, other releases of the same records, and signatures. It only reads.
 
-    With --renew the model and its claim stay, and what the plan says of how the fit was chosen follows the ledger.
+    With --renew the model and its claim stay, and what the plan says of how it was chosen follows the ledger.
     Approvals of the earlier plan do not count.
 
     Examples

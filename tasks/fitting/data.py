@@ -191,12 +191,13 @@ def part_step(store: Store, texts: Texts, inputs: Mapping[str, ArtifactRef]) -> 
         distinct, _ = _distinct(work.inputs["dataset"], texts.split)
         tokenizer, encoder = _encoder(texts.model, work.context.device)
         tokens = tokenizer(distinct[texts.first : texts.end])
+        work_done = tokens.lengths.sort(descending=True).values.cumsum(0) / tokens.lengths.sum()
         encoded = 0
 
         def on_batch(number: int) -> None:
             nonlocal encoded
-            encoded += number
-            work.progress(encoded, texts.size)
+            encoded += number  # the longest first: the time left follows from tokens, not from texts
+            work.progress(int(texts.size * work_done[encoded - 1]), texts.size)
 
         features = encoder.encode(tokens, on_batch=on_batch).features
         checkpoint.save(work.out / _FEATURES, {"features": features, "lengths": tokens.lengths}, {})

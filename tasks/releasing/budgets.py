@@ -81,7 +81,7 @@ class ExpectedCharge:
     @property
     def line(self) -> str:
         if self.epsilon is None:
-            return f"ε as measured: twice Δ, known after the fits ({self.guarantee_kind})"
+            return f"ε as measured: twice Δ, known after training ({self.guarantee_kind})"
         delta = "" if self.delta is None else f", δ {delta_text(self.delta)}"
         return f"ε {epsilon_text(self.epsilon)}{delta} ({self.guarantee_kind})"
 

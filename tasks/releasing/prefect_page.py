@@ -32,7 +32,7 @@ def sensitivity_plot(running: Sequence[float], claim: Claim) -> bytes:
     axes.set_xlabel("samples taken")
     axes.set_ylabel("Δ so far (nats)")
     claimed = f"ε = {claim.epsilon or 0:.4g} ({claim.guarantee_kind}, for one {claim.privacy_unit})"
-    axes.set_title(f"Running maximum over draws: Δ seen = {running[-1]:.3f}; claimed {claimed}", fontsize=9)
+    axes.set_title(f"Running maximum over samples: Δ seen = {running[-1]:.3f}; claimed {claimed}", fontsize=9)
     axes.grid(alpha=0.3)
     file = io.BytesIO()
     figure.savefig(file, format="png", metadata={"Software": None})
@@ -61,7 +61,7 @@ def publish_artifacts(
         context.run.publish_markdown(
             key="sensitivity",
             markdown=f"![running maximum](data:image/png;base64,{base64.b64encode(picture).decode()})",
-            description="Sensitivity: the running maximum over draws. Still rising at the right means too few draws.",
+            description="Sensitivity: the running maximum over samples. Still rising at the right: too few samples.",
         )
     measures = ("weighted_f1", "macro_f1", "accuracy")
     rows = [[name, *(f"{figures[measure]:.3f}" for measure in measures)] for name, figures in scores.items()]
