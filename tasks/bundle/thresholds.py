@@ -67,7 +67,7 @@ def thresholds_on_generated(
     texts = [text for text, _ in rows]
     logits = released.logits(texts) if score is None else score(released, texts)
     return thresholds_for(
-        logits, labels, fitted_on=f"{_GENERATED} synthetic narratives of injuries; no agency's records"
+        logits, labels, fitted_on=f"{_GENERATED} generated narratives of injuries; no agency's records"
     )
 
 
