@@ -40,13 +40,13 @@ class Selection(BaseModel, frozen=True, extra="forbid"):
             *([SEARCHED] if self.searched else []),
             *dict.fromkeys(line for name in self.tuned for line in _lines_of(name)),
             *([COMPARED] if self.compared else []),
-            f"how this model was chosen among {self.fits} on these records with figures in the ledger: seed, sample, "
-            "settings or mechanism may have been chosen by them",
+            f"how this model was chosen: the ledger has {self.fits} training run{'s' * (self.fits != 1)} on these "
+            "records, whose figures may have decided seed, sample, settings or mechanism",
         )
 
     def since(self, earlier: Selection) -> str:
         """Describes what was done with the records since an earlier selection was stated."""
-        fits = f" (the ledger has {self.fits} fits of them, the plan names {earlier.fits})"
+        fits = f" (the ledger has {self.fits} training runs on them, the plan {earlier.fits})"
         also = [
             *(["settings were searched on them"] if self.searched and not earlier.searched else []),
             *(["mechanisms were compared on them"] if self.compared and not earlier.compared else []),

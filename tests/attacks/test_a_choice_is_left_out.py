@@ -67,7 +67,7 @@ def released_without(context: Context, planned: PlannedRelease, left_out: Callab
 
 def fits(planned: PlannedRelease) -> int:
     (line,) = (line for line in lines(planned) if line.startswith("how this model was chosen"))
-    return int(line.split(" among ")[1].split()[0])
+    return int(line.split(" has ")[1].split()[0])
 
 
 def test_the_number_left_out_or_another(made: Made) -> None:
@@ -75,8 +75,8 @@ def test_the_number_left_out_or_another(made: Made) -> None:
     context, planned = made
     released_without(context, replanned(context, planned), lambda line: line.startswith("how this model was chosen"))
     stated, content = fits(planned), planned.model_dump(mode="json")
-    for other in (f" among {stated + 1} ", " among 0 ", " among no "):
-        text = json.dumps(content).replace(f" among {stated} ", other)
+    for other in (f"ledger has {stated + 1} ", "ledger has 0 ", "ledger has no "):
+        text = json.dumps(content).replace(f"ledger has {stated} ", other)
         with pytest.raises(MechanismError, match=REFUSED):
             publish.release(context, PlannedRelease.model_validate_json(text), BundleParameters())
     assert nothing_charged(context)
@@ -109,7 +109,7 @@ def test_the_page_says_that_it_is_outdated(made: Made, tmp_path: Path, monkeypat
     assert told.verdict == "warning"
     before, now = fits(first), fits(first) + 1
     assert f"out of date: the same records were used again since (the ledger has {now} fits" in told.text
-    assert f"the plan names {before})" in told.text
+    assert f"the plan {before})" in told.text
     assert "outdated" not in {
         one.key for one in plan_page.load_plan_page(context, replanned(context, planned), file=file).answers
     }
@@ -129,7 +129,7 @@ def test_an_outdated_plan_is_refused_at_once_and_renewed(made: Made) -> None:
     with pytest.raises(MechanismError, match="out of date") as refused:
         publish.require_current(context, first, BundleParameters())
     text, file = str(refused.value), first.file(context)
-    assert f"the ledger has {fits(first) + 2} fits of them, the plan names {fits(first)}" in text
+    assert f"the ledger has {fits(first) + 2} training runs on them, the plan {fits(first)}" in text
     assert f"`autocoder plan {file} --renew`" in text
     assert "Nothing was charged" in text
     assert "unprotected" not in text
