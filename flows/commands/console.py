@@ -89,6 +89,7 @@ class ConsoleListener(Listener):
             transient=True,
         )
         self._bar: TaskID | None = None
+        self._shown = ""
         self._names: dict[str, str] = {}
 
     def __enter__(self) -> ConsoleListener:
@@ -110,16 +111,13 @@ class ConsoleListener(Listener):
     def started(self, label: str) -> None:
         if self._heartbeat is not None:
             self._heartbeat.started(label)
-        if self._bars:
-            self._clear()
-            self._bar = self._progress.add_task(escape_text(label), total=None)
+        self._show(label, 0, None)
 
     def report(self, label: str, done: int, total: int | None) -> None:
         if self._heartbeat is not None and (line := self._heartbeat.line(label, done, total)):
             with self._lock:
                 self._console.print(line, soft_wrap=True)
-        if self._bar is not None:
-            self._progress.update(self._bar, completed=done, total=total)
+        self._show(label, done, total)
 
     def bar(self, label: str) -> Callable[[int, int], None]:
         """Returns a callback for work outside stages; call it with steps done and in all."""
@@ -134,6 +132,15 @@ class ConsoleListener(Listener):
         with self._lock:
             self._clear()
             self._console.print(line, soft_wrap=True)
+
+    def _show(self, label: str, done: int, total: int | None) -> None:
+        if not self._bars:
+            return
+        with self._lock:
+            if self._bar is None or self._shown != label:  # a stage that another one interrupted has its bar again
+                self._clear()
+                self._bar, self._shown = self._progress.add_task(escape_text(label), total=total, completed=done), label
+            self._progress.update(self._bar, completed=done, total=total)
 
     def _clear(self) -> None:
         if self._bar is not None:

@@ -15,6 +15,8 @@ head reads words next to the encoder (`lexicon`), f has both blocks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -24,10 +26,16 @@ from mechanisms.model.classifier import Classifier, MeanPooled
 from mechanisms.model.config import ModelConfig
 
 
-def embed(config: ModelConfig, texts: list[str], *, device: torch.device | str) -> Tensor:
+def embed(
+    config: ModelConfig,
+    texts: list[str],
+    *,
+    device: torch.device | str,
+    on_batch: Callable[[int], None] | None = None,
+) -> Tensor:
     """The frozen encoder's pooled features of public texts, float32 [texts, width], on the CPU."""
     encoder = classifiers.build(config.frozen(), num_labels=2, seed=0, device=device)
-    return encoder.encode(classifiers.tokenize(config, texts)).features
+    return encoder.encode(classifiers.tokenize(config, texts), on_batch=on_batch).features
 
 
 def directions(embeddings: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:

@@ -117,6 +117,19 @@ def test_stages_side_by_side_have_a_line_each_and_no_bar(capsys: pytest.CaptureF
     assert sorted(line.split("  ")[1] for line in lines if "reused" in line) == sorted(labels)
 
 
+def test_a_stage_has_its_bar_again_after_the_one_within_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the encoding of records after that of titles: it is the longest, and was without a bar to its end."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with ConsoleListener() as listener:
+        progress.started("features")
+        progress.started("titles")
+        progress.report("titles", 3, 4)
+        progress.finished("titles", {}, reused=False, seconds=0)
+        progress.report("features", 1, 4)
+        (bar,) = listener._progress.tasks
+        assert (bar.description, bar.completed, bar.total) == ("features", 1, 4)
+
+
 def test_help_leaves_examples_whole() -> None:
     """Each line of an example can be copied."""
     for path, _ in every_command():
