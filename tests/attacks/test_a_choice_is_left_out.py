@@ -108,7 +108,7 @@ def test_the_page_says_that_it_is_outdated(made: Made, tmp_path: Path, monkeypat
     (told,) = (one for one in plan_page.load_plan_page(context, first, file=file).answers if one.key == "outdated")
     assert told.verdict == "warning"
     before, now = fits(first), fits(first) + 1
-    assert f"out of date: the same records were used again since (the ledger has {now} fits" in told.text
+    assert f"out of date: the same records were used again since (the ledger has {now} training runs" in told.text
     assert f"the plan {before})" in told.text
     assert "outdated" not in {
         one.key for one in plan_page.load_plan_page(context, replanned(context, planned), file=file).answers

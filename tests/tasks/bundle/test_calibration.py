@@ -140,7 +140,7 @@ def test_where_no_score_reaches_a_target_it_is_said_what_was_reached() -> None:
     assert best["accuracy_of_all"] <= best["accuracy"] < 1
     assert best["coverage"] >= 50 / 1500
     (said,) = warnings(told)
-    for part in ("80% or 90% or 95%", f"{best['accuracy']:.1%} correct", "a test", "autocoder adopt --data"):
+    for part in ("80% or 90% or 95%", f"{best['accuracy']:.1%} were right", "a test", "autocoder adopt --data"):
         assert part in said
     assert best_accuracy({}) == "", "a file of before says nothing"
     assert warnings({"thresholds": [{"target_accuracy": 0.8, "threshold": 0.5}]}) == []
