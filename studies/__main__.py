@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     three.add_argument("--draws", type=int, default=8, help="fits of each private line (8)")
     four = add(
         "images",
-        "SAD-DPSGD and other methods on digits (Huang and Xie, table II).",
+        "SAD-DPSGD and other methods on digits (Huang and Xie, tables I and II).",
         "images --models linear --schedules sad,constant --epsilons 8 --seeds 2 --out results",
         seeds=8,
     )

@@ -175,14 +175,9 @@ def ranks(cells: Cells, systems: Sequence[str], metric: str) -> dict[str, float]
 
 
 def gap(cells: Cells, first: str, second: str, metric: str) -> list[float]:
-    """By seed the mean of first minus second over the places that both have; seeds with fewer places are left out."""
-    by_seed: dict[int, list[float]] = {}
-    for place in cells.pairs((first, second)):
-        a, b = cells.of(first, *place), cells.of(second, *place)
-        for seed in a.keys() & b.keys():
-            by_seed.setdefault(seed, []).append(a[seed][metric] - b[seed][metric])
-    most = max(map(len, by_seed.values()), default=0)
-    return [float(np.mean(gaps)) for _, gaps in sorted(by_seed.items()) if len(gaps) == most]
+    """By seed the mean of first minus second over the places that both have."""
+    places = [(cells.of(first, *place), cells.of(second, *place)) for place in cells.pairs((first, second))]
+    return results.by_seed((s, a[s][metric] - b[s][metric]) for a, b in places for s in a.keys() & b.keys())
 
 
 ORDERINGS = (
@@ -287,11 +282,8 @@ def draw(cells: Cells, file: Path) -> None:
     for system in cells.systems:
         means, errors = [], []
         for epsilon in cells.epsilons:
-            by_seed: dict[int, list[float]] = {}
-            for name in cells.sets:
-                for seed, row in cells.of(system, name, epsilon).items():
-                    by_seed.setdefault(seed, []).append(row["auc"])
-            whole = [float(np.mean(own)) for own in by_seed.values() if len(own) == len(cells.sets)]
+            rows = [cells.of(system, name, epsilon) for name in cells.sets]
+            whole = results.by_seed((seed, row["auc"]) for own in rows for seed, row in own.items()) if all(rows) else []
             if whole:
                 means.append(float(np.mean(whole)))
                 errors.append(results.two_errors(whole) if len(whole) > 1 else 0.0)

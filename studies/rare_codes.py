@@ -154,13 +154,8 @@ def show(narratives: Sequence[Row], thinned: Sequence[Row], epsilons: Sequence[f
 
 
 def _over_sets(rows: Sequence[Row], system: str, size: int, metric: str) -> list[float]:
-    """By seed the mean over sets; a seed that lacks a set is a mean of something else, and left out."""
-    by_seed: dict[int, list[float]] = {}
-    for row in rows:
-        if row["system"] == system and row["minority"] == size:
-            by_seed.setdefault(row["seed"], []).append(row[metric])
-    most = max(map(len, by_seed.values()), default=0)
-    return [float(np.mean(own)) for own in by_seed.values() if len(own) == most]
+    """By seed the mean over sets."""
+    return results.by_seed((r["seed"], r[metric]) for r in rows if (r["system"], r["minority"]) == (system, size))
 
 
 def draw(thinned: Sequence[Row], file: Path, epsilon: float) -> None:

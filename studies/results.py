@@ -73,6 +73,15 @@ def fill(
     return [done[key(one, names)] for one in asked]
 
 
+def by_seed(values: Iterable[tuple[int, float]]) -> list[float]:
+    """Returns the mean of each seed's values; a seed that has fewer than another is a mean of something else, and out."""
+    own: dict[int, list[float]] = {}
+    for seed, value in values:
+        own.setdefault(seed, []).append(value)
+    most = max(map(len, own.values()), default=0)
+    return [float(np.mean(each)) for _, each in sorted(own.items()) if len(each) == most]
+
+
 def two_errors(values: Sequence[float]) -> float:
     """Two standard errors of a mean: the one rule by which a gap counts here. NaN for a single value."""
     return 2 * float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
-from mechanisms.model.seeding import generator, seeded
+from mechanisms.model.seeding import derive_seed, generator, seeded
 from mechanisms.privacy.noise import SecretStream, new_key
 from studies import accounting
-from studies.tables import Fit, Table, projected, smote
+from studies.tables import Fit, Table, projected
 
 SMALLEST = 1e-7
 """A class that trees give less is given this: a log-likelihood has to be finite."""
@@ -78,12 +78,16 @@ class PlainTrees:
     """XGBoost without protection: as it is, weighted by the classes' inverse frequencies, or after SMOTE."""
 
     balance: Literal["none", "weights", "smote"] = "none"
-    neighbours: int = 5
 
     def __call__(self, train: Table, epsilon: float, delta: float, seed: int) -> Fit:
         features, labels, weights = train.features, train.labels, None
         if self.balance == "smote":
-            features, labels = smote(features, labels, neighbours=self.neighbours, draws=generator(seed, "smote"))
+            from imblearn.over_sampling import SMOTE
+
+            fewest = int(torch.bincount(labels).min())
+            how = {"k_neighbors": min(5, fewest - 1), "random_state": derive_seed(seed, "smote") % (1 << 32)}
+            more = SMOTE(**how).fit_resample(features.numpy(), labels.numpy())
+            features, labels = map(torch.from_numpy, more[:2])
         elif self.balance == "weights":
             counts = torch.bincount(labels, minlength=2).double().clamp(min=1)
             weights = (len(labels) / (2 * counts))[labels]

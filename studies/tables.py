@@ -1,4 +1,4 @@
-"""Tables of numbers and categories: their files, features in [0, 1], codes and back, and SMOTE.
+"""Tables of numbers and categories: their files, features in [0, 1], codes and back.
 
 Bins and categories are public: they come from the suite, or are equal parts of [0, 1]. Nothing here looks at records to
 decide where a bin ends.
@@ -151,33 +151,3 @@ def projected(noisy: Tensor, total: Tensor) -> Tensor:
     excess = (ordered.cumsum(-1) - total) / torch.arange(1, cells + 1, dtype=noisy.dtype)
     count = (ordered > excess).sum(-1, keepdim=True).clamp(min=1)
     return (noisy - excess.gather(-1, count - 1)).clamp(min=0) / total
-
-
-def smote(features: Tensor, labels: Tensor, *, neighbours: int, draws: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Records and, after them, what raises every class to the largest one's size (Chawla et al. 2002).
-
-    A class of one record is repeated; one of fewer than k + 1 has as many neighbours as it has.
-    """
-    counts = torch.bincount(labels)
-    made, made_labels = [features], [labels]
-    for label in torch.nonzero(counts)[:, 0].tolist():
-        missing = int(counts.max() - counts[label])
-        if missing == 0:
-            continue
-        own = features[labels == label]
-        k = min(neighbours, len(own) - 1)
-        base = torch.randint(len(own), (missing,), generator=draws)
-        start, end = own[base], own[base]
-        if k:
-            end = own[nearest_within(own, k)[base, torch.randint(k, (missing,), generator=draws)]]
-        along = torch.rand(missing, 1, generator=draws, dtype=features.dtype)
-        made.append(start + along * (end - start))
-        made_labels.append(torch.full((missing,), label))
-    return torch.cat(made), torch.cat(made_labels)
-
-
-def nearest_within(own: Tensor, k: int) -> Tensor:
-    """Indices int64 [n, k] of each record's nearest others."""
-    distance = torch.cdist(own, own)
-    distance.fill_diagonal_(torch.inf)
-    return distance.topk(k, largest=False).indices

@@ -1,4 +1,4 @@
-"""What mechanisms for tables share: bins and back, unit records, projections, SMOTE, trees, and that they learn."""
+"""What mechanisms for tables share: bins and back, unit records, projections, trees, and that they learn."""
 
 import sys
 
@@ -47,43 +47,6 @@ def test_the_projection_is_the_nearest() -> None:
     for row, own, sum_ in zip(noisy, ours, total, strict=True):
         best = float((grid * sum_ - row).square().sum(1).min())
         assert float((own - row).square().sum()) <= best + 1e-9
-
-
-class TestSmote:
-    def imbalanced(self) -> tuple[Tensor, Tensor]:
-        g = draws()
-        features = torch.rand(60, 3, generator=g, dtype=torch.float64)
-        return features, (torch.arange(60) >= 48).long()
-
-    def test_every_new_point_lies_where_imbalanced_learns_do(self) -> None:
-        """Both make as many, of the same classes, each between a record and one of its five nearest of its class."""
-        imblearn = pytest.importorskip("imblearn.over_sampling")
-        features, labels = self.imbalanced()
-        own = features[labels == 1]
-        ours, ours_labels = tables.smote(features, labels, neighbours=5, draws=draws())
-        theirs, theirs_labels = imblearn.SMOTE(random_state=0).fit_resample(features.numpy(), labels.numpy())
-        assert torch.bincount(ours_labels).tolist() == np.bincount(theirs_labels).tolist() == [48, 48]
-        nearest = tables.nearest_within(own, 5)
-        for made in (ours[60:], torch.from_numpy(np.asarray(theirs))[60:]):
-            assert all(between(point, own, nearest) for point in made)
-        outside = torch.rand(20, 3, generator=draws(), dtype=torch.float64)
-        assert not any(between(point, own, nearest) for point in outside)
-
-    def test_a_class_of_one_is_repeated(self) -> None:
-        made, labels = tables.smote(
-            torch.eye(4, dtype=torch.float64), torch.tensor([0, 0, 0, 1]), neighbours=5, draws=draws()
-        )
-        assert torch.bincount(labels).tolist() == [3, 3]
-        assert bool((made[4:] == torch.eye(4)[3]).all())
-
-
-def between(point: Tensor, own: Tensor, nearest: Tensor) -> bool:
-    """Whether a point is on a segment between a record and one of its neighbours."""
-    start, end = own[:, None].expand(-1, nearest.shape[1], -1), own[nearest]
-    along, from_start = end - start, point - start
-    t = (along * from_start).sum(-1) / along.square().sum(-1).clamp(min=1e-12)
-    missed = (from_start - t[..., None] * along).norm(dim=-1)
-    return bool(((missed < 1e-6) & (t >= -1e-6) & (t <= 1 + 1e-6)).any())
 
 
 @pytest.mark.parametrize("split", ["subsamples", "disjoint", "stratified"])
