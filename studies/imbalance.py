@@ -283,7 +283,9 @@ def draw(cells: Cells, file: Path) -> None:
         means, errors = [], []
         for epsilon in cells.epsilons:
             rows = [cells.of(system, name, epsilon) for name in cells.sets]
-            whole = results.by_seed((seed, row["auc"]) for own in rows for seed, row in own.items()) if all(rows) else []
+            whole = (
+                results.by_seed((seed, row["auc"]) for own in rows for seed, row in own.items()) if all(rows) else []
+            )
             if whole:
                 means.append(float(np.mean(whole)))
                 errors.append(results.two_errors(whole) if len(whole) > 1 else 0.0)
