@@ -5,11 +5,10 @@ import sys
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from mechanisms.errors import MechanismError
 from mechanisms.privacy.noise import SecretStream
-from studies import imbalance, linear, synthetic, tables, transformer
+from studies import imbalance, linear, synthetic, transformer
 from studies.linear import filled
 from studies.tables import Columns, System, Table, projected
 
