@@ -74,7 +74,7 @@ def fill(
 
 
 def by_seed(values: Iterable[tuple[int, float]]) -> list[float]:
-    """Returns the mean of each seed's values; a seed that has fewer than another is a mean of something else, and out."""
+    """Returns the mean of each seed's values, of the seeds that have as many as any other."""
     own: dict[int, list[float]] = {}
     for seed, value in values:
         own.setdefault(seed, []).append(value)
