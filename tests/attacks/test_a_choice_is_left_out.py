@@ -185,9 +185,7 @@ def test_a_search_that_nobody_mentions(made: Made) -> None:
     released_without(context, again, lambda line: "for a target epsilon" in line)
 
 
-def test_settings_that_were_tuned_under_another_name(
-    made: Made, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_settings_tuned_under_another_name(made: Made, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A branch of one's own with the tuned settings and no line: the fit's settings tell, whatever it is called."""
     context, planned = made
     real = context.store.recipe
@@ -221,9 +219,7 @@ def ref(name: str) -> ArtifactRef:
     return ArtifactRef(uri=f"file:///nowhere/{name}", sha256=name * 64, kind="test")
 
 
-def test_another_key_while_the_others_are_looked_at(
-    made: Made, chosen: Chosen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_key_meanwhile(made: Made, chosen: Chosen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another sample, marked with another registry's key, so that no one can compare: it counts."""
     context, planned = made
     _, parameters = chosen

@@ -169,9 +169,7 @@ OBJECTS: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("content", OBJECTS.values(), ids=OBJECTS)
-def test_a_record_that_takes_more_memory_than_characters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
-) -> None:
+def test_a_record_of_more_memory_than_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     """A record of JSON, in a line or in an array, may have fewer characters than a row; a sound file is as long."""
     monkeypatch.setattr(json_rows, "LONGEST_RECORD", 2 << 20)
     monkeypatch.setattr(json_rows, "LONGEST_ARRAY", 2 << 20)
@@ -228,9 +226,7 @@ HOSTILE: dict[str, tuple[str, bytes, bytes, int, int]] = {
 
 
 @pytest.mark.parametrize(("name", "head", "row", "times", "megabytes"), HOSTILE.values(), ids=HOSTILE)
-def test_memory_does_not_grow_with_a_hostile_file(
-    tmp_path: Path, name: str, head: bytes, row: bytes, times: int, megabytes: int
-) -> None:
+def test_memory_stays_bounded(tmp_path: Path, name: str, head: bytes, row: bytes, times: int, megabytes: int) -> None:
     """With the true limits, in a process of its own. Without a bound each takes some four times as much, and more in
     longer files."""
     with (tmp_path / name).open("wb") as file:
@@ -378,9 +374,7 @@ CONFIGS: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("key", "value"), CONFIGS)
 @pytest.mark.parametrize("inside", ["", "text_config"])
-def test_a_model_folder_that_hangs_or_fetches(
-    tiny_roberta: Path, tmp_path: Path, key: str, value: Any, inside: str
-) -> None:
+def test_a_model_that_hangs_or_fetches(tiny_roberta: Path, tmp_path: Path, key: str, value: Any, inside: str) -> None:
     """Layers of a hundred million, or attention by a program from elsewhere: refused before loading."""
     folder = tmp_path / "model"
     folder.mkdir()

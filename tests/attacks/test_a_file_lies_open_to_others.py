@@ -102,9 +102,7 @@ os.kill(os.getpid(), signal.SIGABRT)
     ],
 )
 @pytest.mark.parametrize("allowed", [resource.RLIM_INFINITY, 0], ids=["without a limit", "none"])
-def test_a_process_that_dies_with_narratives_in_memory(
-    tmp_path: Path, module: str, name: str, act: str, allowed: int
-) -> None:
+def test_a_process_that_dies_with_narratives(tmp_path: Path, module: str, name: str, act: str, allowed: int) -> None:
     """Leaves no core dump, neither a file nor what the system pipes to a program: the limit is one byte, not more."""
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     if hard != resource.RLIM_INFINITY and allowed:
@@ -124,9 +122,7 @@ def test_a_process_that_dies_with_narratives_in_memory(
 
 
 @pytest.mark.parametrize("closed", [0o600, 0o640, 0o400])
-def test_a_copy_of_a_closed_file(
-    coder: Coder, tmp_path: Path, narratives: Callable[..., list[str]], closed: int
-) -> None:
+def test_copy_of_a_closed_file(coder: Coder, tmp_path: Path, narratives: Callable[..., list[str]], closed: int) -> None:
     """Coded, sampled, summed up or revised, narratives are as closed as they were, also in the place of an older file
     that someone closed."""
     source, out, sample = tmp_path / "in.csv", tmp_path / "out.csv", tmp_path / "sample.csv"

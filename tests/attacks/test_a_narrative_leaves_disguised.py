@@ -158,11 +158,6 @@ def expected(sealed: Sealed, tmp_path_factory: pytest.TempPathFactory) -> Expect
     return sealed.refill(tmp_path_factory.mktemp("again"))
 
 
-def test_as_many_spellings_as_passed_before() -> None:
-    """One for each of those that a search let pass, and those that it had learned."""
-    assert len(SPELLINGS) >= 71
-
-
 @pytest.mark.parametrize("spell", SPELLINGS.values(), ids=SPELLINGS)
 def test_what_is_handed_in_is_listed_whole(sealed: Sealed, spell: Callable[[str], str]) -> None:
     """As a title, as a code, cut over titles, as the name of a classification or of a cohort: the plan lists it. What

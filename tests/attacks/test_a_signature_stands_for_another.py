@@ -179,9 +179,7 @@ def test_a_policy_that_is_too_deep_or_too_long(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("moved", [timedelta(days=15), -timedelta(days=1)], ids=["goes stale", "a clock set back"])
-def test_a_signature_that_goes_stale_before_its_row(
-    sqlite_site: Site, monkeypatch: pytest.MonkeyPatch, moved: timedelta
-) -> None:
+def test_a_signature_stale_before_its_row(sqlite_site: Site, monkeypatch: pytest.MonkeyPatch, moved: timedelta) -> None:
     """Good as it is checked, and not at the time that the row has: the row was recorded, and no verification of the
     ledger could ever pass again."""
     rule = {"minimum": 1, "approvers": {"Anna": pem(ANNA)}, "valid_days": 14}

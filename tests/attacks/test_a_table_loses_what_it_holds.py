@@ -162,15 +162,6 @@ def test_training_refuses_damage_in_a_column_it_leaves_alone(tmp_path: Path) -> 
         list(open_table(tmp_path / "in.parquet", ["Text"]).texts(["Text"]))
 
 
-def test_bad_text_is_refused_where_only_text_is_read(tmp_path: Path) -> None:
-    """Training reads its text columns alone; what is no UTF-8 does not get through there either."""
-    from storage.tables.reader import open_table
-
-    pq.write_table(pa.table({"n": BAD_TEXT}), tmp_path / "in.parquet")
-    with pytest.raises(InputError, match="column 'n'"):
-        list(open_table(tmp_path / "in.parquet", ["n"]).texts(["n"]))
-
-
 @pytest.mark.parametrize("first", ["PK", "PK1", "PK\x05", "PAR1", "PAR1_key", "PAR"])
 @pytest.mark.parametrize("between", [",", ";", "\t"])
 def test_a_first_column_that_begins_like_another_format(tmp_path: Path, first: str, between: str) -> None:

@@ -59,9 +59,7 @@ def job(coder: Coder, texts: list[str], out: Path, **changes: Any) -> CodingJob:
     return CodingJob(survey(source, text_columns=["Text"]), out, Narratives(("Text",)), answers, **changes)
 
 
-def test_an_output_that_appears_while_a_table_is_coded(
-    coder: Coder, tmp_path: Path, narratives: Callable[..., list[str]]
-) -> None:
+def test_an_output_that_appears_meanwhile(coder: Coder, tmp_path: Path, narratives: Callable[..., list[str]]) -> None:
     """It was not there when the work began: it is not written over without --overwrite, which then takes no time."""
     out = tmp_path / "out.csv"
 

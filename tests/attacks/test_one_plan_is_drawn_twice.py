@@ -297,9 +297,7 @@ def test_what_is_appended_to_a_witness(house: Workspace, tmp_path: Path, monkeyp
         assert witness.read_bytes() == content + added
 
 
-def test_both_restored_get_their_rows_back_from_the_witness(
-    house: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_restored_get_back_their_rows(house: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Database and journal together went back; the release stands, and the same plan is not drawn again."""
     monkeypatch.setenv(VARIABLE, str(tmp_path / "witness"))
     ledger = ensure_genesis_row(house)

@@ -191,9 +191,7 @@ def _unsigned(decision: Any, terms: dict[str, str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("forged", UNSIGNED.values(), ids=UNSIGNED)
-def test_rows_that_nobody_signed_change_and_stop_nothing(
-    site: Site, forged: Callable[[Ledger], dict[str, Any]]
-) -> None:
+def test_rows_nobody_signed_change_and_stop_nothing(site: Site, forged: Callable[[Ledger], dict[str, Any]]) -> None:
     """Policy, budget and releases stay as they were, the next plan is reserved, and each is named once."""
     ledger = site.open(policy(minimum=1, epsilon=20))
     terms = release_terms(make_plan("first"))

@@ -88,9 +88,7 @@ def test_draws_and_their_risks_agree(
 
 
 @pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
-def test_training_agrees(
-    pair: tuple[Classifier, Classifier], records: tuple[TokenInputs, Tensor], optimiser: str
-) -> None:
+def test_fits_agree(pair: tuple[Classifier, Classifier], records: tuple[TokenInputs, Tensor], optimiser: str) -> None:
     """Two epochs over the same batches end with the same log-likelihoods, and have moved."""
     phase = OptimiserPhase.model_validate({"optimiser": optimiser, "learning_rate": 1e-3, "epochs": 2})
     start = pair[0].flat.clone()

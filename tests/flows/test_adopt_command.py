@@ -51,9 +51,7 @@ def _adopt(archive: Path, sealed: Sealed, out: Path, *more: Any) -> tuple[int, s
     return invoke("adopt", archive, "--key", sealed.trust.pinned, "--out", out, *more)
 
 
-def test_unlisted_codes_are_refused_or_errors_of_the_model(
-    archive: Path, sealed: Sealed, own: Path, tmp_path: Path
-) -> None:
+def test_unlisted_codes_are_refused_or_errors(archive: Path, sealed: Sealed, own: Path, tmp_path: Path) -> None:
     """Refused before anything is written, with the option that takes them; with it fewer rows are right."""
     rows = read_csv(own)
     strange = write_csv(tmp_path / "strange.csv", [row | {"Code": "no-code"} for row in rows[:60]] + rows[60:])
@@ -69,9 +67,7 @@ def test_unlisted_codes_are_refused_or_errors_of_the_model(
     assert best["unlisted"] < best["listed"]
 
 
-def test_later_commands_take_columns_and_thresholds_from_it(
-    archive: Path, sealed: Sealed, own: Path, tmp_path: Path
-) -> None:
+def test_later_commands_take_settings_from_it(archive: Path, sealed: Sealed, own: Path, tmp_path: Path) -> None:
     """Adopted with own records, `code` needs neither --text nor --accuracy; a page sums each up."""
     folder = tmp_path / "coder"
     given = ("--data", own, "--text", "Text", "--label", "Code", "--accuracy", "0.8", "--sets")

@@ -74,9 +74,7 @@ def test_what_cannot_be_coded_leaves_no_output(
 
 
 @pytest.mark.servers
-def test_killed_in_the_middle_it_goes_on(
-    new: Job, tiny_bundle: Path, tmp_path: Path, narratives: Callable[..., list[str]]
-) -> None:
+def test_killed_it_goes_on(new: Job, tiny_bundle: Path, tmp_path: Path, narratives: Callable[..., list[str]]) -> None:
     """SIGKILL once some pieces are done: no output, the next run takes them over and equals an unbroken one."""
     texts = narratives(64_000)
     source = write_csv(tmp_path / "new.csv", [{"Text": text} for text in texts])

@@ -116,9 +116,7 @@ def test_the_house_does_not_code_with_what_it_revoked(sealed: Sealed, tmp_path: 
     assert run("code", text, *bundle, "--home", tmp_path / "elsewhere")[0] == 0
 
 
-def test_a_worker_without_the_ledger_is_told_what_was_revoked(
-    sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_without_ledger_knows_revoked(sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has the ledger's address and no password, as in a container: the roots beside the bundles say it."""
     release = str(sealed.row.release_id)
     house = shutil.copytree(sealed.home, tmp_path / "house", ignore=shutil.ignore_patterns("source", "again"))

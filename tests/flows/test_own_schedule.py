@@ -84,9 +84,7 @@ def test_the_run_that_the_calendar_starts_is_the_one_that_was_typed(registered: 
         (("--deploy", "wrong", "--set", "fit.swag.rank=9"), "exceeds the snapshots"),
     ],
 )
-def test_what_could_not_run_is_not_registered(
-    registered: Job, server: str, options: tuple[str, ...], says: str
-) -> None:
+def test_what_cannot_run_is_not_registered(registered: Job, server: str, options: tuple[str, ...], says: str) -> None:
     """Each mistake is named, and the server has no such deployment afterwards."""
     done = registered.command("retrain", *registered.options(), *options)
     assert done.returncode == 2

@@ -69,9 +69,7 @@ def test_a_sample_becomes_counts_with_intervals(coded: Path, tmp_path: Path) -> 
         invoke("estimate", coded, *options)
 
 
-def test_the_tutorial_s_commands_make_its_table(
-    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_tutorial_makes_its_table(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each command of the page in its order, and its lines of Python; fewer narratives and hours than there."""
     page = (Path(__file__).parents[2] / "docs/tutorials/published-table.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -155,9 +153,7 @@ def served(sealed: Sealed, tmp_path: Path) -> Iterator[tuple[str, dict[str, str]
 
 
 @pytest.mark.servers
-def test_sigterm_lets_the_requests_at_work_end(
-    served: tuple[str, dict[str, str], subprocess.Popen[str]], sealed: Sealed
-) -> None:
+def test_sigterm_lets_requests_end(served: tuple[str, dict[str, str], subprocess.Popen[str]], sealed: Sealed) -> None:
     """SIGTERM in the middle of a request: no one new comes in, it gets its whole answer, the process ends by itself and
     has told no narrative."""
     address, header, process = served

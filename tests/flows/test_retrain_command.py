@@ -83,15 +83,6 @@ def test_the_dry_run_finds_the_records_under_another_name(finished: Job) -> None
     assert "released under another population name" in " ".join(said.split())
 
 
-def test_the_release_codes_new_narratives(finished: Job) -> None:
-    """From the workspace's newest bundle, by the command."""
-    done = finished.command("code", "--json", "--top-k", "2", "Employee fell from a ladder and fractured his wrist.")
-    answers = json.loads(done.stdout)["codes"]
-    assert len(answers) == 2
-    assert answers[0]["score"] >= answers[1]["score"] > 0
-    assert answers[0]["title"]
-
-
 MISTAKES = (
     ("--set", "fit.swag.rank=9", "exceeds the snapshots"),
     ("--set", "model.encoder=/nowhere", "no folder /nowhere"),

@@ -26,9 +26,7 @@ def with_events(folder: Path) -> tuple[Path, Path, Path]:
     return write_csv(folder / "coded.csv", rows), written.codelist, listed
 
 
-def test_from_records_to_a_table_of_two_fields(
-    tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_to_a_table_of_two_fields(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two plans from one encoding, two releases in the ledger; each bundle's columns are those that it codes alone, and
     the texts are encoded once."""
     monkeypatch.setenv("COLUMNS", "200")

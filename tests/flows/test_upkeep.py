@@ -201,9 +201,7 @@ def test_a_run_that_dies_with_its_worker_before_its_first_heartbeat_is_taken_up(
     assert client.read_flow_run(run.id).run_count == 2
 
 
-def test_a_run_whose_ledger_is_away_is_taken_up(
-    client: SyncPrefectClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_without_its_ledger(client: SyncPrefectClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has crashed, and one that is told what is wrong has failed, whatever the words."""
     Workspace(tmp_path / "home").create()
     home = str(tmp_path / "home")
@@ -318,9 +316,7 @@ def test_crashes_between_question_and_answer_lose_neither(
     assert len(row.approvals) == 2
 
 
-def test_every_run_is_counted_and_the_oldest_waits_first(
-    client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_are_counted_and_the_oldest_is_first(client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """More runs than one request asks for; as many as it asks for, the server gives."""
     waited, before = [run.id for run in waiting_releases()], overview()["runs"]
     monkeypatch.setattr(waiting_runs, "_PAGE", 20)

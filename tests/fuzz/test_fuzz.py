@@ -283,9 +283,7 @@ def client(tiny_bundle: Path) -> Iterator[TestClient]:
 
 @pytest.mark.parametrize("examples", [EVERYDAY, pytest.param(1500, marks=pytest.mark.long)])
 @pytest.mark.parametrize("seed", REQUESTS, ids=lambda path: path.name)
-def test_the_service_answers_or_refuses(
-    client: TestClient, capfd: pytest.CaptureFixture[str], seed: Path, examples: int
-) -> None:
+def test_the_service_replies(client: TestClient, capfd: pytest.CaptureFixture[str], seed: Path, examples: int) -> None:
     """Never a failure of its own, always strict JSON, and nothing of a narrative in an answer or on the terminal."""
 
     def refuse(name: str) -> None:

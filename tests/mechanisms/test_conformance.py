@@ -291,9 +291,7 @@ NOISY = [kind for kind in KINDS if descends(planned(kind).event)]
 
 @pytest.mark.parametrize("kind", NOISY)
 @pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (2 / 3, False), (1.5, False)])
-def test_noise_of_the_steps_is_the_events(
-    kind: str, factor: float, accepted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_have_the_events_noise(kind: str, factor: float, accepted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chi-square over every coordinate of every step: sigma C of the event passes at level 1e-6, 2/3 and 3/2 do not."""
     sums = noisy_sums(monkeypatch)["gradient noise"]
     plan = planned(kind)

@@ -200,9 +200,7 @@ def _private(mechanism: Any = "prior-descent", **options: Any) -> PrivateClassif
         (lambda: _private().fit(TEXTS, LABELS, sample_weight=[1] * 30), "sample_weight is not supported"),
     ],
 )
-def test_arguments_are_checked_before_a_text_is_encoded(
-    attempt: Any, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_arguments_are_checked_before_encoding(attempt: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each mistake ends in one sentence that quotes no text, and the encoder is never called."""
     monkeypatch.setattr("mechanisms.model.prior.embed", lambda *_, **__: pytest.fail("a text was encoded"))
     with pytest.raises(MechanismError, match=message) as caught:

@@ -149,9 +149,3 @@ def test_the_given_model_stays_as_it_was() -> None:
     assert all(p.untyped_storage().nbytes() == p.nbytes for p in private.model.parameters()), "no views"
     assert module.training
     assert all(torch.equal(value, given[name]) for name, value in module.state_dict().items())
-
-
-def test_batch_normalisation_is_refused() -> None:
-    module = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
-    with pytest.raises(MechanismError, match="Use layers without running statistics"):
-        swag_ppm(module, CE, (torch.randn(8, 6), torch.arange(8) % 3))

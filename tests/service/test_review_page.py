@@ -143,9 +143,7 @@ def test_a_second_coder_and_an_adjudicator(address: str, tmp_path: Path) -> None
     assert [row["code_adjudicated"] for row in final] == [one[0], one[1], one[2], two[3]]
 
 
-def test_a_file_of_narratives_is_coded_first(
-    address: str, narratives: Callable[..., list[str]], tmp_path: Path
-) -> None:
+def test_a_narratives_file_is_coded_first(address: str, narratives: Callable[..., list[str]], tmp_path: Path) -> None:
     """By this service, with five candidates; other columns are shown on demand."""
     lines = [("id", "narrative text"), *((str(i), text) for i, text in enumerate(narratives(30)))]
     (tmp_path / "new.csv").write_text(csv_lines(lines), newline="")

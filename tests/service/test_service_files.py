@@ -104,9 +104,7 @@ def test_a_file_comes_back_as_the_command_would_write_it(
     ],
     ids=["empty", "ragged", "nul", "column", "overwritten", "no header", "zip", "parquet", "rows", "bytes"],
 )
-def test_what_the_command_refuses_is_refused(
-    client: TestClient, content: bytes, column: str, status: int, said: str
-) -> None:
+def test_the_commands_refusals(client: TestClient, content: bytes, column: str, status: int, said: str) -> None:
     """By file, column or row; no cell is quoted and no place of the machine is named."""
     answer = client.post("/file", params={"column": column}, content=content, headers=HEADER)
     assert answer.status_code == status, answer.text

@@ -9,9 +9,7 @@ from storage import durable
 from storage.durable import replace_atomically, write_atomically
 
 
-def test_a_file_is_synced_before_it_has_its_name_and_its_folder_afterwards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_synced_before_its_name_and_its_folder_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that after a power cut there is the old content or the new one."""
     file, synced = tmp_path / "file", []
 

@@ -170,9 +170,7 @@ def test_ten_thousand_columns_and_a_long_narrative(tmp_path: Path) -> None:
         ("a.parquet", b"PAR1 secret", "is damaged"),
     ],
 )
-def test_what_is_no_table_is_refused_by_row_and_without_its_cells(
-    tmp_path: Path, name: str, content: bytes, said: str
-) -> None:
+def test_no_table_is_refused_by_row_and_without_cells(tmp_path: Path, name: str, content: bytes, said: str) -> None:
     """Before any work, naming file and row."""
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=said) as caught:

@@ -148,9 +148,7 @@ def test_the_packaged_encoder() -> None:
     assert {p.name for p in encoder_files.digest_parts(encoder_files.PACKAGED)} >= {"config.json", "model.safetensors"}
 
 
-def test_mpnet_is_put_together_from_its_parts_as_it_was_published(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mpnet_is_put_together_from_its_parts_as_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its packages the message has the command; parts make the folder once; one byte changed is refused, and
     nothing is left that a later call would take."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

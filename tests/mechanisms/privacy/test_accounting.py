@@ -88,11 +88,6 @@ class TestFormal:
         assert prv.get_epsilon(delta=1e-4, eps_error=0.01) == pytest.approx(figures.epsilon, abs=0.02)
         assert figures.epsilon_rdp == pytest.approx(rdp.get_epsilon(delta=1e-4), rel=1e-3)
 
-    def test_golden_noise_for_epsilon_4(self) -> None:
-        """Solved noise for epsilon 4, delta 1e-4 in the paper's setting: 1.818 by PLD (dp-accounting 0.6)."""
-        noise = gaussian_cost.calibrate(lambda x: sgd(x, prob=512 / 5346, steps=313), target_epsilon=4.0, delta=1e-4)
-        assert noise == pytest.approx(1.818, abs=0.001)
-
     def test_mironov_needs_more_noise_than_the_claim(self) -> None:
         """Calibrated as the paper does, Mironov's figure meets the target and the claim comes out below it."""
         noise = gaussian_cost.calibrate(
@@ -101,11 +96,6 @@ class TestFormal:
         figures = gaussian_cost.cost(sgd(noise, prob=0.1, steps=100), delta=1e-4)
         assert figures.epsilon_rdp_mironov == pytest.approx(4.0, rel=0.005)
         assert figures.epsilon < 3.5
-
-    def test_replacing_a_record_costs_more(self) -> None:
-        """A replaced record moves the sum by two clips: a full-batch Gaussian costs what one of half the noise does."""
-        figures = gaussian_cost.cost(release(3.0), delta=1e-4)
-        assert figures.epsilon_replace_one == pytest.approx(epsilon(release(1.5)), rel=1e-3)
 
     @pytest.mark.parametrize("m", [1, 3])
     def test_replacing_a_unit_has_a_closed_form(self, m: int) -> None:
@@ -137,13 +127,6 @@ class TestFormal:
         assert epsilon(release(3.0), m=2) == pytest.approx(epsilon(release(1.5)), rel=1e-3)
         event = sgd(3.0, prob=0.1, steps=20)
         assert epsilon(event) < epsilon(event, m=2) < epsilon(sgd(1.5, prob=0.19, steps=20))
-
-    def test_the_event_decides(self) -> None:
-        """Steps, sampling and noise each change the cost; the clip does not."""
-        base = epsilon(sgd(1.5, prob=0.1, steps=60))
-        assert epsilon(sgd(1.5, prob=0.1, steps=70)) > base
-        assert epsilon(sgd(1.5, prob=0.12, steps=60)) > base
-        assert epsilon(sgd(1.6, prob=0.1, steps=60)) < base
 
     def test_claim(self) -> None:
         """A DP-SGD claim is formal, by PLD, with its relation and its replace-one figure stated."""
@@ -184,9 +167,7 @@ class TestFormal:
         ("prob", "steps", "target", "delta"),
         [(0.2175, 138, 0.3, 1e-4), (0.2175, 138, 0.1, 1e-4), (0.01, 10_000, 1.0, 1e-5)],
     )
-    def test_small_targets_and_many_steps_are_met_too(
-        self, prob: float, steps: int, target: float, delta: float
-    ) -> None:
+    def test_small_targets_and_many_steps_are_met(self, prob: float, steps: int, target: float, delta: float) -> None:
         """Within 0.5 % and never above, where a coarse grid alone would leave up to 3 % of the budget unused."""
         noise = gaussian_cost.calibrate(lambda x: sgd(x, prob=prob, steps=steps), target_epsilon=target, delta=delta)
         found = gaussian_cost.epsilon_of_event(sgd(noise, prob=prob, steps=steps), delta=delta)

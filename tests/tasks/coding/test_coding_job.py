@@ -163,9 +163,7 @@ def test_two_processes_do_not_write_one_file(coder: Coder, table: Path, tmp_path
         run(Bundles.of(coder), one)
 
 
-def test_an_input_that_changes_meanwhile_is_noticed(
-    coder: Coder, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_changed_input_is_noticed(coder: Coder, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is put in place."""
     one, real = job(table, tmp_path / "out.csv"), coding_job._merge
 

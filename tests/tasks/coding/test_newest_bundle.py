@@ -44,9 +44,7 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("with_ledger", [True, False])
-def test_a_copy_keeps_the_answer(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_ledger: bool
-) -> None:
+def test_a_copy_answers_alike(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_ledger: bool) -> None:
     """With new times of all folders, also where the ledger cannot be read."""
     before = newest_bundle(home).name
     copy = tmp_path / "copy"

@@ -108,9 +108,7 @@ def test_codes_as_table_programs_return_them(coded: Path, tmp_path: Path) -> Non
         ("'-12", "'-12", True),
     ],
 )
-def test_two_codes_are_one_only_where_a_table_program_made_them_two(
-    tmp_path: Path, model: str, human: str, agree: bool
-) -> None:
+def test_two_codes_are_one_where_a_table_program_made_two(tmp_path: Path, model: str, human: str, agree: bool) -> None:
     """A code that the table holds is another one; an apostrophe before what looks like a formula is no part of it."""
     coded = write_csv(tmp_path / "coded.csv", ["code"], [[model], ["250.0"]])
     sample = write_csv(tmp_path / "s.csv", SAMPLE, [["1", "1", human]])
@@ -127,9 +125,7 @@ def test_two_codes_are_one_only_where_a_table_program_made_them_two(
         ([["1", "nan", "a"]], "row 1: qa_row or qa_weight"),
     ],
 )
-def test_a_sample_that_is_not_as_it_was_drawn_is_refused(
-    coded: Path, tmp_path: Path, rows: list[list[str]], said: str
-) -> None:
+def test_a_sample_not_as_drawn_is_refused(coded: Path, tmp_path: Path, rows: list[list[str]], said: str) -> None:
     """Naming the row."""
     with pytest.raises(InputError, match=said):
         agreement(coded, write_csv(tmp_path / "s.csv", SAMPLE, rows))

@@ -42,9 +42,7 @@ def test_many_codes_without_a_difference_show_none() -> None:
     assert naive > 12, "the test has no power"
 
 
-def test_the_page_says_who_is_better_and_what_changes(
-    coder: Coder, narratives: Callable[..., list[str]], tmp_path: Path
-) -> None:
+def test_the_page_says_which_is_better(coder: Coder, narratives: Callable[..., list[str]], tmp_path: Path) -> None:
     """A successor that answers every other record otherwise is worse; all that moved is in the table of moves."""
     texts = narratives(40)
     given = [coding.answers[0].code for coding in coder.code(texts)]

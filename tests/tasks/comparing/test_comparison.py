@@ -124,9 +124,7 @@ def test_seconds_are_remembered_with_the_stages(compared: tuple[Context, list[ru
     assert [group.seconds for group in groups(context, chosen)] == [None] * 3
 
 
-def test_a_stage_that_several_branches_need_runs_once(
-    compared: tuple[Context, list[run.Group]], tmp_path: Path
-) -> None:
+def test_a_stage_of_several_branches_runs_once(compared: tuple[Context, list[run.Group]], tmp_path: Path) -> None:
     """Rounds of a chain share the stages before them."""
     asked: list[Step] = []
     context = tiny_jobs.workspace(tmp_path)

@@ -97,9 +97,7 @@ def test_another_method_or_label_is_another_plan(trained: Trained) -> None:
     assert key() != key(label="second")
 
 
-def test_what_lies_in_the_way_is_not_committed(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_in_the_way_is_not_committed(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between draw and commit a bundle is edited, or the draw removed: refused. One edited later is reported too."""
     context, chosen, made = copied(trained, tmp_path)
     with killed_at(monkeypatch, publish.Ledger, "commit"):

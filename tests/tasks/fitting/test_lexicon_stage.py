@@ -122,9 +122,7 @@ def test_another_vocabulary_is_another_stage(context: Context, tiny_bert: Path, 
     assert not plain & keys
 
 
-def test_a_killed_stage_resumes(
-    context: Context, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_it_resumes(context: Context, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The saved parts hold the encoder's features alone; the words join them once, at the end."""
     dataset, config = ingested(context, tmp_path), model(tiny_bert)
     monkeypatch.setattr(data, "PART", 16)
@@ -147,9 +145,7 @@ def test_a_killed_stage_resumes(
     torch.testing.assert_close(resumed, unbroken, rtol=0, atol=0)
 
 
-def test_equal_texts_are_encoded_once(
-    context: Context, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_encoded_once(context: Context, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each record has the features of its text, in parts of any size; no text passes the encoder twice."""
     texts = ["fell from a ladder", "burns", "fell from a ladder", "", "burns", "cut by a saw", "burns"]
     config, dataset = model(tiny_bert).frozen(), ingested(context, tmp_path)

@@ -80,9 +80,7 @@ def test_ranks_come_to_what_one_process_comes_to(
     torch.testing.assert_close(ends[0], rank_bodies.theta(alone.scratch, 0), rtol=1e-4, atol=1e-5)
 
 
-def test_a_follower_that_does_not_start_is_named(
-    tiny_roberta: Path, narratives: Callable[..., list[str]], tmp_path: Path
-) -> None:
+def test_a_dead_follower_is_named(tiny_roberta: Path, narratives: Callable[..., list[str]], tmp_path: Path) -> None:
     work = work_in(tmp_path, model_of(tiny_roberta, "full"), narratives, 2)
     with (
         pytest.raises(StageError, match=r"a fit: a process of the training did not start. fit: AttributeError"),
