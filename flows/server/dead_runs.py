@@ -14,11 +14,11 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.responses import SetStateStatus
-from prefect.client.schemas.sorting import FlowRunSort
 from prefect.events.filters import EventFilter
 from prefect.states import AwaitingRetry, Cancelled, Crashed
 
 from flows.server.client import server
+from flows.server.waiting_runs import newest_first
 
 HEARTBEAT_STOPPED = "its heartbeat stopped"
 """Message of a run that is declared dead, here and by the rule `zombies`."""
@@ -95,8 +95,7 @@ def drop_missed(*, before: datetime) -> tuple[str, ...]:
     )
     dropped, newest = [], set()
     with server() as client:
-        runs = client.read_flow_runs(flow_run_filter=missed, sort=FlowRunSort.EXPECTED_START_TIME_DESC)
-        for run in runs:
+        for run in newest_first(client, missed):
             if not run.auto_scheduled or run.deployment_id is None or run.run_count:
                 continue
             if run.deployment_id not in newest:

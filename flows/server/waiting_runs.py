@@ -31,22 +31,8 @@ class WaitingRelease:
     plan: str
 
 
-@dataclass(frozen=True)
-class StoppedRun:
-    """Names a run that does not go on, why, and the command that a person types next."""
-
-    id: str
-    name: str
-    flow: str
-    state: str
-    since: str
-    """UTC, to the minute."""
-    reason: str
-    """First line of what the server has about its state; may be empty."""
-    remedy: str
-
-
-def stopped_run(run: FlowRun, flow: str) -> StoppedRun | None:
+def _stopped(run: FlowRun, flow: str) -> dict[str, str] | None:
+    """Names a run that does not go on, why, and the command that a person types next; None for another run."""
     state = run.state
     if state is None or not (state.is_failed() or state.is_crashed() or state.is_cancelled() or state.name == "Late"):
         return None
@@ -60,7 +46,8 @@ def stopped_run(run: FlowRun, flow: str) -> StoppedRun | None:
         remedy = f"prefect flow-run retry {run.id}"
     reason = (state.message or "").strip().split("\n")[0][:300]
     since = state.timestamp.astimezone(UTC).strftime("%Y-%m-%d %H:%M")
-    return StoppedRun(str(run.id), run.name, flow, state.name or state.type.value, since, reason, remedy)
+    shown = {"id": str(run.id), "name": run.name, "flow": flow, "state": state.name or state.type.value}
+    return shown | {"since": since, "reason": reason, "remedy": remedy}
 
 
 def waiting_releases() -> list[WaitingRelease]:
@@ -92,7 +79,7 @@ def overview() -> dict[str, Any]:
     recent = FlowRunFilter.model_validate({"expected_start_time": {"after_": now - timedelta(days=7), "before_": now}})
     with server() as client:
         flows = {flow.id: flow.name for flow in client.read_flows()}
-        runs = _every(client, recent)
+        runs = newest_first(client, recent)
         online = {}
         served = set()
         for pool in client.read_work_pools():
@@ -101,18 +88,19 @@ def overview() -> dict[str, Any]:
             online[pool.name] = states.count("ONLINE")
             served |= {pool.name} if workers else set()
     late = {run.work_pool_name for run in runs if run.state_name == "Late"}
-    stopped = [entry for run in runs if (entry := stopped_run(run, flows.get(run.flow_id, ""))) is not None]
+    stopped = [_stopped(run, flows.get(run.flow_id, "")) for run in runs]
     return {
         "runs": dict(Counter(run.state_name or "unknown" for run in runs)),
         "waits": _waits(runs),
         "workers": online,
         "unserved": sorted(pool for pool, count in online.items() if not count and pool in served | late),
         "waiting": [asdict(run) for run in waiting_releases()],
-        "stopped": [asdict(run) for run in stopped],
+        "stopped": [entry for entry in stopped if entry is not None],
     }
 
 
-def _every(client: SyncPrefectClient, chosen: FlowRunFilter) -> list[FlowRun]:
+def newest_first(client: SyncPrefectClient, chosen: FlowRunFilter) -> list[FlowRun]:
+    """Returns all runs of a filter, more than one page of the server too."""
     runs: list[FlowRun] = []
     for offset in count(0, _PAGE):
         page = client.read_flow_runs(
