@@ -9,6 +9,7 @@ from contextvars import copy_context
 from functools import wraps
 from inspect import signature
 from pathlib import Path
+from signal import SIGTERM
 from typing import Any, ParamSpec, TypeVar, cast
 from uuid import UUID
 
@@ -16,12 +17,12 @@ import httpx
 from prefect import flow, get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.exceptions import MissingContextError, PrefectException
+from prefect.exceptions import MissingContextError, PrefectException, TerminationSignal
 from prefect.runtime import deployment, flow_run
-from prefect.states import Crashed
+from prefect.states import Cancelled, Crashed, State
 from prefect.utilities.annotations import quote
 
-from flows.server.client import answering
+from flows.server.client import answering, server
 from storage.errors import Unavailable
 from tasks.running.progress import Listener
 from tasks.running.run import Run
@@ -44,12 +45,30 @@ class PrefectRun(Run):
         self.deployment = str(deployment.id or "") or None
 
     def call(self, name: str, label: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        unit = task(name=name, task_run_name=label, retries=0, cache_policy=NO_CACHE, **NOTHING_STORED)(function)
+        @wraps(function)
+        def body(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return function(*args, **kwargs)
+            except TerminationSignal:
+                if self._is_cancelled():
+                    return cast("R", Cancelled())
+                raise
+
+        unit = task(name=name, task_run_name=label, retries=0, cache_policy=NO_CACHE, **NOTHING_STORED)(body)
         # quote: Prefect must not walk through the arguments in search of futures
         quoted: Any = [quote(value) for value in args]
         named: Any = {key: quote(value) for key, value in kwargs.items()}
         with answering():
-            return unit(*quoted, **named)
+            answer = unit(*quoted, **named)
+        if isinstance(answer, State):  # cancelled: the flow ends by the signal, as without the task
+            raise TerminationSignal(SIGTERM)
+        return answer
+
+    def _is_cancelled(self) -> bool:
+        with suppress(Unavailable), server() as client:
+            state = client.read_flow_run(UUID(self.id)).state
+            return state is not None and state.is_cancelling()
+        return False
 
     def listeners(self) -> tuple[Listener, ...]:
         return (ProgressBars(),)

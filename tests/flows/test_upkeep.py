@@ -1,9 +1,12 @@
 """What is asked of the server and told by it: dead runs resumed, answers kept, runs counted. And the nightly check of
 the ledger, called as its deployment calls it."""
 
+import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
+from contextvars import copy_context
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,11 +17,14 @@ import sqlalchemy as sa
 import yaml
 from in_process import command
 from jobs import Job, environment, prefect_server
+from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
 from prefect.client.schemas.objects import State, StateType
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.events.filters import EventFilter
-from prefect.exceptions import Pause
+from prefect.exceptions import Pause, TerminationSignal
 from prefect.flow_engine import run_flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.settings.models.flows import FlowsSettings
@@ -32,6 +38,7 @@ from flows.ledger_verify import ledger_verify
 from flows.server import waiting_runs
 from flows.server.automations import apply_pools, apply_rules
 from flows.server.dead_runs import HEARTBEAT_STOPPED, declare_dead
+from flows.server.prefect_run import PrefectRun
 from flows.server.waiting_runs import answer, overview, waiting_releases
 from storage.errors import StorageError, Unavailable
 from storage.ledger import Ledger, Policy
@@ -331,14 +338,52 @@ def test_runs_are_counted_and_the_oldest_is_first(client: SyncPrefectClient, mon
 
 
 def test_a_pool_needs_a_worker_once_runs_are_late(client: SyncPrefectClient) -> None:
-    """`gpu` of a house without a card is no alarm; runs that wait for a worker are one, until it is there."""
+    """`gpu` of a house without a card is no alarm; runs that wait for a worker are one, until it is there. How long
+    they waited is told.
+    """
     client.create_work_pool(WorkPoolCreate(name="idle", type="process"))
     assert "idle" not in overview()["unserved"]
     flow = client.create_flow_from_name("late")
     deployment = client.create_deployment(flow, name="late", work_pool_name="idle")
-    client.create_flow_run_from_deployment(deployment, state=Late(scheduled_time=datetime.now(UTC)))
+    due = datetime.now(UTC) - timedelta(seconds=90)
+    run = client.create_flow_run_from_deployment(deployment, state=Late(scheduled_time=due))
     found = overview()
     assert (found["workers"]["idle"], "idle" in found["unserved"]) == (0, True)
     client.send_worker_heartbeat("idle", "one", heartbeat_interval_seconds=30)
     found = overview()
     assert (found["workers"]["idle"], "idle" in found["unserved"]) == (1, False)
+    client.set_flow_run_state(run.id, Running())
+    waited = overview()["waits"]["idle"]
+    assert waited["begun"] == 1
+    assert waited["longest"] == waited["seconds"] >= 90
+
+
+@pytest.mark.parametrize(("asked", "shown"), [(True, StateType.CANCELLED), (False, StateType.CRASHED)])
+def test_the_stage_of_a_cancelled_run_is_cancelled_too(
+    asked: bool, shown: StateType, client: SyncPrefectClient
+) -> None:
+    """It is stopped by a signal, as one whose worker is stopped, whose stages have crashed; the flow's own end is the
+    same with both.
+    """
+
+    @flow
+    def stopped() -> None:
+        def stage() -> None:
+            run = PrefectRun()
+            if asked:
+                client.set_flow_run_state(UUID(run.id), Cancelling())
+            raise TerminationSignal(signal.SIGTERM)
+
+        PrefectRun().call("stage", "stage", stage)
+
+    # not in the main thread, where Prefect hands the signal on to this process
+    with ThreadPoolExecutor(1) as thread, pytest.raises(TerminationSignal):
+        thread.submit(copy_context().run, stopped).result()
+    (run,) = client.read_flow_runs(
+        flow_filter=FlowFilter.model_validate({"name": {"any_": ["stopped"]}}),
+        sort=FlowRunSort.START_TIME_DESC,
+        limit=1,
+    )
+    of_run = FlowRunFilter.model_validate({"id": {"any_": [run.id]}})
+    while not [stage for stage in client.read_task_runs(flow_run_filter=of_run) if stage.state_type is shown]:
+        time.sleep(0.1)  # the server learns of stages by events
