@@ -2,7 +2,7 @@
 
 Claims: `lora`, MiniLM: at least 1.5 times faster than Opacus's best mode as its documentation shows it (physical
 batches in the order sampled). `head`: at least 1.5 times faster than its hooks. `full`, by Opacus' own gradients: not
-slower. Sums are in float64 here and in float32 there. Times are the process's own.
+slower. Sums are of integers in float64 here and in float32 there. Times are the process's own.
 
 Interleaved repeats in one process; the best of each counts, for a busy machine only ever adds. Memory is measured in
 processes of their own. Prints one JSON object.
@@ -32,7 +32,6 @@ from mechanisms.dp_sgd import DpSgd
 from mechanisms.mechanism import Records, Run
 from mechanisms.model import classifier as classifiers
 from mechanisms.model.classifier import Classifier
-from mechanisms.model.clipping import RecordClipping
 from mechanisms.model.config import ModelConfig, OptimiserPhase, TrainablePart
 from mechanisms.model.inputs import FeatureInputs, Inputs, TokenInputs
 from mechanisms.model.training import train
@@ -151,37 +150,13 @@ def plain(trained: Classifier, inputs: Inputs, labels: Tensor, batches: list[Ten
     return (time.process_time() - start) / len(batches)
 
 
-def clipped_sums(
-    trained: Classifier, inputs: Inputs, labels: Tensor, batches: list[Tensor], *, micro: int, dtype: torch.dtype
-) -> float:
-    """Seconds a step of clipped sums, their products in this precision."""
-    out = torch.zeros_like(trained.flat, dtype=dtype)
-    trained.part.eval()
-    start = time.process_time()
-    with RecordClipping(trained) as clipper:
-        for index in batches:
-            out.zero_()
-            for piece in _by_length(inputs, index).split(micro):
-                clipper.add_clipped_sum(
-                    inputs.batch(piece, trained.device),
-                    labels[piece].to(trained.device),
-                    coefficients=lambda norms: (1 / norms).clamp(max=1),
-                    out=out,
-                )
-    workload.drain(trained.device)
-    return (time.process_time() - start) / len(batches)
-
-
 def _by_length(inputs: Inputs, index: Tensor) -> Tensor:
     assert inputs.lengths is not None
     return index[inputs.lengths[index].argsort(descending=True, stable=True)]
 
 
 def encoder(args: argparse.Namespace, device: torch.device, trainable: TrainablePart) -> dict[str, Any]:
-    """Seconds a step of ours, of a plain step and of Opacus's modes, where the encoder trains (`full` or `lora`).
-
-    Also those of the clipped sums, with their products in float64, as they are, and in float32.
-    """
+    """Seconds a step of ours, of a plain step and of Opacus's modes, where the encoder trains (`full` or `lora`)."""
     inputs = tokens(args.records)
     labels = torch.arange(args.records) % LABELS
     key = new_key()
@@ -206,8 +181,6 @@ def encoder(args: argparse.Namespace, device: torch.device, trainable: Trainable
     contestants: dict[str, Callable[[], float]] = {
         "ours": lambda: ours(fresh(), inputs, labels, batch=args.batch, steps=args.steps, key=key, **same),
         "plain": lambda: plain(fresh(), inputs, labels, batches, **same),
-        "sums_float64": lambda: clipped_sums(fresh(), inputs, labels, batches, dtype=torch.float64, **same),
-        "sums_float32": lambda: clipped_sums(fresh(), inputs, labels, batches, dtype=torch.float32, **same),
         "opacus_ghost": lambda: opacus("ghost", None),
         "opacus_hooks": lambda: opacus("hooks", None),
         "opacus_ghost_sorted": lambda: opacus("ghost", inputs.lengths),
@@ -217,7 +190,7 @@ def encoder(args: argparse.Namespace, device: torch.device, trainable: Trainable
         for name, run in contestants.items():
             if name not in args.skip:
                 best[name] = min(run(), best.get(name, float("inf")))
-    ratios = {"over_plain": best["ours"] / best["plain"], "float64_sums": best["sums_float64"] / best["sums_float32"]}
+    ratios = {"over_plain": best["ours"] / best["plain"]}
     documented = [value for name, value in best.items() if name in ("opacus_ghost", "opacus_hooks")]
     if documented:
         ratios["speedup_over_opacus_best_documented"] = min(documented) / best["ours"]

@@ -1,6 +1,7 @@
 """Defines a mechanism in one file: class means of directions, with noise. See docs/how-to/add-a-mechanism.md."""
 
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -17,15 +18,15 @@ from mechanisms.privacy.events import GaussianReleaseEvent
 
 def _directions(inputs: Inputs) -> torch.Tensor:
     assert isinstance(inputs, FeatureInputs)
-    return torch.nn.functional.normalize(inputs.features, dim=1)
+    return torch.nn.functional.normalize(inputs.features.double(), dim=1)
 
 
 @dataclass(frozen=True)
 class NearestMean:
-    means: torch.Tensor  # float32 [classes, width], from noisy sums and noisy counts
+    means: torch.Tensor  # float64 [classes, width], from noisy sums and noisy counts
 
     def log_probabilities(self, inputs: Inputs) -> torch.Tensor:
-        return (-5 * torch.cdist(_directions(inputs), self.means).double().square()).log_softmax(-1)
+        return (-5 * torch.cdist(_directions(inputs), self.means).square()).log_softmax(-1)
 
     def save(self, folder: Path) -> None:
         checkpoint.save(folder / "means.safetensors", {"means": self.means}, {})
@@ -38,17 +39,18 @@ class OutputPerturbation(Aimed, frozen=True):
 
     def event(self, noise: float, task: Task) -> GaussianReleaseEvent:
         # a record adds a vector of norm <= 1 and a count to one row
-        return GaussianReleaseEvent(what="class sums and counts", noise_multiplier=noise, l2_sensitivity=2**0.5)
+        return GaussianReleaseEvent(what="sums and counts", noise_multiplier=noise, l2_sensitivity=2**0.5, exact=True)
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         assert isinstance(plan.event, GaussianReleaseEvent)
         if run.folder and (run.folder / "means.safetensors").exists():
             return Fitted(self.load(run.folder, run), plan.event)
-        vectors = torch.nn.functional.pad(_directions(records.inputs), (0, 1), value=1.0)
-        table = torch.zeros(run.classes, vectors.shape[1]).index_add_(0, records.labels, vectors)
-        std = plan.event.noise_multiplier * plan.event.l2_sensitivity
-        noise.SecretStream(run.new_key()).add_normal_(table, std=std, purpose="table", step=0)
-        model = NearestMean(table[:, :-1] / table[:, -1:].clamp(min=1))
+        # integers in units of 2^-30, cut towards zero, so that sums are exact and noise is rounded without error
+        vectors = torch.nn.functional.pad(_directions(records.inputs), (0, 1), value=1.0).mul(2**30 - 1).trunc()
+        table = torch.zeros(run.classes, vectors.shape[1]).double().index_add_(0, records.labels, vectors)
+        std = Fraction(plan.event.noise_multiplier) * Fraction(plan.event.l2_sensitivity) * 2**30
+        noise.SecretStream(run.new_key()).add_rounded_normal_(table, std=std, purpose="table", step=0)
+        model = NearestMean(table[:, :-1] / table[:, -1:].clamp(min=2**30))
         if run.folder:
             run.folder.mkdir(parents=True, exist_ok=True)
             model.save(run.folder)

@@ -5,7 +5,8 @@ A step t draws a Poisson sample B_t (each record independently with probability 
     g_t = ( sum_{i in B_t} c_i grad(-l_i) + sigma_t C_t N(0, I) ) / (q n),     c_i || grad(-l_i) || <= C_t
 
 which goes to AdamW or SGD (post-processing). The division is by the *expected* size of the sample; the real one is
-private. `mechanisms.descent` takes the steps, from the event.
+private. `mechanisms.descent` takes the steps, from the event: sums are of integers (`mechanisms.model.clipping`) and
+noise is rounded without error, so the claim covers the bits, if a record's gradient depends on that record only.
 
 **No dropout.** A mask that is drawn goes to a place in the batch, not to a record: one record less hands every later
 one another's mask, so that all clipped gradients move at once, by far more than the clip. So the module runs as it does
@@ -27,6 +28,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from mechanisms.descent import exact_sums
 from mechanisms.descent.keyed_state import KeyedState, fit_classifier
 from mechanisms.descent.noisy_descent import NoisyDescent, Optimised, SampledSum, rate_for_noise
 from mechanisms.errors import MechanismError
@@ -146,7 +148,7 @@ class DpSgd(Descending, frozen=True, title="DP-SGD"):
         segments = schedules.segments(
             self.schedule, steps=steps, final_noise_multiplier=noise, final_l2_clip_norm=self.l2_clip_norm
         )
-        sgd = DpSgdEvent(sampling_prob=batch / task.records, segments=segments)
+        sgd = DpSgdEvent(sampling_prob=batch / task.records, segments=segments, exact=True)
         if self.class_weights is None:
             return sgd
         return ComposedEvent(mechanism="dp-sgd-class-weights", events=(self.class_weights.event, sgd))
@@ -194,6 +196,8 @@ def descend(
     assert rate is not None
     assert config.batch_size is not None
     assert config.epochs is not None
+    # a Poisson sample is larger than twice its mean and 100 with a probability below 2^-100
+    exact_sums.require_room(min(len(records.labels), 2 * config.batch_size + 100), 2.0)
     clipper = RecordClipping(classifier)
     in_memory = max(1, min(32, _GRADIENT_BYTES // (4 * classifier.num_parameters)))
     size = physical_batch_size or (512 if isinstance(inputs, FeatureInputs) else in_memory)

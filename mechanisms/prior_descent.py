@@ -88,12 +88,13 @@ class PriorDescent(Descending, frozen=True, title="Prior descent"):
             def sum_over(some: Inputs, given: Tensor, _: float | None) -> ClippedSum:
                 on_card = list(_parts(some, given, centre)) if device.type != "cpu" else None
 
-                def clipped_sum(theta: Tensor, step: int, _: NoiseSegment, out: Tensor, tally: Tensor) -> None:
+                def clipped_sum(theta: Tensor, step: int, _: NoiseSegment, out: Tensor, tally: Tensor) -> int:
                     for scores in on_card or _parts(some, given, centre):
                         for residuals, values, losses in exact_sums.residuals(scores, theta):
                             exact_sums.clipped_outer_sum(residuals, values, norm=segment.l2_clip_norm, out=out)
                             tally[0] += losses.sum()
                             tally[2] += len(losses)
+                    return exact_sums.SUM_BITS
 
                 return clipped_sum
 

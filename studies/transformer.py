@@ -100,7 +100,7 @@ class FtTransformer:
             index = stream.poisson_sample(records, prob=descent.sampling_prob, purpose="sample", step=step)
             total = clipped_sum(network, features, train.labels, index, weights, clip=segment.l2_clip_norm)
             std = segment.noise_multiplier * segment.l2_clip_norm
-            stream.add_normal_(total, std=std, purpose="gradient noise", step=step)
+            total += std * stream.normal_(torch.empty_like(total), purpose="gradient noise", step=step)
             total /= descent.sampling_prob * records
             for parameter, part in zip(
                 parameters.values(), total.split([p.numel() for p in parameters.values()]), strict=True

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
+from mechanisms.privacy.events import NoiseSegment
 
 FEATURE_BITS = 11
 RESIDUAL_BITS = 19
@@ -40,6 +41,8 @@ _LARGEST_FEATURE = (1 << 15) - 1
 _INSIDE = 1 - 2.0**-40
 """Keeps a clipped norm below the clip after the last rounding of its factor, which is below 2^-50."""
 _BLOCK = 512
+_LITTLE_NOISE = 8
+"""Clips; more noise is on a coarser grid: the larger it is in units, the more of its roundings need further bits."""
 
 
 def on_grid(features: Tensor, centre: Tensor | None = None) -> Tensor:
@@ -59,7 +62,12 @@ def on_grid(features: Tensor, centre: Tensor | None = None) -> Tensor:
 
 def sum_std(noise_multiplier: float, norm: float, *, bits: int) -> Fraction:
     """Returns the noise's standard deviation in units of 2^-bits, as the rational number that the event states."""
-    return Fraction(noise_multiplier) * Fraction(norm) * 2**bits
+    return Fraction(noise_multiplier) * Fraction(norm) * Fraction(2) ** bits
+
+
+def bits_of(segment: NoiseSegment) -> int:
+    """Returns the bits for which a clip is below 2^31 units, and at least half of that unless noise is far larger."""
+    return 31 - math.frexp(segment.l2_clip_norm * max(1.0, segment.noise_multiplier / _LITTLE_NOISE))[1]
 
 
 @dataclass(frozen=True)
@@ -116,7 +124,9 @@ def require_room(records: int, norm: float) -> None:
         MechanismError: they are too many.
     """
     if records * norm * 2.0**SUM_BITS >= 2.0**51:
-        raise MechanismError(f"{records} records are more than exact sums hold: lower the clip, or split the records")
+        raise MechanismError(
+            f"{records} records are more than exact sums hold: lower clip or batch, or split the records"
+        )
 
 
 def _lengths(rows: Tensor) -> Tensor:

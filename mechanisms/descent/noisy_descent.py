@@ -2,9 +2,9 @@
 
     theta <- update( ( sum_{i in B_t} c_i grad(-l_i) + sigma_t C_t N(0, I) ) / divisor ),    c_i || grad(-l_i) || <= C_t
 
-The event drives the steps: noise and clips are read from it, so that what is claimed cannot differ from what runs.
-Gradients are summed in float64: in float32 one record more would move how all others are rounded. Anyone who descends
-brings the clipped sum and the update; an audit's witness, divergence, checkpoints and progress are the same for all.
+The event drives the steps: noise and clips are read from it, so that what is claimed cannot differ from what runs. Sums
+are of integers, and their noise is rounded without error: the claim covers the bits. Anyone who descends brings the
+clipped sum and the update; an audit's witness, divergence, checkpoints and progress are the same for all.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from mechanisms.model.training import Progress
 from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
 from mechanisms.privacy.noise import SecretStream
 
-ClippedSum = Callable[[Tensor, int, NoiseSegment, Tensor, Tensor], object]
+ClippedSum = Callable[[Tensor, int, NoiseSegment, Tensor, Tensor], int]
 """Adds one step's clipped sum at theta to a float64 tensor of its shape, and (sum of losses, records beyond the clip,
-records) to a float32 tensor [3]: (theta, step, segment, sum, tally)."""
+records) to a float32 tensor [3]: (theta, step, segment, sum, tally). The sum is of integers, in units of 2^-bits: it
+returns the bits."""
 
 
 SumOver = Callable[[Inputs, Tensor, float | None], ClippedSum]
@@ -163,7 +164,6 @@ class NoisyDescent:
             sum_over: makes the same sum of other records, for the witness.
         """
         state = self._state
-        bits = exact_sums.SUM_BITS if self._event.exact else 0
         if state.tensors:
             update.load(state.tensors)
         witness = None if sum_over is None else self._witness
@@ -173,17 +173,14 @@ class NoisyDescent:
         tally, flat = torch.zeros(3, device=gradient.device), gradient.view(-1)
         steps = [segment for segment in self._event.segments for _ in range(segment.steps)]
         for segment in steps[self.step :]:
-            step, clip = self.step, segment.l2_clip_norm
+            step = self.step
             gradient.zero_()
-            clipped_sum(update.theta, step, segment, gradient, tally)
+            bits = clipped_sum(update.theta, step, segment, gradient, tally)
             if witness is not None:
                 witness.before(gradient, update.theta, step=step, segment=segment, unit=2.0**-bits)
-            if self._event.exact:
-                std = exact_sums.sum_std(segment.noise_multiplier, clip, bits=bits)
-                self._stream.add_rounded_normal_(flat, std=std, purpose="gradient noise", step=step)
-                gradient.mul_(2.0**-bits)
-            else:
-                self._stream.add_normal_(flat, std=segment.noise_multiplier * clip, purpose="gradient noise", step=step)
+            std = exact_sums.sum_std(segment.noise_multiplier, segment.l2_clip_norm, bits=bits)
+            self._stream.add_rounded_normal_(flat, std=std, purpose="gradient noise", step=step)
+            gradient.mul_(2.0**-bits)
             if witness is not None:
                 witness.after(flat)
             update.step(gradient.div_(divisor).to(update.theta.dtype))
@@ -229,8 +226,8 @@ class SampledSum:
     weights: Tensor | None
     physical_batch_size: int
 
-    def __call__(self, theta: Tensor, step: int, segment: NoiseSegment, out: Tensor, tally: Tensor) -> None:
-        device = theta.device
+    def __call__(self, theta: Tensor, step: int, segment: NoiseSegment, out: Tensor, tally: Tensor) -> int:
+        device, bits = theta.device, exact_sums.bits_of(segment)
         index = self.stream.poisson_sample(len(self.inputs), prob=self.sampling_prob, purpose="sample", step=step)
         for micro in self._micro_batches(index):
             weights = None if self.weights is None else self.weights[micro].to(device)
@@ -238,12 +235,14 @@ class SampledSum:
                 self.inputs.batch(micro, device),
                 self.labels[micro].to(device),
                 coefficients=self.coefficients(segment, weights),
+                bits=bits,
                 out=out,
             )
             tally[0] += losses.sum()
             tally[1] += (norms > segment.l2_clip_norm).sum()
             tally[2] += len(micro)
         ranks.add_up(out)
+        return bits
 
     def _micro_batches(self, index: Tensor) -> Iterator[Tensor]:
         """Yields this rank's records in pieces of like length, longest first; nothing where there are none."""

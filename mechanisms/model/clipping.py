@@ -1,4 +1,4 @@
-"""Sums of per-record gradients, each cut to a norm, from one forward and one backward pass.
+"""Sums of per-record gradients, each cut to a norm and to integers, from one forward and one backward pass.
 
 Autograd is asked only for the gradients of layers' outputs. From them and the layers' inputs follow the gradients of
 each record: of a linear layer on one vector a record, with input a_i and output gradient g_i, in closed form,
@@ -6,8 +6,12 @@ each record: of a linear layer on one vector a record, with input a_i and output
     grad_i = g_i a_i',    || grad_i ||^2 = || g_i ||^2 (|| a_i ||^2 + 1) with a bias,    sum_i c_i grad_i = (c g)' a
 
 of a table's rows by those that the record looks up, and of every other layer by Opacus' samplers. What is added is what
-the norm was taken of, so that no cancellation hides a part of it. Norms, factors and sums have the precision of `out`:
-float64, in which one record more does not move how all others are rounded.
+the norm was taken of, so that no cancellation hides a part of it.
+
+**Exact arithmetic.** A record adds integers: its clipped gradient in units of 2^-bits, every number cut towards zero.
+In the closed form a_i is rounded to integers, and g_i, over their length, is cut. Cutting only shortens, and what
+float64 rounds of norm, factor and products, below (P + 9) 2^-53 of them for P parameters in any order, is less than
+`_INSIDE` leaves for P below 2^32. So no record adds more than its clip, to the last bit, and sums below 2^53 are exact.
 """
 
 from __future__ import annotations
@@ -26,6 +30,9 @@ Coefficients = Callable[[Tensor], Tensor]
 """Gradient norms float [b] -> factors c float [b] with c_i norm_i at most the clip."""
 _BLOCK = 1 << 14
 """Parameters whose gradients become float64 at a time: few enough to stay in cache, ten times faster than all."""
+_INSIDE = 1 - 2.0**-20
+_INPUT_BITS = 15
+"""Of a layer's input in the closed form, over its length; the gradient of its output has the rest."""
 
 
 class RecordClipping:
@@ -52,14 +59,14 @@ class RecordClipping:
         self._calls.clear()
 
     def add_clipped_sum(
-        self, batch: Batch, labels: Tensor, *, coefficients: Coefficients, out: Tensor
+        self, batch: Batch, labels: Tensor, *, coefficients: Coefficients, bits: int, out: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Adds sum_i c_i grad(-l_i) over one micro-batch to `out`, float [P].
+        """Adds sum_i c_i grad(-l_i) over one micro-batch to `out`, float64 [P] of integers in units of 2^-bits.
 
         A record whose gradient is not finite adds nothing.
 
         Returns:
-            Gradient norms before clipping, of the precision of `out`, and losses -l_i, float32, [b] each.
+            Gradient norms before clipping, float64, and losses -l_i, float32, [b] each.
         """
         self._calls.clear()
         self._records = len(labels)
@@ -87,7 +94,7 @@ class RecordClipping:
         norms = squared.sqrt()
         # guard: test_a_record_beyond_float32_ends_no_run
         finite = squared.float().isfinite()  # beyond float32 is beyond what the layers compute
-        factors = coefficients(norms.where(finite, 0.0)).to(out.dtype)
+        factors = coefficients(norms.where(finite, 0.0)) * (_INSIDE * 2.0**bits)
         for add in adders:
             add(factors.where(finite, 0.0))
         return norms, losses.detach()
@@ -108,15 +115,19 @@ def _closed_form(
 ) -> Callable[[Tensor], None]:
     a, g = (values.flatten(0, -2).to(out.dtype) for values in (inputs, gradient))
     weight, bias = spans.get(id(layer.weight)), spans.get(id(layer.bias))
-    squared += g.square().sum(1) * ((a.square().sum(1) if weight is not None else 0) + (bias is not None))
+    reach = (a.square().sum(1) if weight is not None else torch.zeros_like(squared)) + (bias is not None)
+    squared += g.square().sum(1) * reach
 
     def add(factors: Tensor) -> None:
-        there = (factors != 0)[:, None]
-        scaled = (g * factors[:, None]).where(there, 0.0)  # nothing times infinity would be everybody's
+        length = reach.where(factors != 0, 1.0).sqrt_().clamp_(min=1e-150)
+        scale = 2.0**_INPUT_BITS / length
+        right, ones = _scaled(a, scale, factors).round_(), scale.round() * (bias is not None)
+        whole = (right.square().sum(1) * (weight is not None) + ones.square()).sqrt_().clamp_(min=1)
+        left = _scaled(g, factors * (length / whole), factors).trunc_()
         if weight is not None:
-            out[weight].view(layer.weight.shape).addmm_(scaled.t(), a.where(there, 0.0))
+            out[weight].view(layer.weight.shape).addmm_(left.t(), right)
         if bias is not None:
-            out[bias] += scaled.sum(0)
+            out[bias] += left.t() @ ones
 
     return add
 
@@ -131,10 +142,9 @@ def _sampled(
             squared += block.to(out.dtype).square().sum(1)
 
     def add(factors: Tensor) -> None:
-        there = (factors != 0)[:, None]
         for span, sample in own:
             for part, block in zip(out[span].split(_BLOCK), sample.split(_BLOCK, 1), strict=True):
-                part += block.to(out.dtype).where(there, 0.0).t() @ factors
+                part += _scaled(block, factors, factors).trunc_().sum(0)
 
     return add
 
@@ -151,10 +161,17 @@ def _looked_up(
     squared.index_add_(0, record, sums.square().sum(1))
 
     def add(factors: Tensor) -> None:
-        own = factors[record][:, None]
-        out[spans[id(layer.weight)]].view(layer.weight.shape).index_add_(0, row, (sums * own).where(own != 0, 0.0))
+        own = factors[record]
+        added = _scaled(sums, own, own).trunc_()
+        out[spans[id(layer.weight)]].view(layer.weight.shape).index_add_(0, row, added)
 
     return add
+
+
+def _scaled(rows: Tensor, scale: Tensor, factors: Tensor) -> Tensor:
+    scaled = rows * scale[:, None]
+    scaled[factors == 0] = 0.0  # nothing times infinity would be everybody's
+    return scaled
 
 
 def _samplers() -> dict[type[nn.Module], Callable[..., dict[nn.Parameter, Tensor]]]:

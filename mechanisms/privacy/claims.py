@@ -27,11 +27,6 @@ E = TypeVar("E", bound=Event)
 Accountant = Callable[..., Claim]
 TUNED = "hyperparameters were not chosen on these records, or their choice is listed as unprotected"
 ONE_DRAW = "one draw is released; each further draw costs as much again"
-_SAMPLED_NOISE = (
-    "noise is sampled in floating point (float64 Box-Muller from 53-bit uniforms of a secret AES-256 stream, "
-    "rounded to float32)"
-)
-_UNCOVERED = "attacks on low-order bits are not covered"
 _ACCOUNTANTS: dict[type[Event], Accountant] = {}
 _FORMAL: set[type[Event]] = set()
 
@@ -276,10 +271,10 @@ def _arithmetic(event: Event) -> str:
     if is_exact(event):
         return (
             "sums are of integers and noise is a Gaussian rounded without error, from a secret AES-256 stream, which "
-            "is assumed to look random: the claim covers the released bits, if a record's features depend on "
-            "that record only"
+            "is assumed to look random: the claim covers the released bits, if a record's features and gradients "
+            "depend on that record only"
         )
-    return f"{_SAMPLED_NOISE}: {_UNCOVERED}"
+    return "noise is sampled in floating point: attacks on low-order bits are not covered"
 
 
 def _how_read(event: Event) -> tuple[str, str]:

@@ -58,7 +58,7 @@ class ClassWeightsConfig(BaseModel, frozen=True, extra="forbid", title="Class we
     @property
     def event(self) -> GaussianReleaseEvent:
         return GaussianReleaseEvent(
-            what="class counts", noise_multiplier=self.noise_multiplier, l2_sensitivity=L2_SENSITIVITY
+            what="class counts", noise_multiplier=self.noise_multiplier, l2_sensitivity=L2_SENSITIVITY, exact=True
         )
 
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-_BLOCK = 1 << 20
+_BLOCK = 1 << 18
+"""Few enough normals that their float64 intermediates stay in cache."""
 
 
 def system_normal(out: Tensor) -> Tensor:
@@ -19,20 +21,22 @@ def system_normal(out: Tensor) -> Tensor:
 
     This is not a discrete Gaussian: the claim that depends on the draw carries a floating-point caveat.
     """
+    return fill_normal(out, lambda count: bytearray(os.urandom(count)))
+
+
+def fill_normal(out: Tensor, bits: Callable[[int], bytearray]) -> Tensor:
+    """Fill a contiguous float tensor in place with independent standard normals from a stream of bytes."""
     flat = out.view(-1)
     for start in range(0, flat.numel(), _BLOCK):
         piece = flat[start : start + _BLOCK]
         pairs = (piece.numel() + 1) // 2
-        piece.copy_(torch.cat(box_muller(bytearray(os.urandom(16 * pairs)), device=out.device))[: piece.numel()])
+        piece.copy_(torch.cat(_box_muller(bits(16 * pairs), device=out.device))[: piece.numel()])
     return out
 
 
-def box_muller(bits: bytearray, *, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Two float64 vectors of independent standard normals, a pair from 16 random bytes.
-
-    On 53-bit uniforms u1 in (0, 1], u2 in [0, 1): sqrt(-2 ln u1) cos(2 pi u2) and the sine of the same. The smallest
-    u1 is 2^-53, so no variate exceeds 8.6 in absolute value (probability 1e-17 under the true normal).
-    """
+def _box_muller(bits: bytearray, *, device: torch.device) -> tuple[Tensor, Tensor]:
+    # on 53-bit uniforms u1 in (0, 1], u2 in [0, 1): sqrt(-2 ln u1) cos(2 pi u2) and the sine of the same. The smallest
+    # u1 is 2^-53, so no variate exceeds 8.6 in absolute value (probability 1e-17 under the true normal)
     uniform = uniforms(bits, device=device)
     pairs = len(uniform) // 2
     radius = (1 - uniform[:pairs]).log_().mul_(-2).sqrt_()

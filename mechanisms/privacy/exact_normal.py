@@ -63,8 +63,8 @@ def add_rounded_normal_(out: Tensor, *, std: Fraction, bits: Bits, more_bits: Mo
         )
         used += 2 * pairs
         piece += noise[: piece.numel()]
-    if not bool((flat.abs() < _LARGEST).all()):
-        raise OverflowError("a noisy sum is beyond 2^52: choose a coarser grid")
+        if not float(piece.abs().max()) < _LARGEST:
+            raise OverflowError("a noisy sum is beyond 2^52: choose a coarser grid")
     return out
 
 
@@ -78,11 +78,11 @@ def _rounded_pairs(
     v, angle = uniforms[:pairs], uniforms[pairs:] * (2 * math.pi)
     radius = torch.log1p(-v).mul_(-2).sqrt_()
     # |dr/dv| = 1 / ((1 - v) r) over the interval that v may lie in; the angle's part is 2 pi r 2^-53, within `_UNITS`
-    error = _TRUNCATION / ((1 - v - _TRUNCATION) * radius) + radius * _UNITS
+    error = (_TRUNCATION / ((1 - v - _TRUNCATION) * radius) + radius * _UNITS) * scale
     exact = torch.cat([radius * angle.cos(), radius * angle.sin()]).mul_(scale)
     rounded = exact.round()
-    margin = 0.5 - (exact - rounded).abs()
-    open_ = torch.nonzero(~(margin > (error * scale).repeat(2)))[:, 0]
+    off = exact.sub_(rounded).abs_()
+    open_ = torch.nonzero(~(off.view(2, pairs) < 0.5 - error).view(-1))[:, 0]
     for place in open_.tolist():
         pair = place % pairs
         rounded[place] = _decide(

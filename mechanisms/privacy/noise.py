@@ -9,8 +9,8 @@ whose noisy gradients were already computed, and anyone who saw both (in a log, 
 noise of a step is a function of (key, purpose, step): a resumed run equals the unbroken one, and a step has one
 noise ever.
 
-AES-256 in counter mode on a subkey a (purpose, step), by HMAC-SHA-256 from the key; Box-Muller in float64 as in
-`mechanisms.privacy.entropy`, on the device the noise is for.
+AES-256 in counter mode on a subkey a (purpose, step), by HMAC-SHA-256 from the key; Box-Muller in float64, on the
+device the noise is for.
 """
 
 from __future__ import annotations
@@ -25,12 +25,10 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
-from mechanisms.privacy.entropy import box_muller, uniforms
+from mechanisms.privacy.entropy import fill_normal, uniforms
 from mechanisms.privacy.exact_normal import add_rounded_normal_
 
 KEY_BYTES = 32
-_BLOCK = 1 << 18
-"""Few enough normals that their float64 intermediates stay in cache."""
 
 
 def new_key() -> bytes:
@@ -49,22 +47,11 @@ class SecretStream:
         return "SecretStream(key hidden)"
 
     def normal_(self, out: Tensor, *, purpose: str, step: int) -> Tensor:
-        """Fill a contiguous float tensor in place with independent standard normals and return it."""
-        return self.add_normal_(out.zero_(), std=1.0, purpose=purpose, step=step)
+        """Fill a contiguous float tensor in place with standard normals of floating point, and return it.
 
-    def add_normal_(self, out: Tensor, *, std: float, purpose: str, step: int) -> Tensor:
-        """Add independent normals of this standard deviation to a contiguous float tensor in place and return it.
-
-        Block by block: no second vector of the tensor's size exists at any time.
+        For draws that are repeated, not for noise that protects: `add_rounded_normal_` is.
         """
-        flat, source = out.view(-1), self._source(purpose, step)
-        for start in range(0, flat.numel(), _BLOCK):
-            piece = flat[start : start + _BLOCK]
-            pairs = (piece.numel() + 1) // 2
-            first, second = box_muller(source(16 * pairs), device=out.device)
-            piece[:pairs] += first.mul_(std)
-            piece[pairs:] += second.mul_(std)[: piece.numel() - pairs]
-        return out
+        return fill_normal(out, self._source(purpose, step))
 
     def add_rounded_normal_(self, out: Tensor, *, std: Fraction, purpose: str, step: int) -> Tensor:
         """Adds independent rounded normals to integers, contiguous float64, in place and returns them.

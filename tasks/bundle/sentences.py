@@ -158,14 +158,13 @@ EVERY = (
     proved(
         "The bound holds for the released bits: records enter integer sums, and the noise is rounded to integers "
         "without error.",
-        "`mechanisms/descent/exact_sums.py`, `mechanisms/privacy/exact_normal.py`; "
+        "`mechanisms/descent/exact_sums.py`, `mechanisms/model/clipping.py`, `mechanisms/privacy/exact_normal.py`; "
         "`tests/attacks/test_low_bits_reveal_a_record.py`.",
         "exact",
     ),
     assumed(
-        "The encoder's features of a record depend only on that record, to the last bit.",
-        "Texts are encoded in batches, which can change the last bits of a feature. Rounding to 1/2048 hides most such "
-        "differences, but not all.",
+        "A record's features and gradients depend only on that record, to the last bit.",
+        "Batches can change last bits. Prior descent rounds features to 1/2048, which hides most such changes.",
         "exact",
     ),
     assumed(
@@ -252,8 +251,7 @@ SECTIONS = (
             proved(
                 "No record changes a step by more than the clipping norm that the noise is scaled to.",
                 "`tests/mechanisms/test_dpsgd.py`, `tests/mechanisms/test_prior_descent.py`, "
-                "`tests/attacks/test_one_record_moves_more_than_its_clip.py`. Dropout is off; sums are exact or in "
-                "float64.",
+                "`tests/attacks/test_one_record_moves_more_than_its_clip.py`. Dropout is off; sums are exact.",
             ),
         ),
     ),

@@ -4,10 +4,10 @@ parameters further than the clip, or ends the run."""
 import own_modules
 import pytest
 import torch
+from small_heads import clipped_sum
 from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
-from mechanisms.model.clipping import RecordClipping
 from mechanisms.model.own import copy_of
 from mechanisms.own_models import swag_ppm
 
@@ -77,11 +77,7 @@ def test_one_record_that_is_too_large(name: str) -> None:
 
     def clipped(chosen: Tensor) -> Tensor:
         model = copy_of(module, CE, x, y, device=torch.device("cpu"))
-        out = torch.zeros(model.num_parameters)
-        with RecordClipping(model) as clipper:
-            batch = {"features": x[chosen]}
-            clipper.add_clipped_sum(batch, y[chosen], coefficients=lambda norms: (CLIP / norms).clamp(max=1), out=out)
-        return out
+        return clipped_sum(model, {"features": x[chosen]}, y[chosen], lambda norms: (CLIP / norms).clamp(max=1))[1]
 
     expected = clipped(others)
     assert expected.norm() > 0

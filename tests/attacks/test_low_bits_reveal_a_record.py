@@ -1,19 +1,28 @@
 """Anyone who sees the last bits of a released sum learns from them whether a record is in it. The attack (Mironov
 2012): floating-point noise is on a grid whose spacing depends on what it was added to. A sum of 0 plus noise near 0 has
-bits below 2^-53, a sum of 1 plus noise near -1 cannot. It is won against the float sampler that sampled DP-SGD and the
-draw of a posterior use, whose claims say so, and lost against rounded noise on integers."""
+bits below 2^-53, a sum of 1 plus noise near -1 cannot. It is won against the float sampler that the draw of a posterior
+uses, whose claim says so, and lost against rounded noise on integers."""
 
 from fractions import Fraction
+from typing import Any
+from unittest.mock import Mock
 
+import pytest
 import torch
 from small_heads import KEY
+from torch import Tensor, nn
 
+from mechanisms import dp_sgd
+from mechanisms.mechanism import Records, Run
+from mechanisms.model.inputs import FeatureInputs
+from mechanisms.model.own import OwnModel
+from mechanisms.privacy.events import DpSgdEvent, NoiseSegment
 from mechanisms.privacy.noise import SecretStream
 
 DECLARES = """
-the last bits of a full-batch release show no record
+the last bits of a formal release show no record
 | sums with and without a record told apart by bits below 2^-53 (won against float noise); remainders
-| sampled DP-SGD and draws of a posterior: their claims say that low-order bits are not covered
+| draws of a posterior: their claims say that low-order bits are not covered
 """
 STD = 1.0
 RELEASES = 20_000
@@ -35,7 +44,7 @@ def test_float_noise_tells_the_record() -> None:
     """One release in nine says for certain that the record is absent: no finite epsilon allows that."""
     stream = SecretStream(KEY)
     without, with_record = (
-        stream.add_normal_(torch.full((RELEASES,), value, dtype=torch.float64), std=STD, purpose="sum", step=step)
+        value + STD * stream.normal_(torch.zeros(RELEASES, dtype=torch.float64), purpose="sum", step=step)
         for step, value in enumerate((0.0, 1.0))
     )
     certain = has_bits_below(without, 2.0**-53)
@@ -62,3 +71,38 @@ def test_rounded_noise_on_integers_does_not() -> None:
         shares = [float(((part % modulus) == 0).double().mean()) for part in (without, with_record)]
         # two shares of 20,000: a false alarm at 6 standard errors has a probability below 1e-8
         assert abs(shares[0] - shares[1]) < 6 * (2 * (1 / modulus) / RELEASES) ** 0.5
+
+
+@pytest.mark.parametrize("sampler", ["float", "rounded"])
+def test_a_step_of_dp_sgd(sampler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record whose gradient is 1 in every coordinate, in the noisy sum of one step of the mechanism itself: told by
+    float noise put in the place of the rounded."""
+    if sampler == "float":
+
+        def float_noise(stream: SecretStream, out: Tensor, *, std: Fraction, purpose: str, step: int) -> Tensor:
+            return out.add_(stream.normal_(torch.empty_like(out), purpose=purpose, step=step), alpha=float(std))
+
+        monkeypatch.setattr(SecretStream, "add_rounded_normal_", float_noise)
+    clip = 1.01 * RELEASES**0.5
+    segment = NoiseSegment(steps=1, noise_multiplier=STD / clip, l2_clip_norm=clip)
+    event = DpSgdEvent(sampling_prob=1.0, segments=(segment,), exact=True)
+    config = dp_sgd.DpSgd(optimiser="sgd", learning_rate=1e-3, epochs=1, batch_size=2)
+
+    def noisy_sum(features: Tensor, key: bytes) -> tuple[Tensor, float]:
+        def start() -> Any:
+            return OwnModel(
+                nn.Linear(RELEASES, 1, bias=False), lambda output, _: output.sum() + 1e6, device=torch.device("cpu")
+            )
+
+        witness, labels = Mock(), torch.zeros(len(features), dtype=torch.int64)
+        dp_sgd.descend(
+            config, event, Records(FeatureInputs(features), labels), Run(1, 0, start, witness=witness, key=key)
+        )
+        (released,), unit = witness.after.call_args.args, witness.before.call_args.kwargs["unit"]
+        return released * 2, unit  # after the division by the batch, in place
+
+    two = torch.stack([torch.zeros(RELEASES), torch.ones(RELEASES)])
+    without, unit = noisy_sum(two[:1], KEY)
+    with_record, _ = noisy_sum(two, bytes(32))
+    assert (told_apart(without, with_record) > 0.1) == (sampler == "float")
+    assert bool(has_bits_below(without, unit).any()) == (sampler == "float")

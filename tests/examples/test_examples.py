@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -98,18 +99,18 @@ def test_the_walked_through_mechanism_keeps_what_the_page_says(tmp_path: Path, m
     assert not isinstance(first.model, Releasable)
 
     tables: list[torch.Tensor] = []
-    stds: set[float] = set()
+    stds: set[Fraction] = set()
 
-    def spied(_: noise.SecretStream, table: torch.Tensor, *, std: float, purpose: str, step: int) -> torch.Tensor:
-        tables.append(table.clone())
-        stds.add(std)
+    def spied(_: noise.SecretStream, table: torch.Tensor, *, std: Fraction, purpose: str, step: int) -> torch.Tensor:
+        tables.append(table * 2.0**-30)
+        stds.add(std / 2**30)
         return table
 
-    monkeypatch.setattr(noise.SecretStream, "add_normal_", spied)
+    monkeypatch.setattr(noise.SecretStream, "add_rounded_normal_", spied)
     for kept in (torch.arange(60), torch.arange(1, 60)):
         fewer = Records(FeatureInputs(features[kept]), labels[kept])
         plan.fit(fewer, Run(classes=3, seed=0, classifier=_no_classifier, resampled=True))
-    assert stds == {plan.event.noise_multiplier * plan.event.l2_sensitivity}
+    assert stds == {Fraction(plan.event.noise_multiplier) * Fraction(plan.event.l2_sensitivity)}
     assert float((tables[0] - tables[1]).norm()) == pytest.approx(plan.event.l2_sensitivity, rel=1e-5)
 
 

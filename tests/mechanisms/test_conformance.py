@@ -26,7 +26,7 @@ from mechanisms.model.inputs import FeatureInputs
 from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
 from mechanisms.privacy import gaussian_cost
 from mechanisms.privacy.claims import formal
-from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, decode, descent_of
+from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, Event, NoiseSegment, decode, descent_of
 from mechanisms.privacy.noise import SecretStream
 from mechanisms.privacy.scaled import noise_scaled
 
@@ -289,6 +289,11 @@ NOISY = [kind for kind in KINDS if descends(planned(kind).event)]
 """Those that take noisy steps; the noise of a release is asked for in its mechanism's own tests."""
 
 
+def unit_of(kind: str, segment: NoiseSegment) -> float:
+    """Returns how many units of its sums are 1."""
+    return 2.0 ** (exact_sums.SUM_BITS if kind == "prior-descent" else exact_sums.bits_of(segment))
+
+
 @pytest.mark.parametrize("kind", NOISY)
 @pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (2 / 3, False), (1.5, False)])
 def test_steps_have_the_events_noise(kind: str, factor: float, accepted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,9 +303,8 @@ def test_steps_have_the_events_noise(kind: str, factor: float, accepted: bool, m
     plan.fit(records(), run())
     descent = descent_of(plan.event)
     segments = [s for s in descent.segments for _ in range(s.steps)]
-    unit = 2.0**exact_sums.SUM_BITS if descent.exact else 1.0
     assert len(sums) == len(segments), "one noisy sum a step, and no other"
-    stds = [s.noise_multiplier * s.l2_clip_norm * unit for s in segments]
+    stds = [s.noise_multiplier * s.l2_clip_norm * unit_of(kind, s) for s in segments]
     noise = torch.cat([z / std for (_, z, _), std in zip(sums, stds, strict=True)])
     assert (scale_p_value(noise, std=factor) > 1e-6) == accepted
 
@@ -317,8 +321,8 @@ def test_a_record_moves_the_first_step_by_no_more_than_the_clip(kind: str, monke
     assert isinstance(everything.inputs, FeatureInputs)
     features = everything.inputs.features.clone()
     features[:5] *= 50
-    descent = descent_of(plan.event)
-    clip = descent.segments[0].l2_clip_norm * (2.0**exact_sums.SUM_BITS if descent.exact else 1.0)
+    first = descent_of(plan.event).segments[0]
+    clip = first.l2_clip_norm * unit_of(kind, first)
 
     def first_sum(kept: Tensor) -> Tensor:
         sums.clear()

@@ -32,17 +32,14 @@ MECHANISMS: dict[str, Mechanism] = {
 
 def _noise(change: Callable[[Callable[..., Tensor], Tensor, dict[str, Any]], Tensor]) -> dict[str, Any]:
 
-    def changed(name: str) -> Callable[..., Tensor]:
-        real = getattr(SecretStream, name)
+    real = SecretStream.add_rounded_normal_
 
-        def add(stream: SecretStream, out: Tensor, **how: Any) -> Tensor:
-            if how["purpose"] != "gradient noise":
-                return real(stream, out, **how)
-            return change(lambda out, **more: real(stream, out, **(how | more)), out, how)
+    def add(stream: SecretStream, out: Tensor, **how: Any) -> Tensor:
+        if how["purpose"] != "gradient noise":
+            return real(stream, out, **how)
+        return change(lambda out, **more: real(stream, out, **(how | more)), out, how)
 
-        return add
-
-    return {name: changed(name) for name in ("add_normal_", "add_rounded_normal_")}
+    return {"add_rounded_normal_": add}
 
 
 def _one_number(real: Callable[..., Tensor], out: Tensor, how: dict[str, Any]) -> Tensor:

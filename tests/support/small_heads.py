@@ -13,8 +13,9 @@ from scipy import stats
 from torch import Tensor, nn
 
 from mechanisms.model.classifier import Classifier
+from mechanisms.model.clipping import Coefficients, RecordClipping
 from mechanisms.model.config import ModelConfig
-from mechanisms.model.inputs import FeatureInputs, TokenInputs
+from mechanisms.model.inputs import Batch, FeatureInputs, TokenInputs
 from mechanisms.posterior import swag
 from mechanisms.privacy.claims import claim_of
 from mechanisms.privacy.events import Claim, Event
@@ -43,20 +44,27 @@ def noisy_sums(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[Tensor, 
     """What is released from now on, by purpose: (the sum before its noise, the noise, its standard deviation)."""
     seen: dict[str, list[tuple[Tensor, Tensor, float]]] = defaultdict(list)
 
-    def spied(name: str) -> None:
-        add = getattr(SecretStream, name)
+    add = SecretStream.add_rounded_normal_
 
-        def added(self: SecretStream, tensor: Tensor, *, std: float | Fraction, purpose: str, step: int) -> Tensor:
-            before = tensor.clone()
-            result = add(self, tensor, std=std, purpose=purpose, step=step)
-            seen[purpose].append((before, result - before, float(std)))
-            return result
+    def added(self: SecretStream, tensor: Tensor, *, std: Fraction, purpose: str, step: int) -> Tensor:
+        before = tensor.clone()
+        result = add(self, tensor, std=std, purpose=purpose, step=step)
+        seen[purpose].append((before, result - before, float(std)))
+        return result
 
-        monkeypatch.setattr(SecretStream, name, added)
-
-    for name in ("add_normal_", "add_rounded_normal_"):
-        spied(name)
+    monkeypatch.setattr(SecretStream, "add_rounded_normal_", added)
     return seen
+
+
+def clipped_sum(
+    classifier: Classifier, batch: Batch, labels: Tensor, coefficients: Coefficients, *, bits: int = 40
+) -> tuple[Tensor, Tensor]:
+    """Norms and clipped sum of one micro-batch, float64, the sum in units of 1."""
+    out = torch.zeros(classifier.num_parameters, dtype=torch.float64)
+    with RecordClipping(classifier) as clipper:
+        norms, _ = clipper.add_clipped_sum(batch, labels, coefficients=coefficients, bits=bits, out=out)
+    assert torch.equal(out, out.trunc())
+    return norms, out * 2.0**-bits
 
 
 def claim(event: Event | None, *, delta: float | None = None, m: int = 1) -> Claim:

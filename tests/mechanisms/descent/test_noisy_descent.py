@@ -1,5 +1,7 @@
 """Noisy descents and their state: the key comes before the noise, steps are taken once, updates are manually."""
 
+import math
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ SEGMENTS = (
     NoiseSegment(steps=4, noise_multiplier=2.0, l2_clip_norm=1.0),
 )
 EVENT = DpSgdEvent(sampling_prob=1.0, segments=SEGMENTS)
+BITS = 20
 
 
 class Killed(BaseException):
@@ -34,12 +37,13 @@ def descend(update: Update, folder: Path | None = None, *, kill_at: int = -1, ep
     state, asked = KeyedState(folder, lambda: KEY), list[int]()
     descent = NoisyDescent(state, EVENT, epochs=epochs, remedy="lower the rate")
 
-    def clipped_sum(theta: Tensor, step: int, segment: NoiseSegment, out: Tensor, tally: Tensor) -> None:
+    def clipped_sum(theta: Tensor, step: int, segment: NoiseSegment, out: Tensor, tally: Tensor) -> int:
         if step == kill_at:
             raise Killed
         asked.append(step)
-        out += 1 if segment == SEGMENTS[0] else theta + 2
+        out += 2**BITS if segment == SEGMENTS[0] else (2**BITS * (theta + 2)).trunc()
         tally += torch.tensor([8.0, 1.0, 4.0])
+        return BITS
 
     descent.run(update, clipped_sum, divisor=4)
     state.finish(theta=update.theta)
@@ -47,16 +51,16 @@ def descend(update: Update, folder: Path | None = None, *, kill_at: int = -1, ep
 
 
 def test_a_step_by_hand() -> None:
-    """theta moves by the rate times (sum + sigma C z) / divisor, with z of the key's stream at the step."""
+    """theta moves by the rate times 2^-bits (sum + round(2^bits sigma C z)) / divisor, z of the key's stream."""
     update = Momentum(torch.zeros(5, dtype=torch.float64), rate=0.1, momentum=0.0)
     event = DpSgdEvent(sampling_prob=1.0, segments=SEGMENTS[:1])
     descent = NoisyDescent(KeyedState(None, lambda: KEY), event, epochs=2, remedy="")
-    descent.run(update, lambda theta, step, segment, out, tally: out.fill_(1.0), divisor=4)
+    descent.run(update, lambda theta, step, segment, out, tally: BITS * int(out.fill_(2.0**BITS).all()), divisor=4)
     wanted = torch.zeros(5, dtype=torch.float64)
     for step in range(2):
-        noisy = torch.ones(5, dtype=torch.float64)
-        SecretStream(KEY).add_normal_(noisy, std=1.5, purpose="gradient noise", step=step)
-        wanted -= 0.1 * noisy / 4
+        noisy, std = torch.full((5,), 2.0**BITS, dtype=torch.float64), Fraction(3, 2) * 2**BITS
+        SecretStream(KEY).add_rounded_normal_(noisy, std=std, purpose="gradient noise", step=step)
+        wanted -= 0.1 * noisy * 2.0**-BITS / 4
     torch.testing.assert_close(update.theta, wanted)
 
 
@@ -96,5 +100,6 @@ def test_the_key_is_on_the_disk_before_anything_is_drawn(tmp_path: Path) -> None
 
 def test_divergence_names_the_setting() -> None:
     descent = NoisyDescent(KeyedState(None, lambda: KEY), EVENT, epochs=6, remedy="lower the rate")
+    update = Momentum(torch.zeros(5, dtype=torch.float64), rate=math.inf, momentum=0.9)
     with pytest.raises(MechanismError, match="diverged by step 1: lower the rate"):
-        descent.run(momentum(), lambda theta, step, segment, out, tally: out.fill_(torch.inf), divisor=1)
+        descent.run(update, lambda *_: BITS, divisor=1)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from small_heads import head_of
+from small_heads import clipped_sum, head_of
 from torch import Tensor, nn
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import classifier as classifiers
 from mechanisms.model.classifier import Classifier
-from mechanisms.model.clipping import RecordClipping
 from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs, Inputs
+from mechanisms.model.own import OwnModel
 
 CLIP = 0.7
 LABELS = 5
@@ -40,17 +41,14 @@ def by_autograd(classifier: Classifier, inputs: Inputs, labels: Tensor) -> Tenso
 
 def clipped(classifier: Classifier, inputs: Inputs, labels: Tensor) -> tuple[Tensor, Tensor]:
     """(norms, clipped sum) of all records in one micro-batch."""
-    out = torch.zeros_like(classifier.flat)
-    with RecordClipping(classifier) as clipper:
-        batch = inputs.batch(torch.arange(len(labels)), classifier.device)
-        norms, _ = clipper.add_clipped_sum(batch, labels, coefficients=clip, out=out)
-    return norms, out
+    return clipped_sum(classifier, inputs.batch(torch.arange(len(labels)), classifier.device), labels, clip)
 
 
 def assert_same(got: tuple[Tensor, Tensor], per_record: Tensor) -> None:
-    norms = per_record.norm(dim=1)
+    norms = per_record.double().norm(dim=1)
     torch.testing.assert_close(got[0], norms, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(got[1], (per_record * clip(norms)[:, None]).sum(0), rtol=1e-4, atol=1e-5)
+    # inputs of the closed form are rounded to 2^-15 of their length
+    torch.testing.assert_close(got[1], (per_record * clip(norms)[:, None]).sum(0), rtol=1e-4, atol=5e-5)
 
 
 def make(folder: Path, config: dict[str, Any], texts: list[str]) -> tuple[Classifier, Inputs, Tensor]:
@@ -150,3 +148,53 @@ def test_unsupported_layers_are_refused_by_name(part: nn.Module, said: str) -> N
     """A gradient norm that leaves a parameter or a use out would break the sensitivity silently."""
     with pytest.raises(MechanismError, match=said):
         clipped(head_of(part), FeatureInputs(torch.randn(4, 3)), torch.arange(4))
+
+
+MAGNITUDES = torch.tensor([1e-45, 1e-38, 1e-30, 1e-3, 1.0, 3.3, 1e10, 1e17, 1e30])
+WAYS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "closed form": lambda: (nn.Linear(40, 5), torch.randn(9, 40)),
+    "closed form without bias": lambda: (nn.Linear(40, 5, bias=False), torch.randn(9, 40)),
+    "all in a coordinate": lambda: (nn.Linear(40, 1), torch.eye(9, 40)),
+    "sampled": lambda: (nn.Sequential(nn.Linear(8, 6), nn.LayerNorm(6)), torch.randn(9, 5, 8)),
+    "looked up": lambda: (nn.Embedding(7, 6), torch.arange(45).view(9, 5) % 7),
+    "together": lambda: (
+        nn.Sequential(nn.Embedding(7, 6), nn.LayerNorm(6), nn.Linear(6, 4), nn.Flatten(), nn.Linear(20, 3)),
+        torch.arange(45).view(9, 5) % 7,
+    ),
+}
+
+
+def scaled_by_target(output: Tensor, target: Tensor) -> Tensor:
+    slopes = torch.linspace(0.1, 1.7, output[0].numel())
+    return ((output.flatten(1) * slopes).sum(1) * MAGNITUDES[target]).sum() + 1e38
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("bits", [4, 30, 60])
+def test_no_record_adds_more_than_its_clip(way: str, bits: int) -> None:
+    """In the arithmetic of integers, on a coarse grid and on one as fine as float64, for gradients of any size: those
+    that float32 rounds to nothing, and those beyond it. It adds nearly as much where the grid lets it."""
+    torch.manual_seed(0)
+    module, x = WAYS[way]()
+    model = OwnModel(module, scaled_by_target, device=torch.device("cpu"))
+    for record, target in enumerate(torch.arange(len(MAGNITUDES)).split(1)):
+        norms, total = clipped_sum(model, {"features": x[record : record + 1]}, target, clip, bits=bits)
+        length = sum((Fraction(value) ** 2 for value in total.tolist()), Fraction(0))
+        assert length <= Fraction(CLIP) ** 2
+        if bits > 4 and 1e-3 < float(norms) < 1e18:
+            assert float(length) ** 0.5 > 0.99 * min(float(norms), CLIP)
+
+
+def test_no_order_of_records_moves_a_bit() -> None:
+    """Records one by one forwards, backwards and in the parts of two ranks: the same integers."""
+    torch.manual_seed(0)
+    model = head_of(nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, LABELS)))
+    x, y = torch.randn(40, 8), torch.arange(40) % LABELS
+
+    def total(records: range) -> Tensor:
+        each = [clipped_sum(model, {"features": x[i : i + 1]}, y[i : i + 1], clip)[1] for i in records]
+        return torch.stack(each).cumsum(0)[-1]
+
+    whole = total(range(40))
+    assert torch.equal(total(range(39, -1, -1)), whole)
+    assert torch.equal(total(range(0, 40, 2)) + total(range(1, 40, 2)), whole)

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from small_heads import clipped_sum
 
 from mechanisms.dp_sgd import DpSgd
 from mechanisms.errors import MechanismError
 from mechanisms.mechanism import Records, Run, Task
 from mechanisms.model import classifier, encoders, lexicon
 from mechanisms.model.classifier import Classifier
-from mechanisms.model.clipping import RecordClipping
 from mechanisms.model.config import ModelConfig, OptimiserPhase
 from mechanisms.model.inputs import TokenInputs, load
 from mechanisms.model.lexicon import Lexicon
@@ -76,12 +76,7 @@ def test_clipped_sums_are_those_of_each_record_alone(tiny_bert: Path) -> None:
     labels = torch.tensor([0, 1, 2, 0])
 
     def summed(index: torch.Tensor) -> torch.Tensor:
-        out = torch.zeros(built.num_parameters, dtype=torch.float64)
-        with RecordClipping(built) as clipping:
-            clipping.add_clipped_sum(
-                states.batch(index, CPU), labels[index], coefficients=lambda n: (0.1 / n).clamp(max=1), out=out
-            )
-        return out
+        return clipped_sum(built, states.batch(index, CPU), labels[index], lambda n: (0.1 / n).clamp(max=1))[1]
 
     alone = [summed(torch.tensor([at])) for at in range(4)]
     assert all(float(one.norm()) <= 0.1 + 1e-6 for one in alone)

@@ -25,7 +25,7 @@ def noise(count: int, std: float, *, step: int = 0) -> torch.Tensor:
 def test_each_rounding_is_that_of_the_real_number(std: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decided from float64 or, where all are sent there, from 565 bits: the same integers."""
     quick = noise(3000, std)
-    monkeypatch.setattr(exact_normal, "_TRUNCATION", 1.0)
+    monkeypatch.setattr(exact_normal, "_UNITS", 1e9)
     assert torch.equal(noise(3000, std), quick)
 
 
