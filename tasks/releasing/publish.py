@@ -26,14 +26,14 @@ from storage.errors import InputError, StorageError
 from storage.ledger import Ledger, ReleasePlan, Row
 from storage.ledger.content import anticipated
 from storage.ledger.ledger import require_plan
-from storage.ledger.record import Deployment
 from storage.ledger.recovery import announce_bundle, announced_bundle, draw_path, draws
 from storage.ledger.registry import other_population_names, overlapping_releases, population_name_warning
 from tasks.bundle import fill, licence, thresholds
+from tasks.bundle.deployment import Deployment
 from tasks.parameters import BundleParameters, LedgerParameters, RetrainParameters
 from tasks.releasing import approval, gate
-from tasks.releasing.checked_plan import check
 from tasks.releasing.claims import claim_at, key_of, release_method
+from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.ledger_access import existing_ledger, open_ledger
 from tasks.releasing.ledger_records import save_record_set
 from tasks.releasing.plan import PlannedRelease
@@ -80,7 +80,7 @@ def require_current(context: Context, planned: PlannedRelease, settings: LedgerP
     """Refuses a plan that is out of date, before a server starts and anyone is asked; creates no ledger."""
     ledger = existing_ledger(context, settings)
     if ledger is not None:
-        checked = check(planned, ledger)
+        checked = CheckedPlan.of(planned, ledger)
         checked.require_current(context)
         if checked.released is None:
             approval.require_read(checked, getattr(settings, "accept_texts", None))
@@ -124,7 +124,7 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
         started = time.monotonic()
         ledger = open_ledger(context, settings, key=_release_key(context, settings))
         ledger.require_signer()
-        checked = check(planned, ledger)
+        checked = CheckedPlan.of(planned, ledger)
         row = checked.released
         if row is None:
             ledger.require_here(planned.plan)

@@ -17,8 +17,8 @@ from storage.ledger import BudgetRefused, ComparisonFit, Evaluation, Ledger, Pol
 from storage.ledger.records import RecordSet
 from tasks.pages import render
 from tasks.releasing import approval, gate, ledger_access, plan_page
-from tasks.releasing.checked_plan import check
 from tasks.releasing.code_lists import CodeListVerdict
+from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.plan_page import PlanContext
 
@@ -102,7 +102,7 @@ def compared(ledger: Ledger, branch: str, f1: float, *, claim: Claim | None = No
 
 def page(ledger: Ledger, plan: PlannedRelease, **options: Any) -> plan_page.PlanPage:
     """The page of a plan that no one signed, whose records lie elsewhere or are as the options say."""
-    checked = check(plan, ledger)
+    checked = CheckedPlan.of(plan, ledger)
     return plan_page.page_of(checked, approval.weigh(checked, []), file="plans/k.json", context=PlanContext(**options))
 
 
@@ -301,13 +301,13 @@ def test_the_gate_offers_the_formal_branch_before_an_override(ledger: Ledger) ->
     plan = planned()
     audit(ledger, plan, 3.5)
     with pytest.raises(BudgetRefused, match="contradicts") as refused:
-        gate.check(check(plan, ledger))
+        gate.check(CheckedPlan.of(plan, ledger))
     text = str(refused.value)
     assert text.index("`autocoder train --profile formal`") < text.index("`autocoder approve --despite-audit`")
     formal = planned(FORMAL)
     audit(ledger, formal, 6.0)
     with pytest.raises(BudgetRefused, match="a fault of the program") as refused:
-        gate.check(check(formal, ledger))
+        gate.check(CheckedPlan.of(formal, ledger))
     assert "retrain" not in str(refused.value)
 
 
