@@ -311,7 +311,7 @@ def recover(
 def _is_current(place: options.LedgerOptions, *, apply: bool, policy: Path | None) -> bool:
     from storage.bundle.seal import release_key
     from storage.ledger import Policy
-    from storage.ledger.rollback import detect, restore
+    from storage.ledger.recovery import detect, restore
 
     rollback = detect(place.url, place.workspace)
     if rollback is None:

@@ -164,59 +164,54 @@ class Ledger(LedgerReader):
             InputError: when a number can't be kept, the key belongs to another plan, or an approval doesn't count.
         """
 
-        return self._transact(
-            lambda connection, state: self._reserve(connection, state, plan, plan_digest, decisions, audit, records)
-        )
+        def work(connection: Connection, state: State) -> Row:
+            content = plan_content(plan)
+            existing = state.release_of_key(plan.idempotency_key)
+            if existing is not None:
+                _require_same(existing.row, content)
+                require_plan(existing.row, plan_digest)
+                return existing.row
+            if plan.ledger is not None:
+                self._require_here(connection, state, plan)
+            policy = self._put_in_force(connection, state, requester=plan.requester)
+            if policy.require_clean_code and plan.code_dirty:
+                raise BudgetRefused(f"policy {policy.name} releases only from committed code; commit the changes first")
+            refused = state.refusals.get(plan.idempotency_key)
+            if refused is not None:
+                raise BudgetRefused(
+                    f"row {refused.sequence}: {refused.reason}; plan it anew under another release.label to ask again"
+                )
+            matter = Matter("release", plan_digest or "", release_terms(plan, content), plan.requester)
+            approved = approvers(decisions, policy.approvals, matter)
+            _require_persons(policy, approved)
+            if plan.supersedes is not None:
+                state.release(plan.supersedes)
+            _, shared = self._charges(connection, state, content, records)
+            details = replaced_details(plan.claim)
+            if plan_digest is not None:
+                signed = [decision.model_dump(mode="json") for decision in decisions]
+                details |= {"plan_digest": plan_digest, "decisions": signed}
+            if plan.ledger is not None:
+                details["ledger"] = plan.ledger.model_dump()
+            if audit is not None:
+                details["audit"] = audit
+            if records is not None:
+                names = sorted(str(release.row.release_id) for release in shared)
+                details["records"] = {"overlap": names, "set": records.digest}
+            content |= {
+                "state": "reserved",
+                "release_id": uuid.uuid4().hex[:16],
+                "records_rounded": policy.round_records(plan.records_rounded),
+                "policy_digest": policy.digest,
+                "approvals": approved,
+                "details": details,
+            }
+            row = self._append(connection, state, content)
+            if records is not None:
+                register(connection, row.sequence, records)
+            return row
 
-    def _reserve(
-        self, connection: Connection, state: State, plan: ReleasePlan, plan_digest: str | None,
-        decisions: Sequence[Decision], audit: dict[str, Any] | None, records: RecordSet | None,
-    ) -> Row:  # fmt: skip
-        content = plan_content(plan)
-        existing = state.release_of_key(plan.idempotency_key)
-        if existing is not None:
-            _require_same(existing.row, content)
-            require_plan(existing.row, plan_digest)
-            return existing.row
-        if plan.ledger is not None:
-            self._require_here(connection, state, plan)
-        policy = self._put_in_force(connection, state, requester=plan.requester)
-        if policy.require_clean_code and plan.code_dirty:
-            raise BudgetRefused(f"policy {policy.name} releases only from committed code; commit the changes first")
-        refused = state.refusals.get(plan.idempotency_key)
-        if refused is not None:
-            raise BudgetRefused(
-                f"row {refused.sequence}: {refused.reason}; plan it anew under another release.label to ask again"
-            )
-        matter = Matter("release", plan_digest or "", release_terms(plan, content), plan.requester)
-        approved = approvers(decisions, policy.approvals, matter)
-        _require_persons(policy, approved)
-        if plan.supersedes is not None:
-            state.release(plan.supersedes)
-        _, shared = self._charges(connection, state, content, records)
-        details = replaced_details(plan.claim)
-        if plan_digest is not None:
-            signed = [decision.model_dump(mode="json") for decision in decisions]
-            details |= {"plan_digest": plan_digest, "decisions": signed}
-        if plan.ledger is not None:
-            details["ledger"] = plan.ledger.model_dump()
-        if audit is not None:
-            details["audit"] = audit
-        if records is not None:
-            names = sorted(str(release.row.release_id) for release in shared)
-            details["records"] = {"overlap": names, "set": records.digest}
-        content |= {
-            "state": "reserved",
-            "release_id": uuid.uuid4().hex[:16],
-            "records_rounded": policy.round_records(plan.records_rounded),
-            "policy_digest": policy.digest,
-            "approvals": approved,
-            "details": details,
-        }
-        row = self._append(connection, state, content)
-        if records is not None:
-            register(connection, row.sequence, records)
-        return row
+        return self._transact(work)
 
     def require_signer(self) -> None:
         """Refuses a worker whose key the policy does not list: what it reserved would have no effect."""
@@ -301,43 +296,39 @@ class Ledger(LedgerReader):
             "sensitivity": None if sensitivity is None else amounts.epsilon(sensitivity, name="sensitivity"),
         }
 
-        row = self._transact(
-            lambda connection, state: self._mark_drawn(
-                connection, state, state.release(release_id), draw_digest, plan_digest, measured
-            )
-        )
+        def work(connection: Connection, state: State) -> Row:
+            release = state.release(release_id)
+            row = release.row
+            require_plan(row, plan_digest)
+            if row.draw_digest is not None:
+                if row.draw_digest != draw_digest:
+                    raise StorageError(
+                        f"release {release_id}: another sample is recorded already. A release has only one"
+                    )
+                if row.state == "burned" and row.cause != "surplus-refused":
+                    raise StorageError(f"release {release_id} is burned: {row.reason}")
+                return row
+            if row.state != "reserved":
+                raise StorageError(f"release {release_id} is {row.state}: no sample may be recorded")
+            self._require_drawable(state, release)
+            sensitivity, epsilon = measured["sensitivity"], measured["epsilon"]
+            if epsilon is None and sensitivity is not None and sensitivity > (row.sensitivity or 0):
+                raise InputError("epsilon: the sample's sensitivity is above the planned one; give its epsilon too")
+            planned = row.epsilon or amounts.ZERO_EPSILON
+            if epsilon is not None and epsilon > planned:
+                if row.guarantee_kind == "formal":
+                    raise InputError("epsilon: a formal guarantee doesn't depend on the sample; this one grew with it")
+                _, problem = state.surplus(release, epsilon - planned)
+                if problem:
+                    reason = f"epsilon at the sample exceeds the reservation: {problem}"
+                    refused = {"draw_digest": draw_digest, "reason": reason, "cause": "surplus-refused"}
+                    return self._append_to(connection, state, release, "burned", **refused)
+            return self._append_to(connection, state, release, "drawn", draw_digest=draw_digest, **measured)
+
+        row = self._transact(work)
         if row.state == "burned":
             raise BudgetRefused(f"release {release_id} is burned: {row.reason}")
         return row
-
-    def _mark_drawn(
-        self, connection: Connection, state: State, release: Release, draw_digest: str, plan_digest: str | None,
-        measured: dict[str, Decimal | None],
-    ) -> Row:  # fmt: skip
-        row, release_id = release.row, release.row.release_id
-        require_plan(row, plan_digest)
-        if row.draw_digest is not None:
-            if row.draw_digest != draw_digest:
-                raise StorageError(f"release {release_id}: another sample is recorded already. A release has only one")
-            if row.state == "burned" and row.cause != "surplus-refused":
-                raise StorageError(f"release {release_id} is burned: {row.reason}")
-            return row
-        if row.state != "reserved":
-            raise StorageError(f"release {release_id} is {row.state}: no sample may be recorded")
-        self._require_drawable(state, release)
-        sensitivity, epsilon = measured["sensitivity"], measured["epsilon"]
-        if epsilon is None and sensitivity is not None and sensitivity > (row.sensitivity or 0):
-            raise InputError("epsilon: the sample's sensitivity is above the planned one; give its epsilon too")
-        planned = row.epsilon or amounts.ZERO_EPSILON
-        if epsilon is not None and epsilon > planned:
-            if row.guarantee_kind == "formal":
-                raise InputError("epsilon: a formal guarantee doesn't depend on the sample; this one grew with it")
-            _, problem = state.surplus(release, epsilon - planned)
-            if problem:
-                reason = f"epsilon at the sample exceeds the reservation: {problem}"
-                refused = {"draw_digest": draw_digest, "reason": reason, "cause": "surplus-refused"}
-                return self._append_to(connection, state, release, "burned", **refused)
-        return self._append_to(connection, state, release, "drawn", draw_digest=draw_digest, **measured)
 
     def commit(self, release_id: str, *, bundle_digest: str, plan_digest: str | None = None) -> Row:
         """Records that the bundle stands; the release is done. Again with the same digest returns its row."""

@@ -14,7 +14,7 @@ from storage.ingest.cell_digests import normal_form
 from storage.ledger import Evaluation, ReleasePlan, Row, Scores, Sensitivity, Subject
 from storage.ledger.budget import RECORD
 from storage.ledger.records import SAMPLE, RecordSet, has_registry_key, registry_key
-from storage.ledger.rollback import save_marks
+from storage.ledger.recovery import save_marks
 from tasks.parameters import RetrainParameters
 from tasks.releasing.claims import TRUST_MODEL, claim_like, method_of, privacy_unit, swag_event
 from tasks.releasing.ledger_access import open_ledger

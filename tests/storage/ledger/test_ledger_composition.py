@@ -33,7 +33,7 @@ from storage.ledger.composition import (
 )
 from storage.ledger.fold import Release
 from storage.ledger.journal import ForeignLedger, journals_of
-from storage.ledger.rollback import detect, restore
+from storage.ledger.recovery import detect, restore
 from storage.paths import Workspace
 from tests.support.releases import make_plan, release_key
 
