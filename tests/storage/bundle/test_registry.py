@@ -13,7 +13,6 @@ from storage.bundle.registry import hand_over, handovers, record_revocation, req
 from storage.bundle.trust import Root, with_next_root
 from storage.errors import InputError, StorageError
 from storage.ledger import Ledger, Row
-from storage.ledger.heads import load_private_key
 
 
 @pytest.fixture
@@ -83,7 +82,7 @@ def test_a_revoked_release(ledger: Ledger, sealed: Sealed, tmp_path: Path) -> No
     assert record_revocation(ledger, row.release_id, reason="another reason", requester="r") == first
     (entry,) = handovers(ledger)
     assert entry.reason == "an error in the code list"
-    key = load_private_key(sealed.signer.key)
+    key = sealed.key
     root = with_next_root((Root.first(key.public_key()),), revoked=revoked_releases(ledger), days=9)[-1]
     assert [one.release_id for one in root.revoked] == [row.release_id]
     with pytest.raises(StorageError, match="was revoked"):

@@ -233,8 +233,7 @@ def test_what_cannot_leave_is_told_before_the_budget_is_charged(
     with pytest.raises(InputError, match=r"release\.licence"):
         fill.rehearse(sealed.context, row, sealed.candidate, BundleParameters(licence=str(tmp_path / "none")))
     with pytest.raises(InputError, match="none"):
-        publish._signer(sealed.context, BundleParameters(signing_key=str(tmp_path / "none")))
-    assert publish._signer(sealed.context, BundleParameters(unsigned=True)) is None
+        publish._release_key(sealed.context, BundleParameters(signing_key=str(tmp_path / "none")))
 
 
 def test_a_record_for_regulators_travels_in_the_bundle(sealed: Sealed, tmp_path: Path) -> None:
