@@ -219,10 +219,7 @@ def export(
     else:
         from storage.ledger import report
 
-        title = f"Release {release}"
-        text = (
-            report.markdown(title, report.describe(ledger, str(release))) if what == "page" else report.export(ledger)
-        )
+        text = report.page(ledger, str(release)) if what == "page" else report.export(ledger)
     if out is None:
         say(text, end="")
     else:

@@ -182,7 +182,6 @@ class Database:
         return StorageError(f"ledger {self.name}: {type(error.orig).__name__}: {original}")
 
     def _holder(self) -> str:
-        """Says which sessions of the server have the ledger's lock, so that one that never ends can be ended."""
         if self.is_sqlite:
             return ""
         query = sa.text(

@@ -120,7 +120,6 @@ class Ledger(LedgerReader):
                 raise
 
     def _append(self, connection: Connection, state: State, content: dict[str, Any]) -> Row:
-        """Adds a row and takes it into the state; one that does not follow from the rows before is refused."""
         signed = content["kind"] in SIGNED
         if signed and self._key is None:
             raise InputError(
@@ -222,18 +221,14 @@ class Ledger(LedgerReader):
                 "list this one (`autocoder ledger change-policy`)"
             )
 
-    def require_drawable(self, release_id: str) -> Row:
-        """Returns the row of a release that may be drawn here; refuses one whose reservation does not bear it out.
+    def require_drawable(self, release_id: str, state: State | None = None) -> None:
+        """Refuses a release that may not be drawn here: one whose reservation does not bear it out.
 
         Its approvals, the policy and the charges were checked by the fold. Where the policy lists no `release_keys`,
         only what this worker's own key reserved is drawn.
         """
-        state = self.state()
+        state = state or self.state()
         release = state.release(release_id)
-        self._require_drawable(state, release)
-        return release.row
-
-    def _require_drawable(self, state: State, release: Release) -> None:
         # guard: test_a_release_above_the_cap_is_charged_named_and_never_drawn
         if release.problem:
             raise StorageError(
@@ -310,7 +305,7 @@ class Ledger(LedgerReader):
                 return row
             if row.state != "reserved":
                 raise StorageError(f"release {release_id} is {row.state}: no sample may be recorded")
-            self._require_drawable(state, release)
+            self.require_drawable(release_id, state)
             sensitivity, epsilon = measured["sensitivity"], measured["epsilon"]
             if epsilon is None and sensitivity is not None and sensitivity > (row.sensitivity or 0):
                 raise InputError("epsilon: the sample's sensitivity is above the planned one; give its epsilon too")
@@ -345,7 +340,7 @@ class Ledger(LedgerReader):
                 raise StorageError(
                     f"release {release_id} is {row.state}: only one in the state `drawn` can be committed"
                 )
-            self._require_drawable(state, release)
+            self.require_drawable(release_id, state)
             return self._append_to(connection, state, release, "committed", bundle_digest=bundle_digest)
 
         return self._transact(work)

@@ -69,7 +69,6 @@ class LedgerReader:
             yield connection, self._fold(connection)
 
     def _fold(self, connection: Connection) -> State:
-        """Returns the state after the rows of this transaction; rows that were folded before are not read again."""
         state = self._folded
         if state is None or state.broken or (chain.hash_of(connection, state.sequence) or GENESIS) != state.hash:
             state = State()
@@ -288,8 +287,6 @@ def _row(content: dict[str, Any]) -> Row:
 
 
 class _Registry:
-    """The sets of records beside the releases' rows: each has its row's digest, and shares what its row says."""
-
     def __init__(self, connection: Connection) -> None:
         self.left = dict(stored_sets(connection))
         """Sets that no row named yet, by the sequence of their row."""
@@ -340,7 +337,6 @@ def _compare(hashes: Mapping[int, str], heads: Iterable[Head], earlier: Iterable
 
 
 def _protections(connection: Connection) -> tuple[str, ...]:
-    """Say which of the protections against change are absent or not what they were."""
     notes = []
     if connection.dialect.name != "sqlite":
         excessive = connection.execute(

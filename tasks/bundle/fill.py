@@ -148,8 +148,6 @@ def fill(
 
 
 class _Documents:
-    """Writes a bundle's own documents and keeps what was written, for the gate to compare every byte with."""
-
     def __init__(self, folder: Path) -> None:
         self.texts: dict[str, str] = {}
         self._folder = folder
@@ -161,8 +159,6 @@ class _Documents:
 
 @dataclass(frozen=True)
 class _Graph:
-    """What was written, and how its answers to test vectors differ from the model's own."""
-
     sha256: str
     codes: int
     """Texts with the same best code."""
@@ -271,11 +267,6 @@ def _expected(
     documents: Mapping[str, str],
     graphs: Mapping[str, str],
 ) -> gate.Expected:
-    """Returns what the gate expects: these documents, and the files of the model before training.
-
-    Args:
-        graphs: digests of `model.onnx` and `model.int8.onnx` as the model makes them.
-    """
     own = own_texts(codes, context.store.figures(candidate.dataset), candidate.model.encoder)
     files = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in documents.items()}
     files |= graphs

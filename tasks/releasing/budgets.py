@@ -129,7 +129,7 @@ class ExpectedCharge:
         names: tuple[str, ...] = ()
         by_name = False
         ledger = ledger_access.existing_ledger(context, settings)
-        policy = ledger_access.policy_of(ledger, settings)
+        policy = ledger_access.given_policy(settings) if ledger is None else ledger.policy()
         if ledger is not None:
             fingerprint = ""
             records = None if dataset is None else find_record_set(context, dataset)

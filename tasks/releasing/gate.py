@@ -137,12 +137,11 @@ def obstacle(plan: CheckedPlan) -> str | None:
 
 
 def _lacks_audit(plan: CheckedPlan, measurement: Measurement | None) -> str | None:
-    """Says that the candidate has no audit that could have contradicted the claim; None where it has one."""
     policy, claim = plan.policy, plan.plan.claim
     rows = [Evidence.of(row.details) for row in audits_of(plan.ledger, plan.planned.candidate.fitted.sha256)]
     usual = [bound for bound in rows if bound.confidence <= USUAL_CONFIDENCE]
     reran = [bound for bound in rows if has_reruns(bound)]
-    if any(bound.verdict(claim, minimum=policy.audit_reach) != INCONCLUSIVE for bound in reran):
+    if any(bound.judge(claim, minimum=policy.audit_reach) != INCONCLUSIVE for bound in reran):
         return None
     if not usual:
         why = f"was not audited at a confidence of {USUAL_CONFIDENCE:g} or less"

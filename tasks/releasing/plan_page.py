@@ -254,7 +254,6 @@ def _cost(checked: CheckedPlan, records: RecordSet | None) -> Answer:
 
 
 def _releases(charge: Charge) -> list[tuple[int, float]]:
-    """Returns epsilon spent before, with this release, and with more of its size until the cap."""
     after, points = charge.after, [(0, float(charge.before.epsilon)), (1, float(charge.after.epsilon))]
     while after.rule == "gaussian" and len(points) < 8 and points[-1][1] < charge.epsilon_cap:
         after = replace(after, spent=after.spent.plus(charge.loss))
@@ -285,7 +284,6 @@ def _charges(charges: Sequence[Charge], plan: ReleasePlan) -> Table:
 
 
 def _accuracy(scores: Mapping[str, float], ledger: Ledger, planned: PlannedRelease) -> Answer:
-    """Compares the scores with the best model without privacy."""
     reference = reference_f1(ledger, planned)
     loss = None if reference is None or not scores else reference - scores["weighted_f1"]
     curve = accuracy_by_epsilon(ledger, planned)

@@ -206,7 +206,6 @@ def _threshold_warnings(folder: Path) -> list[str]:
 
 
 def _require_undrawn(context: Context, plan: ReleasePlan) -> None:
-    """Refuses a plan that was drawn here but is not in this ledger: it was charged to another ledger."""
     for draw in draws(context.workspace):
         if checkpoint.description(draw).get("plan") == plan.idempotency_key:
             raise StorageError(
@@ -286,7 +285,6 @@ def _bundle(
 
 
 def _drawn(context: Context, draw: Path, row: Row, planned: PlannedRelease) -> Tensor:
-    """Returns the drawn parameters, after a check that they are of the reserved plan's stage."""
     tensors, described = checkpoint.load(draw)
     if (described.get("release_id"), described.get("plan_digest")) != (row.release_id, planned.digest):
         raise StorageError(

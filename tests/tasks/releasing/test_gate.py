@@ -101,7 +101,7 @@ def test_like_is_held_against_like(epsilon: float, add_remove: float | None, bou
     Where a claim has one number (formal, or of an older row), against that.
     """
     claim = CLAIM.model_copy(update={"epsilon": epsilon, "epsilon_add_remove": add_remove})
-    assert evidence(bound).verdict(claim) == expected
+    assert evidence(bound).judge(claim) == expected
 
 
 def evidence(bound: float, reach: float = 9.0) -> Evidence:
@@ -111,7 +111,7 @@ def evidence(bound: float, reach: float = 9.0) -> Evidence:
 def test_a_check_that_fails_contradicts() -> None:
     """Whatever the bound is: the sums are not as stated."""
     failed = evidence(0.5).model_copy(update={"faults": ("noise",)})
-    assert failed.verdict(CLAIM) == "contradicted"
+    assert failed.judge(CLAIM) == "contradicted"
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_what_could_not_have_failed_says_nothing(reach: float, minimum: float, e
     """Against a claim of 4: with perfect guesses at 3.1 an audit has no result, whatever it measured; a policy may ask
     for more. What contradicts does so all the same.
     """
-    assert evidence(0.5, reach).verdict(CLAIM, minimum=minimum) == expected
-    assert evidence(4.1, reach).verdict(CLAIM, minimum=minimum) == "contradicted"
+    assert evidence(0.5, reach).judge(CLAIM, minimum=minimum) == expected
+    assert evidence(4.1, reach).judge(CLAIM, minimum=minimum) == "contradicted"
 
 
 def test_a_contradiction_of_its_own_is_named_before_anothers(ledger: Ledger, planned: PlannedRelease) -> None:
