@@ -159,19 +159,9 @@ def earlier_bundles(ledger: Ledger, bundles: Path, keys: Iterable[str]) -> list[
 
 
 def _row(kind: str, release: Row, label: str, requester: str, details: dict[str, object], key: str) -> Evaluation:
-    return Evaluation.model_validate(
-        {
-            "kind": kind,
-            "label": label,
-            "population": release.population,
-            "cohorts": release.cohorts,
-            "data_fingerprint": release.data_fingerprint,
-            "release_id": release.release_id,
-            "requester": _name("--requester", requester),
-            "idempotency_key": key,
-            "details": details,
-        }
-    )
+    copied = {name: getattr(release, name) for name in ("population", "cohorts", "data_fingerprint", "release_id")}
+    fields = {"kind": kind, "label": label, "requester": _name("--requester", requester), "idempotency_key": key}
+    return Evaluation.model_validate({**copied, **fields, "details": details})
 
 
 def _name(option: str, text: str) -> str:

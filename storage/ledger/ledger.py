@@ -17,7 +17,6 @@ from storage.ledger.content import (
     plan_content,
     policy_content,
     policy_terms,
-    refusal_content,
     release_terms,
     replaced_details,
 )  # fmt: skip
@@ -80,15 +79,9 @@ class Ledger(LedgerReader):
         return Ledger(database, policy=policy, key=key)
 
     @staticmethod
-    def open_existing(
-        url: str,
-        *,
-        policy: Policy | None = None,
-        journals: Sequence[Journal] = (),
-        key: EllipticCurvePrivateKey | None = None,
-    ) -> Ledger | None:
+    def open_existing(url: str, *, policy: Policy | None = None) -> Ledger | None:
         """Open a ledger, or return None where the URL names a SQLite file that does not exist: creates none."""
-        return Ledger.open(url, policy=policy, journals=journals, key=key) if database_exists(url) else None
+        return Ledger.open(url, policy=policy) if database_exists(url) else None
 
     @staticmethod
     def require_existing(url: str) -> Ledger:
@@ -260,7 +253,15 @@ class Ledger(LedgerReader):
             if released is not None:
                 row = released.row
                 raise InputError(f"refusal: too late, the plan is release {row.release_id} ({row.state})")
-            return self._append(connection, state, refusal_content(content, decision, name=name))
+            copied = ("label", "population", "cohorts", "data_fingerprint", "requester")
+            content = {field: content[field] for field in copied} | {
+                "kind": "refusal",
+                "state": "recorded",
+                "idempotency_key": decision.digest,
+                "reason": f"{name} refused: {decision.reason or 'no reason given'}",
+                "details": {"decisions": [decision.model_dump(mode="json")]},
+            }
+            return self._append(connection, state, content)
 
         return self._transact(work)
 

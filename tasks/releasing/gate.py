@@ -220,20 +220,6 @@ def _signer(plan: CheckedPlan, measurement: Measurement, decision: Decision, *, 
 
 
 def _record(checked: CheckedPlan, *, label: str, key: str, details: dict[str, Any]) -> Row:
-    plan = checked.plan
-    return checked.ledger.record(
-        Evaluation(
-            kind="audit",
-            label=label,
-            population=plan.population,
-            cohorts=plan.cohorts,
-            data_fingerprint=plan.data_fingerprint,
-            event=plan.event,
-            claim=plan.claim,
-            code_commit=plan.code_commit,
-            code_dirty=plan.code_dirty,
-            requester=plan.requester,
-            idempotency_key=key,
-            details=details,
-        )
-    )
+    copied = ("population", "cohorts", "data_fingerprint", "event", "claim", "code_commit", "code_dirty", "requester")
+    fields = {name: getattr(checked.plan, name) for name in copied}
+    return checked.ledger.record(Evaluation(kind="audit", label=label, idempotency_key=key, details=details, **fields))

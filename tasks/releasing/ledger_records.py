@@ -98,7 +98,7 @@ def record_evaluation(
         key: of idempotency; by default from label, population and artifacts.
         settings: digest of what the row depends on; by default the parameters' without the release.
     """
-    facts, source = context.store.figures(dataset), provenance()
+    facts = context.store.figures(dataset)
     artifacts = {name: ref.sha256 for name, ref in refs.items()}
     label = label or ("" if subject is None else subject.label)
     return open_ledger(context, parameters.release).record(
@@ -113,9 +113,7 @@ def record_evaluation(
             event=event,
             claim=claim,
             trust_model=TRUST_MODEL,
-            code_commit=source.code_commit,
-            code_dirty=source.code_dirty,
-            lock_digest=source.lock_digest,
+            **vars(provenance()),
             parameters_digest=settings or digest(method_of(parameters)),
             artifact_digests=artifacts,
             requester=parameters.release.requester,

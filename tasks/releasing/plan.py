@@ -73,15 +73,13 @@ class Request(BaseModel, frozen=True):
 
     @staticmethod
     def of(parameters: RetrainParameters, *, prefect_run_id: str | None) -> Request:
-        settings, code = parameters.release, provenance()
+        settings = parameters.release
         return Request(
             population=parameters.data.population,
             release_label=settings.label,
             requester=settings.requester,
             supersedes=settings.supersedes,
-            code_commit=code.code_commit,
-            code_dirty=code.code_dirty,
-            lock_digest=code.lock_digest,
+            **vars(provenance()),
             prefect_run_id=prefect_run_id,
         )
 

@@ -122,15 +122,12 @@ def test_a_renamed_code(sealed: Sealed, tmp_path: Path) -> None:
 
 
 def test_layers_that_begin_elsewhere(sealed: Sealed, tmp_path: Path) -> None:
-    """The layers have to begin where the encoder lies; files of another layout beside it are refused."""
+    """The layers have to begin where the encoder lies."""
     folder = sealed.copy(tmp_path)
     modules = folder / "modules.json"
     modules.write_text(modules.read_text().replace('"0_Transformer"', '""'))
     with pytest.raises(UnsoundBundle, match="other layers"):
         check_layers(read_files(folder, allowed=frozenset(FILES)))
-    shutil.copy(folder / "0_Transformer" / "tokenizer.json", folder / "tokenizer.json")
-    with pytest.raises(UnsoundBundle, match="another layout"):
-        read_files(folder, allowed=frozenset(FILES))
 
 
 def test_two_models_in_one_bundle(sealed: Sealed, tmp_path: Path) -> None:
@@ -184,7 +181,7 @@ def test_a_proof_rolled_back(sealed: Sealed, tmp_path: Path) -> None:
         check(folder, sealed.trust)
     assert refused.value.file == PROOF
     for forged, problem in (
-        (earlier, "is not listed in"),
+        (earlier, "was added since the ledger's proof"),
         (earlier | {"files": good["files"]}, "its row belongs to another bundle"),
         (good | {"head": earlier["head"]}, "head belongs to another row"),
         (good | {"head": good["head"] | {"stated_at": "2031-01-01"}}, "head is not signed"),
