@@ -60,8 +60,7 @@ def opened(file: Path, caps: dict[str, Any]) -> Ledger:
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
     """Under a policy of both kinds that asks for no approval."""
-    policy = Policy.parse({"name": "test", "default": CAPS})
-    return Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", policy=policy, key=release_key())
+    return opened(tmp_path / "ledger.db", CAPS)
 
 
 def audit(ledger: Ledger, plan: PlannedRelease, bound: float) -> None:
@@ -314,9 +313,7 @@ def test_the_gate_offers_the_formal_branch_before_an_override(ledger: Ledger) ->
 def test_a_delta_that_is_used_up_is_said(tmp_path: Path) -> None:
     """Epsilon that remains buys nothing then, where deltas are added."""
     caps = CAPS | {"formal": CAPS["formal"] | {"composition": "basic"}}
-    ledger = Ledger.open(
-        f"sqlite:///{tmp_path / 'a.db'}", policy=Policy.parse({"name": "test", "default": caps}), key=release_key()
-    )
+    ledger = opened(tmp_path / "a.db", caps)
     told = answer(page(ledger, planned(FORMAL)), "cost")
     assert told.verdict == "investigate"
     assert "nothing formal can follow there" in told.text
