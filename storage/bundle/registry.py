@@ -7,8 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from pydantic import BaseModel, ConfigDict
-
 from storage.artifacts import file_digest
 from storage.bundle import folder as bundle
 from storage.bundle.archive import SUFFIX, pack
@@ -19,26 +17,6 @@ from storage.ledger import Evaluation, Ledger, Row
 from storage.ledger.heads import key_id, parse_public_key
 
 _LONGEST_NAME = 200
-
-
-class Handover(BaseModel):
-    """Describes one handover of a bundle to a partner."""
-
-    model_config = ConfigDict(frozen=True)
-
-    release_id: str
-    partner: str
-    handed_over_on: str
-    bundle_digest: str
-    release_row: int
-    """Sequence of the release's committed row."""
-    row: int
-    """Sequence of the handover's own row."""
-    archive_sha256: str
-    """Digest of the archive that the partner got."""
-    archive_bytes: int
-    revoked_on: str | None
-    reason: str | None
 
 
 def require_committed(ledger: Ledger, release_id: str, folder: Path) -> Row:
@@ -100,27 +78,6 @@ def require_not_revoked(ledger: Ledger, release_id: str, bundle_digest: str) -> 
                 f"release {release_id} was revoked on {row.recorded_at[:10]}: {row.details['reason']} "
                 f"(ledger row {row.sequence})"
             )
-
-
-def handovers(ledger: Ledger) -> list[Handover]:
-    """Returns every handover, oldest first, with the revocation of its release."""
-    revoked = {row.release_id: row for row in _revocations(ledger)}
-    entries = []
-    for row in ledger.rows():
-        if row.kind != "handover" or row.release_id is None:
-            continue
-        revocation = revoked.get(row.release_id)
-        entries.append(
-            Handover(
-                release_id=row.release_id,
-                handed_over_on=row.recorded_at[:10],
-                row=row.sequence,
-                revoked_on=None if revocation is None else revocation.recorded_at[:10],
-                reason=None if revocation is None else revocation.details["reason"],
-                **row.details,
-            )
-        )
-    return entries
 
 
 def revoked_releases(ledger: Ledger) -> list[RevokedRelease]:
