@@ -132,7 +132,7 @@ def _approve_policy(policy: Path, key: Path, to: DecisionTarget, *, requester: s
     from storage.ledger.heads import load_private_key
 
     loaded, private = Policy.load(policy), load_private_key(key)
-    in_force = options.LedgerOptions(home=to.home).open().policy_mark()
+    in_force = options.LedgerOptions(home=to.home).open().state().policy_mark
     terms = policy_terms(loaded.name, in_force, requester=requester, reason=reason)
     decision = sign(private, subject="policy", decision="approve", digest=loaded.digest, terms=terms)
     say(f"policy {loaded.name}, digest {loaded.digest}: approved by key {decision.key_id[:12]}…", err=True)

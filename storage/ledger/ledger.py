@@ -365,11 +365,11 @@ class Ledger(LedgerReader):
 
     def ensure_genesis_row(self, *, requester: str) -> Mark:
         """Return which ledger this is and how far it went; an empty one gets its first row."""
-        mark = self.mark()
+        mark = self.state().mark
         if mark is None:
             first = Evaluation(label="first row", population="none", data_fingerprint="none", requester=requester)
             self.record(first.model_copy(update={"idempotency_key": "first row"}))
-            mark = self.mark()
+            mark = self.state().mark
         assert mark is not None
         return mark
 

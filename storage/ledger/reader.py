@@ -107,10 +107,6 @@ class LedgerReader:
         """Returns every row of the chain that has an effect, oldest first."""
         return list(self.state().rows)
 
-    def evaluations(self) -> Sequence[Row]:
-        """Returns the rows of internal evaluations, oldest first."""
-        return [row for row in self.state().rows if row.kind == "evaluation"]
-
     def current(self) -> Sequence[Row]:
         """Returns each release in its current state and every other row, in order of their newest row."""
         state = self.state()
@@ -120,9 +116,6 @@ class LedgerReader:
     def open_releases(self) -> Sequence[Row]:
         """Returns the releases that are reserved or drawn and not closed."""
         return [release.row for release in self.state().releases.values() if release.row.state in ("reserved", "drawn")]
-
-    def mark(self) -> Mark | None:
-        return self.state().mark
 
     def head(self) -> tuple[int, str]:
         """Returns sequence and hash of the newest row; (0, 64 zeros) of an empty ledger."""
@@ -135,17 +128,6 @@ class LedgerReader:
 
     def _in_force(self, state: State) -> Policy:
         return state.policy or self._policy or DEFAULT_POLICY
-
-    def policy_mark(self) -> Mark:
-        """Returns the row of the policy in force, which a signature on the next one names."""
-        return self.state().policy_mark
-
-    def policy_before(self, row: Row) -> Policy:
-        """Returns the policy that was in force when a row was written."""
-        rows = [
-            change for change in self.state().rows if change.kind == "budget-change" and change.sequence < row.sequence
-        ]
-        return Policy.parse(rows[-1].details["policy"]) if rows else DEFAULT_POLICY
 
     def budget(self) -> Sequence[BudgetLine]:
         """Returns every account beside its cap: those with spending, and those that the policy names."""

@@ -16,7 +16,7 @@ from storage.errors import InputError
 from storage.ledger.amounts import short
 from storage.ledger.budget import Charge
 from storage.ledger.models import Row
-from storage.ledger.policy import RegistryStatement
+from storage.ledger.policy import Policy, RegistryStatement
 from storage.ledger.reader import LedgerReader
 from storage.ledger.report import markdown
 from tasks.pages.render import render
@@ -41,12 +41,14 @@ class Deployment:
             raise InputError(
                 f"release {release_id} is {release.row.state}. Only one that is drawn or committed has a record."
             )
-        reserved = release.reserved
-        stated = ledger.policy_before(reserved).registry or later
+        reserved, policies = release.reserved, [row for row in ledger.rows() if row.kind == "budget-change"]
+        before = [Policy.parse(row.details["policy"]) for row in policies if row.sequence < reserved.sequence]
+        stated = (before[-1].registry if before else None) or later
         charges = {charge.account: charge for charge in release.charges}
         others = [other.reserved for other in ledger.state().releases.values() if other is not release]
-        before = (other.sequence < reserved.sequence for other in others if other.population == reserved.population)
-        return None if stated is None else Deployment(drawn, tuple(charges.values()), stated, any(before))
+        same = [other for other in others if other.population == reserved.population]
+        repeated = any(other.sequence < reserved.sequence for other in same)
+        return None if stated is None else Deployment(drawn, tuple(charges.values()), stated, repeated)
 
     def _words(self) -> dict[str, Any]:
         # of the accounts only the caps: sums depend on which records other releases share, so none is released

@@ -85,7 +85,7 @@ def open_ledger(context: Context, settings: LedgerParameters, *, key: EllipticCu
     """
     policy, journals = given_policy(settings), journals_of(context.workspace)
     ledger = Ledger.open(ledger_url(context), policy=policy, journals=journals, key=key)
-    if draws(context.workspace) and ledger.mark() is None:
+    if draws(context.workspace) and ledger.state().mark is None:
         raise StorageError(
             f"ledger {ledger.database.name} is empty, but this workspace has releases. Give the ledger that "
             "charged them"

@@ -124,7 +124,7 @@ def test_a_signature_on_a_policy_is_good_once(sqlite_site: Site) -> None:
     ledger.put_in_force(requester="lead")
 
     def signed(of: Policy, requester: str = "lead", reason: str = "emergency") -> Decision:
-        terms = policy_terms(of.name, ledger.policy_mark(), requester=requester, reason=reason)
+        terms = policy_terms(of.name, ledger.state().policy_mark, requester=requester, reason=reason)
         return sign(ANNA, subject="policy", decision="approve", digest=of.digest, terms=terms)
 
     taken = signed(lax)
@@ -148,7 +148,7 @@ def test_a_signature_on_a_policy_in_another_ledger(sqlite_site: Site, tmp_path: 
     )
     for one in (ledger, other):
         one.put_in_force(requester="lead")
-    terms = policy_terms(lax.name, ledger.policy_mark(), requester="lead", reason="emergency")
+    terms = policy_terms(lax.name, ledger.state().policy_mark, requester="lead", reason="emergency")
     taken = sign(ANNA, subject="policy", decision="approve", digest=lax.digest, terms=terms)
     with pytest.raises(InputError, match="something else"):
         other.change_policy(lax, requester="lead", reason="emergency", decisions=[taken])
@@ -190,7 +190,7 @@ def test_a_signature_that_goes_stale_before_its_row(
     ledger.put_in_force(requester="lead")
     asked, other = make_plan("a"), Policy.parse({"name": "q", "approvals": rule} | caps)
     refusal = sign(ANNA, subject="release", decision="refuse", digest=DIGEST, terms=release_terms(asked), reason="no")
-    terms = policy_terms("q", ledger.policy_mark(), requester="lead", reason="more")
+    terms = policy_terms("q", ledger.state().policy_mark, requester="lead", reason="more")
     change = sign(ANNA, subject="policy", decision="approve", digest=other.digest, terms=terms)
     good = approved(ANNA, asked)
     with monkeypatch.context() as late:

@@ -118,7 +118,7 @@ def test_a_plan_whose_ledger_was_written_over_by_hand(house: Workspace, tmp_path
     """The other ledger's name alone does not do: the row must be in it, and the signature is over both."""
     plan = planned(ensure_genesis_row(house))
     ledger = ensure_genesis_row(Workspace(tmp_path / "new").create())
-    mark = ledger.mark()
+    mark = ledger.state().mark
     assert mark is not None
     assert plan.ledger is not None
     mixed = plan.model_copy(update={"ledger": Mark(ledger=mark.ledger, sequence=1, hash=plan.ledger.hash)})
