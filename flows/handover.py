@@ -61,7 +61,7 @@ def hand_over(release: str, partner: str, folder: Path, place: LedgerOptions) ->
 
 def revoke(release: str, reason: str, out: Path, place: LedgerOptions) -> Revoked:
     """Revokes a release in the ledger, and writes the agency's next root, which names all revocations, to a file."""
-    from storage.bundle.registry import handovers, record_revocation, revoked_releases
+    from storage.bundle.registry import record_revocation, revoked_releases
     from storage.bundle.seal import signing_key
     from storage.bundle.trust import (
         incomplete,
@@ -72,6 +72,7 @@ def revoke(release: str, reason: str, out: Path, place: LedgerOptions) -> Revoke
         write_roots,
     )
     from storage.ledger.heads import load_private_key
+    from storage.ledger.report import partners_of
 
     signing = load_private_key(signing_key(None, place.workspace.private))
     ledger, file, note = place.open_to_sign(), place.workspace.roots, ""
@@ -97,6 +98,6 @@ def revoke(release: str, reason: str, out: Path, place: LedgerOptions) -> Revoke
         version=roots[-1].version,
         revocations=len(roots[-1].revoked),
         missing_signatures=incomplete(roots),
-        partners=tuple(sorted({entry.partner for entry in handovers(ledger) if entry.release_id == release})),
+        partners=tuple(partners_of(ledger, release)),
         note=note,
     )

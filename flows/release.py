@@ -13,7 +13,7 @@ from flows.server.settings import require_same_workspace
 from storage.errors import InputError
 from tasks.parameters import BundleParameters
 from tasks.releasing import approval, ledger_access, prefect_page, preflight, publish
-from tasks.releasing.checked_plan import check
+from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.publish import Released
 from tasks.running.failures import private_errors
@@ -42,7 +42,7 @@ def release(
         preflight.check_device(context)
         publish.check_signing(context, settings)
         planned = PlannedRelease.load(Path(plan).expanduser())
-        checked = check(planned, ledger_access.open_ledger(context, settings))
+        checked = CheckedPlan.of(planned, ledger_access.open_ledger(context, settings))
         checked.require_current(context)  # before anyone is asked
         if context.run.deployment:
             from flows.server import approvals

@@ -20,7 +20,7 @@ from storage.ledger.registry import other_population_names, overlapping_releases
 from tasks.branches.plan import Origin
 from tasks.parameters import RetrainParameters
 from tasks.releasing import approval, ledger_access, plan_page, prefect_page, publish
-from tasks.releasing.checked_plan import check
+from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.plan_page import PlanContext
 from tasks.releasing.publish import Released
 from tasks.retraining import run as retraining
@@ -65,7 +65,7 @@ def _release(context: Context, done: retraining.RetrainResult, origin: Origin) -
     planned, plan_file = publish.save_plan(context, done.planned, settings)
     origin.save(plan_file)
     ledger = ledger_access.open_ledger(context, settings)
-    checked = check(planned, ledger)
+    checked = CheckedPlan.of(planned, ledger)
     plan_context = PlanContext.of(context, checked)
     if context.run.shows:
         status = approval.approval_status(context, checked)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from storage.ledger import Decision
     from storage.ledger.decisions import Answer
     from tasks.parameters import LedgerParameters
-    from tasks.releasing.checked_plan import CheckedPlan
+    from tasks.releasing.gate import CheckedPlan
     from tasks.releasing.plan import PlannedRelease
     from tasks.running.stage import Context
 
@@ -105,11 +105,11 @@ def _override(plan: Path, key: Path, reason: str, to: DecisionTarget) -> None:
 
     context, settings = options.select_ledger(options.home_of_plan(plan, to.home))
     from tasks.releasing import gate, ledger_access
-    from tasks.releasing.checked_plan import check
+    from tasks.releasing.gate import CheckedPlan
     from tasks.releasing.plan import PlannedRelease
 
     planned = PlannedRelease.load(plan.expanduser())
-    checked = check(planned, ledger_access.open_ledger(context, settings))
+    checked = CheckedPlan.of(planned, ledger_access.open_ledger(context, settings))
     audit = checked.measurement
     if audit is None:
         raise InputError("--despite-audit: this plan was never audited. Run `autocoder audit PLAN` first.")
@@ -132,7 +132,7 @@ def _approve_policy(policy: Path, key: Path, to: DecisionTarget, *, requester: s
     from storage.ledger.heads import load_private_key
 
     loaded, private = Policy.load(policy), load_private_key(key)
-    in_force = options.LedgerOptions(home=to.home).open().policy_mark()
+    in_force = options.LedgerOptions(home=to.home).open().state().policy_mark
     terms = policy_terms(loaded.name, in_force, requester=requester, reason=reason)
     decision = sign(private, subject="policy", decision="approve", digest=loaded.digest, terms=terms)
     say(f"policy {loaded.name}, digest {loaded.digest}: approved by key {decision.key_id[:12]}…", err=True)
@@ -180,17 +180,16 @@ def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: DecisionTarg
 
 
 def _ask(planned: PlannedRelease, context: Context, settings: LedgerParameters, desk: Desk) -> None:
-    from tasks.releasing import desk as checks
-    from tasks.releasing import ledger_access
-    from tasks.releasing.checked_plan import check
+    from tasks.releasing import approval, ledger_access, plan_page
+    from tasks.releasing.gate import CheckedPlan
     from tasks.running.failures import private_errors
 
-    pinned, ledger = checks.pinned_key(desk.agency_key), ledger_access.existing_ledger(context, settings)
+    pinned, ledger = approval.pinned_key(desk.agency_key), ledger_access.existing_ledger(context, settings)
     with private_errors("approve"):
         if ledger is not None:
-            checks.require_releasable(context, check(planned, ledger))
+            plan_page.require_releasable(context, CheckedPlan.of(planned, ledger))
         if ledger is not None and pinned is not None:
-            checks.require_agencys(ledger, pinned)
+            approval.require_agencys(ledger, pinned)
     if pinned is None:
         say(
             "note: no key of the agency is pinned: who signed its ledger is not checked (--agency-key)",
@@ -237,9 +236,9 @@ _QUOTED = ("leakage", "cost", "outdated", "siblings")
 
 def _keep(planned: PlannedRelease, decision: Decision, context: Context, settings: LedgerParameters) -> str:
     from tasks.releasing import approval, ledger_access
-    from tasks.releasing.checked_plan import check
+    from tasks.releasing.gate import CheckedPlan
 
-    plan = check(planned, ledger_access.open_ledger(context, settings))
+    plan = CheckedPlan.of(planned, ledger_access.open_ledger(context, settings))
     return outcome_of(context, plan, decision, approval.accept_decision(context, plan, decision))
 
 

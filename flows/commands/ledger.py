@@ -211,22 +211,15 @@ def export(
         head = state_head(*ledger.head(), key=None if key is None else load_private_key(key))
         text = json.dumps(head.model_dump(), indent=1) + "\n"
     elif what in ("record", "answers"):
-        from storage.ledger import record
+        from storage.bundle.folder import json_text
+        from tasks.bundle.deployment import stated_deployment
 
-        deployment = record.stated_deployment(ledger, str(release))
-        stated = record.registry_record(deployment) if what == "record" else None
-        text = (
-            record.answers(deployment)
-            if stated is None
-            else json.dumps(stated, ensure_ascii=False, indent=2, sort_keys=True) + "\n"
-        )
+        deployment = stated_deployment(ledger, str(release))
+        text = json_text(deployment.registry_record()) if what == "record" else deployment.answers()
     else:
         from storage.ledger import report
 
-        title = f"Release {release}"
-        text = (
-            report.markdown(title, report.describe(ledger, str(release))) if what == "page" else report.export(ledger)
-        )
+        text = report.page(ledger, str(release)) if what == "page" else report.export(ledger)
     if out is None:
         say(text, end="")
     else:
@@ -315,7 +308,7 @@ def recover(
 def _is_current(place: options.LedgerOptions, *, apply: bool, policy: Path | None) -> bool:
     from storage.bundle.seal import release_key
     from storage.ledger import Policy
-    from storage.ledger.rollback import detect, restore
+    from storage.ledger.recovery import detect, restore
 
     rollback = detect(place.url, place.workspace)
     if rollback is None:

@@ -85,14 +85,14 @@ def _renew(plan: Path, home: Path | None, *, as_json: bool) -> None:
 def summary_of(file: str, home: str, settings: LedgerParameters) -> list[str]:
     """Returns what a plan would release and charge, in sentences; for the end of a retrain."""
     from storage.ledger import BudgetRefused
-    from tasks.releasing import ledger_access, ledger_records
+    from tasks.releasing import ledger_access, ledger_records, plan_page
     from tasks.releasing.plan import PlannedRelease
     from tasks.running.stage import Context
 
     planned, context = PlannedRelease.load(Path(file)), Context(home=home)
     plan, claim = planned.plan, planned.plan.claim
     ledger = ledger_access.open_ledger(context, settings)
-    scores = ledger_records.candidate_scores(ledger, planned)
+    scores = plan_page.candidate_scores(ledger, planned)
     epsilon = "none" if claim.epsilon is None else spent(Decimal(repr(claim.epsilon)))
     kind = "formal" if claim.guarantee_kind == "formal" else "estimated"
     delta = "not quantified" if claim.delta is None else delta_text(claim.delta)

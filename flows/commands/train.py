@@ -265,12 +265,12 @@ def _show_dry_run(
             },
             "budget": [
                 {
-                    "population": account.population or data.population,
-                    "cohort": account.cohort,
-                    "spent": str(account.spent),
-                    "cap": None if account.cap is None else str(account.cap),
+                    "population": line.account.population,
+                    "cohort": line.account.cohort,
+                    "spent": str(line.account.epsilon),
+                    "cap": None if line.cap is None else str(line.cap.epsilon),
                 }
-                for account in charge.accounts
+                for line in charge.accounts
             ],
             "other_names": list(charge.others),
             "estimated_seconds": round(seconds),

@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from storage.errors import InputError
 from storage.ledger import Decision
 from tasks.releasing import approval, plan_page, prefect_page
-from tasks.releasing.checked_plan import CheckedPlan
+from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.plan_page import PlanContext
 from tasks.running.stage import Context
 

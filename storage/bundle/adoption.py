@@ -60,36 +60,29 @@ class AdoptedBundle:
 
     @property
     def bundle(self) -> Path:
-        """Returns the folder of the bundle itself."""
         return self.folder / self.adoption.release_id
 
     @property
     def key(self) -> Path:
-        """Returns the file of the agency's public key."""
         return self.folder / KEY
 
     @property
     def roots(self) -> Path | None:
-        """Returns the file of the agency's roots."""
         return None if self.adoption.roots is None else Path(self.adoption.roots)
 
     @property
     def trust(self) -> Trust:
-        """Returns whom the partner trusts."""
         from storage.bundle.trust import Trust
 
         return Trust(self.key, self.roots)
 
     @property
     def thresholds(self) -> Path | None:
-        """Returns the file with the partner's own thresholds."""
         return self.folder / THRESHOLDS if self.adoption.has_thresholds else None
 
     def check(self) -> VerifiedBundle:
         """Checks the bundle as on the day of its adoption, against the newest roots."""
-        from storage.bundle.check import (
-            check,
-        )  # it takes the ledger's libraries, a second that `code` need not wait for
+        from storage.bundle.check import check  # it takes the ledger's libraries, which `code` need not wait for
 
         sound = check(self.bundle, self.trust)
         # guard: test_another_release_in_its_place
@@ -99,5 +92,4 @@ class AdoptedBundle:
         return sound
 
     def save(self) -> None:
-        """Writes `adoption.json`."""
         write_atomically(self.folder / FILE, self.adoption.model_dump_json(indent=2).encode() + b"\n")

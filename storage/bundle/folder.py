@@ -98,6 +98,14 @@ def publish(
     return final, actual
 
 
+def require_same_files(stated: Mapping[str, str], actual: Mapping[str, str], *, since: str) -> None:
+    """Refuses files that were added, removed or changed since their digests were stated."""
+    for name in sorted(stated.keys() | actual.keys()):
+        if stated.get(name) != actual.get(name):
+            what = "was added" if name not in stated else "is missing" if name not in actual else "was changed"
+            raise UnsoundBundle(name, f"{what} since {since}")
+
+
 _OF_SYSTEMS = frozenset({".DS_Store", "Thumbs.db", "desktop.ini"})
 
 

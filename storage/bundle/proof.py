@@ -52,14 +52,7 @@ def check_proof(
 ) -> None:
     """Checks that a proof matches the bundle and its statement, and that the bundle's key signed its head."""
     row, files = proof["row"], proof["files"]
-    actual = bundle.content_files(folder)
-    for name in sorted(set(files) | set(actual)):
-        if name not in files:
-            raise UnsoundBundle(name, "is not listed in the ledger's proof")
-        if name not in actual:
-            raise UnsoundBundle(name, "is listed in the ledger's proof but missing")
-        if files[name] != actual[name]:
-            raise UnsoundBundle(name, "has a digest other than in the ledger's proof")
+    bundle.require_same_files(files, bundle.content_files(folder), since="the ledger's proof was made")
     if digest(files) != row["bundle_digest"]:
         raise UnsoundBundle(PROOF, "its row belongs to another bundle")
     different = [name for name in SHARED if row[name] != statement[name]]

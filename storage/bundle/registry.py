@@ -7,8 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from pydantic import BaseModel, ConfigDict
-
 from storage.artifacts import file_digest
 from storage.bundle import folder as bundle
 from storage.bundle.archive import SUFFIX, pack
@@ -19,26 +17,6 @@ from storage.ledger import Evaluation, Ledger, Row
 from storage.ledger.heads import key_id, parse_public_key
 
 _LONGEST_NAME = 200
-
-
-class Handover(BaseModel):
-    """Describes one handover of a bundle to a partner."""
-
-    model_config = ConfigDict(frozen=True)
-
-    release_id: str
-    partner: str
-    handed_over_on: str
-    bundle_digest: str
-    release_row: int
-    """Sequence of the release's committed row."""
-    row: int
-    """Sequence of the handover's own row."""
-    archive_sha256: str
-    """Digest of the archive that the partner got."""
-    archive_bytes: int
-    revoked_on: str | None
-    reason: str | None
 
 
 def require_committed(ledger: Ledger, release_id: str, folder: Path) -> Row:
@@ -102,27 +80,6 @@ def require_not_revoked(ledger: Ledger, release_id: str, bundle_digest: str) -> 
             )
 
 
-def handovers(ledger: Ledger) -> list[Handover]:
-    """Returns every handover, oldest first, with the revocation of its release."""
-    revoked = {row.release_id: row for row in _revocations(ledger)}
-    entries = []
-    for row in ledger.rows():
-        if row.kind != "handover" or row.release_id is None:
-            continue
-        revocation = revoked.get(row.release_id)
-        entries.append(
-            Handover(
-                release_id=row.release_id,
-                handed_over_on=row.recorded_at[:10],
-                row=row.sequence,
-                revoked_on=None if revocation is None else revocation.recorded_at[:10],
-                reason=None if revocation is None else revocation.details["reason"],
-                **row.details,
-            )
-        )
-    return entries
-
-
 def revoked_releases(ledger: Ledger) -> list[RevokedRelease]:
     """Returns all revocations of the ledger, for the next root."""
     return [
@@ -159,19 +116,9 @@ def earlier_bundles(ledger: Ledger, bundles: Path, keys: Iterable[str]) -> list[
 
 
 def _row(kind: str, release: Row, label: str, requester: str, details: dict[str, object], key: str) -> Evaluation:
-    return Evaluation.model_validate(
-        {
-            "kind": kind,
-            "label": label,
-            "population": release.population,
-            "cohorts": release.cohorts,
-            "data_fingerprint": release.data_fingerprint,
-            "release_id": release.release_id,
-            "requester": _name("--requester", requester),
-            "idempotency_key": key,
-            "details": details,
-        }
-    )
+    copied = {name: getattr(release, name) for name in ("population", "cohorts", "data_fingerprint", "release_id")}
+    fields = {"kind": kind, "label": label, "requester": _name("--requester", requester), "idempotency_key": key}
+    return Evaluation.model_validate({**copied, **fields, "details": details})
 
 
 def _name(option: str, text: str) -> str:

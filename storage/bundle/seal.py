@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from storage.bundle import folder as bundle
-from storage.bundle.folder import PROOF, SIGNATURE
+from storage.bundle.folder import PROOF, SIGNATURE, UnsoundBundle
 from storage.bundle.proof import proof_of
-from storage.bundle.signing import Signer
+from storage.bundle.signing import sign, verify_signature
 from storage.durable import read_regular, sync, write_atomically
 from storage.errors import StorageError
 from storage.ledger import heads
@@ -26,29 +26,27 @@ VARIABLE = "AUTOCODER_SIGNING_KEY"
 _PUBLIC = "signing-key.pub.pem"
 
 
-def seal(folder: Path, row: Row, signer: Signer | None) -> None:
-    """Adds the ledger's proof and, with a signer, the signature over everything.
+def seal(folder: Path, row: Row, key: EllipticCurvePrivateKey | None) -> None:
+    """Adds the ledger's proof and, with a key, the signature over everything.
 
-    A valid seal by this signer is left unchanged. A bundle that a crash left half sealed, or that another key signed,
-    is sealed again. Without a signer a signed bundle stays signed, and another one unsigned.
+    A valid seal by this key is left unchanged. A bundle that a crash left half sealed, or that another key signed,
+    is sealed again. Without a key a signed bundle stays signed, and another one unsigned.
     """
     # Temporary files lie next to the bundle: the private workspace may be on another disk.
     aside = folder.with_name(f".sealing-{folder.name}")
     shutil.rmtree(aside, ignore_errors=True)
-    if signer is None and (folder / SIGNATURE).is_file():
+    if key is None and (folder / SIGNATURE).is_file():
         return
-    key = None if signer is None else heads.load_private_key(signer.key)
     proof = proof_of(row, bundle.content_files(folder), key=key)
-    if _is_current(folder, proof, signer):
+    if _is_current(folder, proof, key):
         return
     aside.mkdir()
     try:
         (folder / SIGNATURE).unlink(missing_ok=True)
-        content = json.dumps(proof, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-        write_atomically(aside / PROOF, content.encode())
+        write_atomically(aside / PROOF, bundle.json_text(proof).encode())
         (aside / PROOF).replace(folder / PROOF)
-        if signer is not None:
-            signer.sign(folder, aside / SIGNATURE)
+        if key is not None:
+            sign(folder, key, aside / SIGNATURE)
             (aside / SIGNATURE).replace(folder / SIGNATURE)
         sync(folder)
     finally:
@@ -64,7 +62,7 @@ def signing_key(named: Path | None, private: Path) -> Path:
 def release_key(workspace: Workspace, named: Path | None = None) -> EllipticCurvePrivateKey:
     """Returns the key that signs rows of releases: `named`, this machine's, or the workspace's, made when needed."""
     if named is None and VARIABLE not in os.environ:
-        return heads.load_private_key(workspace_signer(workspace.private, workspace.home).key)
+        return workspace_key(workspace.private, workspace.home)
     return heads.load_private_key(signing_key(named, workspace.private).expanduser())
 
 
@@ -89,14 +87,14 @@ def _claim(folder: Path, part: str, name: str) -> str | None:
         return None
 
 
-def _is_current(folder: Path, proof: dict[str, object], signer: Signer | None) -> bool:
+def _is_current(folder: Path, proof: dict[str, object], key: EllipticCurvePrivateKey | None) -> bool:
     try:
         current = json.loads((folder / PROOF).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        if key is not None:
+            verify_signature(folder, key.public_key())
+    except (OSError, ValueError, UnsoundBundle):
         return False
-    if _unsigned(current) != _unsigned(proof):
-        return False
-    return signer is None or signer.verifies(folder)
+    return _unsigned(current) == _unsigned(proof)
 
 
 def _unsigned(proof: dict[str, object]) -> dict[str, object]:
@@ -104,7 +102,7 @@ def _unsigned(proof: dict[str, object]) -> dict[str, object]:
     return proof | {"head": {**head, "signature": None} if isinstance(head, dict) else head}
 
 
-def workspace_signer(private: Path, home: Path) -> Signer:
+def workspace_key(private: Path, home: Path) -> EllipticCurvePrivateKey:
     """Returns the workspace's key, made at the first call. Puts its public half next to the bundles' folder."""
     folder = private / "keys"
     secret, public = folder / heads.PRIVATE_NAME, folder / heads.PUBLIC_NAME
@@ -112,8 +110,8 @@ def workspace_signer(private: Path, home: Path) -> Signer:
         if public.exists():  # a new pair would replace it silently
             raise StorageError(f"{secret} is missing. Restore it, or remove {public} and send partners the new key.")
         heads.new_keys(folder)
+    key = heads.load_private_key(secret)
     if not public.exists() or not (home / _PUBLIC).exists():
-        content = heads.public_pem(heads.load_private_key(secret).public_key())
-        write_atomically(public, content)
-        write_atomically(home / _PUBLIC, content)
-    return Signer(secret)
+        for file in (public, home / _PUBLIC):
+            write_atomically(file, heads.public_pem(key.public_key()))
+    return key

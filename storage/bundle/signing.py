@@ -9,62 +9,37 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.artifacts import file_digest
-from storage.bundle.folder import SIGNATURE, UnsoundBundle
+from storage.bundle.folder import SIGNATURE, UnsoundBundle, require_same_files
 from storage.durable import sync
 from storage.egress.documents import strict_json
 from storage.ledger import heads
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 
 _BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _PAYLOAD = "application/vnd.in-toto+json"
 
 
-@dataclass(frozen=True)
-class Signer:
-    """Holds the file of a private P-256 key."""
-
-    key: Path
-
-    @property
-    def key_id(self) -> str:
-        """Returns the SHA-256 of the public key in hex."""
-        return heads.key_id(heads.load_private_key(self.key).public_key())
-
-    def check(self) -> None:
-        """Refuses a key that cannot sign, before work starts."""
-        heads.load_private_key(self.key)
-
-    def sign(self, folder: Path, out: Path) -> None:
-        """Signs every file of a bundle except the signature into `out`, synced."""
-        key = heads.load_private_key(self.key)
-        payload = json.dumps(_statement(folder.name, _digests(folder)), indent=1, sort_keys=True).encode()
-        signature = {"sig": heads.sign_bytes(_envelope(payload), key), "keyid": ""}
-        content = {
-            "mediaType": _BUNDLE,
-            "verificationMaterial": {"publicKey": {"hint": _hint(key.public_key())}, "tlogEntries": []},
-            "dsseEnvelope": {
-                "payload": base64.b64encode(payload).decode(),
-                "payloadType": _PAYLOAD,
-                "signatures": [signature],
-            },
-        }
-        out.write_text(json.dumps(content), encoding="utf-8")
-        sync(out)
-
-    def verifies(self, folder: Path) -> bool:
-        """Returns whether a bundle's signature is valid and was made by this key."""
-        with suppress(UnsoundBundle):
-            verify_signature(folder, heads.load_private_key(self.key).public_key())
-            return True
-        return False
+def sign(folder: Path, key: EllipticCurvePrivateKey, out: Path) -> None:
+    """Signs every file of a bundle except the signature into `out`, synced."""
+    payload = json.dumps(_statement(folder.name, _digests(folder)), indent=1, sort_keys=True).encode()
+    signature = {"sig": heads.sign_bytes(_envelope(payload), key), "keyid": ""}
+    content = {
+        "mediaType": _BUNDLE,
+        "verificationMaterial": {"publicKey": {"hint": _hint(key.public_key())}, "tlogEntries": []},
+        "dsseEnvelope": {
+            "payload": base64.b64encode(payload).decode(),
+            "payloadType": _PAYLOAD,
+            "signatures": [signature],
+        },
+    }
+    out.write_text(json.dumps(content), encoding="utf-8")
+    sync(out)
 
 
 def verify_signature(folder: Path, key: EllipticCurvePublicKey) -> None:
@@ -94,14 +69,7 @@ def verify_signature(folder: Path, key: EllipticCurvePublicKey) -> None:
             raise UnsoundBundle(SIGNATURE, "states another thing than the digests of a bundle's files")
     except (OSError, KeyError, TypeError, AttributeError, IndexError, ValueError, RecursionError):
         raise UnsoundBundle(SIGNATURE, "is damaged") from None
-    actual = _digests(folder)
-    for file in sorted(signed.keys() | actual.keys()):
-        if file not in signed:
-            raise UnsoundBundle(file, "was added since the bundle was signed")
-        if file not in actual:
-            raise UnsoundBundle(file, "was signed but is missing")
-        if signed[file] != actual[file]:
-            raise UnsoundBundle(file, "was changed since it was signed")
+    require_same_files(signed, _digests(folder), since="it was signed")
 
 
 def _digests(folder: Path) -> dict[str, str]:

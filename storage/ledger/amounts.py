@@ -25,40 +25,26 @@ EPSILON_LIMIT = Decimal(10) ** 9
 _CONTEXT = Context(prec=80)
 
 
-def _exact(value: float | int | str | Decimal, name: str) -> Decimal:
-    if isinstance(value, bool):
-        raise InputError(f"{name}: a number is needed, not true or false")
-    if isinstance(value, float):
-        if math.isnan(value) or math.isinf(value):
-            raise InputError(f"{name}: {value} is not a finite number")
-        if 0 < abs(value) < sys.float_info.min:
-            raise InputError(f"{name}: {value} is subnormal and was already rounded; no budget can hold it")
-        return Decimal(value)
-    try:
-        number = Decimal(value)
-    except (InvalidOperation, ValueError, TypeError) as error:
-        raise InputError(f"{name}: not a number") from error
-    if not number.is_finite():
-        raise InputError(f"{name}: {number} is not a finite number")
-    return number
-
-
 def amount(value: float | int | str | Decimal, *, name: str, scale: int) -> Decimal:
     """Return `value` as a positive decimal of `scale` decimals, a float rounded up.
 
     Text and decimals were written by someone and must fit the scale as they stand; a float is a measurement
     and is rounded towards more loss.
     """
-    number = _exact(value, name)
-    quantum = Decimal(1).scaleb(-scale)
+    try:
+        number, quantum = Decimal("NaN" if isinstance(value, bool) else value), Decimal(1).scaleb(-scale)
+    except (InvalidOperation, ValueError, TypeError):
+        raise InputError(f"{name}: not a number") from None
+    if not number.is_finite():
+        raise InputError(f"{name}: {value} is not a finite number")
+    if isinstance(value, float) and 0 < abs(value) < sys.float_info.min:
+        raise InputError(f"{name}: {value} is subnormal and was already rounded; no budget can hold it")
     if number <= 0:
         raise InputError(f"{name}: {value} is not above zero")
-    if number < quantum:
-        raise InputError(f"{name}: {value} is more precise than the ledger's {scale} decimals")
     if number >= EPSILON_LIMIT:
         raise InputError(f"{name}: {value} is beyond {EPSILON_LIMIT}, which guarantees nothing")
     rounded = number.quantize(quantum, rounding=ROUND_CEILING, context=_CONTEXT)
-    if rounded != number and not isinstance(value, float):
+    if number < quantum or (rounded != number and not isinstance(value, float)):
         raise InputError(f"{name}: {value} is more precise than the ledger's {scale} decimals")
     return rounded
 

@@ -196,7 +196,7 @@ def charge_account(
     )  # fmt: skip
     before = replace(after, spent=account.spent)
     charge = Charge(before, after, loss, amounts.ZERO_EPSILON if cap is None else cap.epsilon, own)
-    # guard: test_two_processes_race_for_the_last_release_and_one_gets_it
+    # guard: test_a_race_of_sixteen_for_ten_reservations_has_ten_winners
     if not charge.fits:
         problems.append(f"{account.name} under policy {policy}: {arithmetic(charge)}")
     return charge, problems[0] if problems else ""

@@ -136,7 +136,6 @@ _COMPOSED = {"composed", "prior-descent", "dp-sgd-class-weights"}
 
 
 def _rate(event: Mapping[str, Any]) -> Decimal | None:
-    """Returns mu^2 of an event's Gaussian parts, rounded up; None where there are others."""
     match event.get("mechanism"):
         case "dp-sgd" if event["sampling"] == "poisson" and event["sampling_prob"] == 1:
             rates = [_gaussian(segment["noise_multiplier"], segment["steps"]) for segment in event["segments"]]

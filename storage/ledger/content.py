@@ -120,17 +120,6 @@ def policy_terms(name: str, in_force: Mark, *, requester: str, reason: str) -> d
     return {"name": name, "in_force": in_force.text, "requester": requester, "reason": reason}
 
 
-def refusal_content(content: Mapping[str, Any], decision: Decision, *, name: str) -> dict[str, Any]:
-    """Return the fields of the row that records a refusal of a plan with this content."""
-    return {field: content[field] for field in ("label", "population", "cohorts", "data_fingerprint", "requester")} | {
-        "kind": "refusal",
-        "state": "recorded",
-        "idempotency_key": decision.digest,
-        "reason": f"{name} refused: {decision.reason or 'no reason given'}",
-        "details": {"decisions": [decision.model_dump(mode="json")]},
-    }
-
-
 def evaluation_content(evaluation: Evaluation) -> dict[str, Any]:
     """Return the fields of an evaluation's or an audit's row."""
     event = evaluation.event

@@ -15,7 +15,7 @@ from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.pool import NullPool
 
 from storage.errors import InputError, StorageError, Unavailable
-from storage.ledger import triggers
+from storage.ledger import schema
 from storage.ledger.journal import ForeignLedger, Journal
 from storage.ledger.schema import REVISION, VERSION_TABLE, ledger_row, record_set
 
@@ -182,7 +182,6 @@ class Database:
         return StorageError(f"ledger {self.name}: {type(error.orig).__name__}: {original}")
 
     def _holder(self) -> str:
-        """Says which sessions of the server have the ledger's lock, so that one that never ends can be ended."""
         if self.is_sqlite:
             return ""
         query = sa.text(
@@ -265,7 +264,7 @@ def migrate(database: Database, *, app_role: str | None = None, release_role: st
         _refuse_prefect(database, connection)
         revision = _revision(connection)
         if revision is None:
-            triggers.create(connection)
+            schema.create(connection)
         elif revision != REVISION:
             raise StorageError(f"ledger {database.name}: its schema {revision} is not known to this code; update it")
         for role, functions in ((app_role, _NOTE), (release_role, _WRITE)):
@@ -319,10 +318,10 @@ def _grant(database: Database, connection: Connection, role: str, functions: tup
     ).scalar()
     if owner:
         raise InputError(f"roles: {role} owns the ledger's tables; migrate as another role than {role}")
-    schema = connection.dialect.identifier_preparer.quote_identifier(
+    namespace = connection.dialect.identifier_preparer.quote_identifier(
         str(connection.execute(sa.text("SELECT current_schema()")).scalar())
     )
-    connection.execute(sa.text(f"GRANT USAGE ON SCHEMA {schema} TO {quoted}"))
+    connection.execute(sa.text(f"GRANT USAGE ON SCHEMA {namespace} TO {quoted}"))
     for table in _READABLE:
         connection.execute(sa.text(f"REVOKE ALL ON {table} FROM {quoted}"))
         # guard: test_rows_and_totals_are_not_inserted

@@ -21,7 +21,7 @@ from storage.ledger import chain
 from storage.ledger.heads import is_signed, key_id, signature_of
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
     from storage.ledger.policy import ApprovalRule
 
@@ -105,16 +105,27 @@ def signer(decision: Decision, rule: ApprovalRule, matter: Matter, *, moment: da
     Args:
         matter: what is decided; a decision on another digest or other terms is stale, and no one decides on their own
             request.
-        at: the moment that the rule's age limit is held against; now when not given.
+        moment: that the rule's age limit is compared with; now when not given.
     """
-    name, key = _whose(decision, rule)
-    if not is_signed(decision, decision.signature, key):
+    keys = rule.keys()
+    name = next((name for name, key in keys.items() if key_id(key) == decision.key_id), None)
+    if name is None:
+        names = ", ".join(sorted(keys)) or "no one"
+        raise InputError(f"approval: the policy does not list key {decision.key_id[:12]}…. Its approvers: {names}")
+    if not is_signed(decision, decision.signature, keys[name]):
         raise InputError(f"approval by {name}: invalid signature")
     if (decision.subject, decision.digest, decision.terms) != (matter.subject, matter.digest, dict(matter.terms)):
         raise InputError(f"approval by {name}: it is stale, or for something else: what it was signed for differs")
     if name == matter.requester:
         raise InputError(f"approval by {name}: the requester cannot decide. Ask another approver")
-    _check_age(decision, rule, name, moment or datetime.now(UTC))
+    try:
+        age = (moment or datetime.now(UTC)) - datetime.fromisoformat(decision.signed_at)
+    except (ValueError, TypeError):
+        raise InputError(f"approval by {name}: signed_at is not a time with an offset from UTC") from None
+    if age < -_CLOCKS_DIFFER:
+        raise InputError(f"approval by {name}: signed in the future; set the clocks")
+    if rule.valid_days is not None and age > timedelta(days=rule.valid_days):
+        raise InputError(f"approval by {name}: stale, signed {age.days} days ago; the policy lets {rule.valid_days}")
     return name
 
 
@@ -131,26 +142,6 @@ def approvers(
             raise InputError(f"approval by {name}: given already; each person counts once")
         names.append(name)
     return tuple(names)
-
-
-def _whose(decision: Decision, rule: ApprovalRule) -> tuple[str, EllipticCurvePublicKey]:
-    for name, key in rule.keys().items():
-        if key_id(key) == decision.key_id:
-            return name, key
-    names = ", ".join(sorted(rule.approvers)) or "no one"
-    raise InputError(f"approval: the policy does not list key {decision.key_id[:12]}…. Its approvers: {names}")
-
-
-def _check_age(decision: Decision, rule: ApprovalRule, name: str, moment: datetime) -> None:
-    try:
-        signed = datetime.fromisoformat(decision.signed_at)
-        age = moment - signed
-    except (ValueError, TypeError):
-        raise InputError(f"approval by {name}: signed_at is not a time with an offset from UTC") from None
-    if age < -_CLOCKS_DIFFER:
-        raise InputError(f"approval by {name}: signed in the future; set the clocks")
-    if rule.valid_days is not None and age > timedelta(days=rule.valid_days):
-        raise InputError(f"approval by {name}: stale, signed {age.days} days ago; the policy lets {rule.valid_days}")
 
 
 def from_row(details: Mapping[str, Any]) -> tuple[Decision, ...]:

@@ -138,7 +138,6 @@ class State:
         self.bad.append(BadRow(sequence, problem))
 
     def _step(self, row: Row, content: dict[str, Any]) -> tuple[Row, str]:
-        """Takes a row whose place in the chain is sound; returns it, and why its release may not be drawn."""
         if row.schema_version != SCHEMA_VERSION:
             raise Inconsistent(f"schema version {row.schema_version} is not known to this code")
         if row.kind in SIGNED:
@@ -171,7 +170,6 @@ class State:
             raise Inconsistent("signed by another key than the release's reservation, and the policy lists none")
 
     def _approved(self, row: Row, matter: Matter) -> None:
-        """Requires that the signatures that a row keeps are as many as the policy in force demands, and good."""
         rule = self.in_force.approvals
         names = approvers(from_row(row.details), rule, matter, moment=datetime.fromisoformat(row.recorded_at))
         # guard: test_a_row_with_the_workers_signature_and_no_officers_is_named_charged_and_never_drawn

@@ -17,7 +17,6 @@ from storage.ledger.content import (
     plan_content,
     policy_content,
     policy_terms,
-    refusal_content,
     release_terms,
     replaced_details,
 )  # fmt: skip
@@ -80,15 +79,9 @@ class Ledger(LedgerReader):
         return Ledger(database, policy=policy, key=key)
 
     @staticmethod
-    def open_existing(
-        url: str,
-        *,
-        policy: Policy | None = None,
-        journals: Sequence[Journal] = (),
-        key: EllipticCurvePrivateKey | None = None,
-    ) -> Ledger | None:
+    def open_existing(url: str, *, policy: Policy | None = None) -> Ledger | None:
         """Open a ledger, or return None where the URL names a SQLite file that does not exist: creates none."""
-        return Ledger.open(url, policy=policy, journals=journals, key=key) if database_exists(url) else None
+        return Ledger.open(url, policy=policy) if database_exists(url) else None
 
     @staticmethod
     def require_existing(url: str) -> Ledger:
@@ -120,7 +113,6 @@ class Ledger(LedgerReader):
                 raise
 
     def _append(self, connection: Connection, state: State, content: dict[str, Any]) -> Row:
-        """Adds a row and takes it into the state; one that does not follow from the rows before is refused."""
         signed = content["kind"] in SIGNED
         if signed and self._key is None:
             raise InputError(
@@ -164,59 +156,54 @@ class Ledger(LedgerReader):
             InputError: when a number can't be kept, the key belongs to another plan, or an approval doesn't count.
         """
 
-        return self._transact(
-            lambda connection, state: self._reserve(connection, state, plan, plan_digest, decisions, audit, records)
-        )
+        def work(connection: Connection, state: State) -> Row:
+            content = plan_content(plan)
+            existing = state.release_of_key(plan.idempotency_key)
+            if existing is not None:
+                _require_same(existing.row, content)
+                require_plan(existing.row, plan_digest)
+                return existing.row
+            if plan.ledger is not None:
+                self._require_here(connection, state, plan)
+            policy = self._put_in_force(connection, state, requester=plan.requester)
+            if policy.require_clean_code and plan.code_dirty:
+                raise BudgetRefused(f"policy {policy.name} releases only from committed code; commit the changes first")
+            refused = state.refusals.get(plan.idempotency_key)
+            if refused is not None:
+                raise BudgetRefused(
+                    f"row {refused.sequence}: {refused.reason}; plan it anew under another release.label to ask again"
+                )
+            matter = Matter("release", plan_digest or "", release_terms(plan, content), plan.requester)
+            approved = approvers(decisions, policy.approvals, matter)
+            _require_persons(policy, approved)
+            if plan.supersedes is not None:
+                state.release(plan.supersedes)
+            _, shared = self._charges(connection, state, content, records)
+            details = replaced_details(plan.claim)
+            if plan_digest is not None:
+                signed = [decision.model_dump(mode="json") for decision in decisions]
+                details |= {"plan_digest": plan_digest, "decisions": signed}
+            if plan.ledger is not None:
+                details["ledger"] = plan.ledger.model_dump()
+            if audit is not None:
+                details["audit"] = audit
+            if records is not None:
+                names = sorted(str(release.row.release_id) for release in shared)
+                details["records"] = {"overlap": names, "set": records.digest}
+            content |= {
+                "state": "reserved",
+                "release_id": uuid.uuid4().hex[:16],
+                "records_rounded": policy.round_records(plan.records_rounded),
+                "policy_digest": policy.digest,
+                "approvals": approved,
+                "details": details,
+            }
+            row = self._append(connection, state, content)
+            if records is not None:
+                register(connection, row.sequence, records)
+            return row
 
-    def _reserve(
-        self, connection: Connection, state: State, plan: ReleasePlan, plan_digest: str | None,
-        decisions: Sequence[Decision], audit: dict[str, Any] | None, records: RecordSet | None,
-    ) -> Row:  # fmt: skip
-        content = plan_content(plan)
-        existing = state.release_of_key(plan.idempotency_key)
-        if existing is not None:
-            _require_same(existing.row, content)
-            require_plan(existing.row, plan_digest)
-            return existing.row
-        if plan.ledger is not None:
-            self._require_here(connection, state, plan)
-        policy = self._put_in_force(connection, state, requester=plan.requester)
-        if policy.require_clean_code and plan.code_dirty:
-            raise BudgetRefused(f"policy {policy.name} releases only from committed code; commit the changes first")
-        refused = state.refusals.get(plan.idempotency_key)
-        if refused is not None:
-            raise BudgetRefused(
-                f"row {refused.sequence}: {refused.reason}; plan it anew under another release.label to ask again"
-            )
-        matter = Matter("release", plan_digest or "", release_terms(plan, content), plan.requester)
-        approved = approvers(decisions, policy.approvals, matter)
-        _require_persons(policy, approved)
-        if plan.supersedes is not None:
-            state.release(plan.supersedes)
-        _, shared = self._charges(connection, state, content, records)
-        details = replaced_details(plan.claim)
-        if plan_digest is not None:
-            signed = [decision.model_dump(mode="json") for decision in decisions]
-            details |= {"plan_digest": plan_digest, "decisions": signed}
-        if plan.ledger is not None:
-            details["ledger"] = plan.ledger.model_dump()
-        if audit is not None:
-            details["audit"] = audit
-        if records is not None:
-            names = sorted(str(release.row.release_id) for release in shared)
-            details["records"] = {"overlap": names, "set": records.digest}
-        content |= {
-            "state": "reserved",
-            "release_id": uuid.uuid4().hex[:16],
-            "records_rounded": policy.round_records(plan.records_rounded),
-            "policy_digest": policy.digest,
-            "approvals": approved,
-            "details": details,
-        }
-        row = self._append(connection, state, content)
-        if records is not None:
-            register(connection, row.sequence, records)
-        return row
+        return self._transact(work)
 
     def require_signer(self) -> None:
         """Refuses a worker whose key the policy does not list: what it reserved would have no effect."""
@@ -227,18 +214,14 @@ class Ledger(LedgerReader):
                 "list this one (`autocoder ledger change-policy`)"
             )
 
-    def require_drawable(self, release_id: str) -> Row:
-        """Returns the row of a release that may be drawn here; refuses one whose reservation does not bear it out.
+    def require_drawable(self, release_id: str, state: State | None = None) -> None:
+        """Refuses a release that may not be drawn here: one whose reservation does not bear it out.
 
         Its approvals, the policy and the charges were checked by the fold. Where the policy lists no `release_keys`,
         only what this worker's own key reserved is drawn.
         """
-        state = self.state()
+        state = state or self.state()
         release = state.release(release_id)
-        self._require_drawable(state, release)
-        return release.row
-
-    def _require_drawable(self, state: State, release: Release) -> None:
         # guard: test_a_release_above_the_cap_is_charged_named_and_never_drawn
         if release.problem:
             raise StorageError(
@@ -270,7 +253,15 @@ class Ledger(LedgerReader):
             if released is not None:
                 row = released.row
                 raise InputError(f"refusal: too late, the plan is release {row.release_id} ({row.state})")
-            return self._append(connection, state, refusal_content(content, decision, name=name))
+            copied = ("label", "population", "cohorts", "data_fingerprint", "requester")
+            content = {field: content[field] for field in copied} | {
+                "kind": "refusal",
+                "state": "recorded",
+                "idempotency_key": decision.digest,
+                "reason": f"{name} refused: {decision.reason or 'no reason given'}",
+                "details": {"decisions": [decision.model_dump(mode="json")]},
+            }
+            return self._append(connection, state, content)
 
         return self._transact(work)
 
@@ -301,43 +292,39 @@ class Ledger(LedgerReader):
             "sensitivity": None if sensitivity is None else amounts.epsilon(sensitivity, name="sensitivity"),
         }
 
-        row = self._transact(
-            lambda connection, state: self._mark_drawn(
-                connection, state, state.release(release_id), draw_digest, plan_digest, measured
-            )
-        )
+        def work(connection: Connection, state: State) -> Row:
+            release = state.release(release_id)
+            row = release.row
+            require_plan(row, plan_digest)
+            if row.draw_digest is not None:
+                if row.draw_digest != draw_digest:
+                    raise StorageError(
+                        f"release {release_id}: another sample is recorded already. A release has only one"
+                    )
+                if row.state == "burned" and row.cause != "surplus-refused":
+                    raise StorageError(f"release {release_id} is burned: {row.reason}")
+                return row
+            if row.state != "reserved":
+                raise StorageError(f"release {release_id} is {row.state}: no sample may be recorded")
+            self.require_drawable(release_id, state)
+            sensitivity, epsilon = measured["sensitivity"], measured["epsilon"]
+            if epsilon is None and sensitivity is not None and sensitivity > (row.sensitivity or 0):
+                raise InputError("epsilon: the sample's sensitivity is above the planned one; give its epsilon too")
+            planned = row.epsilon or amounts.ZERO_EPSILON
+            if epsilon is not None and epsilon > planned:
+                if row.guarantee_kind == "formal":
+                    raise InputError("epsilon: a formal guarantee doesn't depend on the sample; this one grew with it")
+                _, problem = state.surplus(release, epsilon - planned)
+                if problem:
+                    reason = f"epsilon at the sample exceeds the reservation: {problem}"
+                    refused = {"draw_digest": draw_digest, "reason": reason, "cause": "surplus-refused"}
+                    return self._append_to(connection, state, release, "burned", **refused)
+            return self._append_to(connection, state, release, "drawn", draw_digest=draw_digest, **measured)
+
+        row = self._transact(work)
         if row.state == "burned":
             raise BudgetRefused(f"release {release_id} is burned: {row.reason}")
         return row
-
-    def _mark_drawn(
-        self, connection: Connection, state: State, release: Release, draw_digest: str, plan_digest: str | None,
-        measured: dict[str, Decimal | None],
-    ) -> Row:  # fmt: skip
-        row, release_id = release.row, release.row.release_id
-        require_plan(row, plan_digest)
-        if row.draw_digest is not None:
-            if row.draw_digest != draw_digest:
-                raise StorageError(f"release {release_id}: another sample is recorded already. A release has only one")
-            if row.state == "burned" and row.cause != "surplus-refused":
-                raise StorageError(f"release {release_id} is burned: {row.reason}")
-            return row
-        if row.state != "reserved":
-            raise StorageError(f"release {release_id} is {row.state}: no sample may be recorded")
-        self._require_drawable(state, release)
-        sensitivity, epsilon = measured["sensitivity"], measured["epsilon"]
-        if epsilon is None and sensitivity is not None and sensitivity > (row.sensitivity or 0):
-            raise InputError("epsilon: the sample's sensitivity is above the planned one; give its epsilon too")
-        planned = row.epsilon or amounts.ZERO_EPSILON
-        if epsilon is not None and epsilon > planned:
-            if row.guarantee_kind == "formal":
-                raise InputError("epsilon: a formal guarantee doesn't depend on the sample; this one grew with it")
-            _, problem = state.surplus(release, epsilon - planned)
-            if problem:
-                reason = f"epsilon at the sample exceeds the reservation: {problem}"
-                refused = {"draw_digest": draw_digest, "reason": reason, "cause": "surplus-refused"}
-                return self._append_to(connection, state, release, "burned", **refused)
-        return self._append_to(connection, state, release, "drawn", draw_digest=draw_digest, **measured)
 
     def commit(self, release_id: str, *, bundle_digest: str, plan_digest: str | None = None) -> Row:
         """Records that the bundle stands; the release is done. Again with the same digest returns its row."""
@@ -354,7 +341,7 @@ class Ledger(LedgerReader):
                 raise StorageError(
                     f"release {release_id} is {row.state}: only one in the state `drawn` can be committed"
                 )
-            self._require_drawable(state, release)
+            self.require_drawable(release_id, state)
             return self._append_to(connection, state, release, "committed", bundle_digest=bundle_digest)
 
         return self._transact(work)
@@ -378,11 +365,11 @@ class Ledger(LedgerReader):
 
     def ensure_genesis_row(self, *, requester: str) -> Mark:
         """Return which ledger this is and how far it went; an empty one gets its first row."""
-        mark = self.mark()
+        mark = self.state().mark
         if mark is None:
             first = Evaluation(label="first row", population="none", data_fingerprint="none", requester=requester)
             self.record(first.model_copy(update={"idempotency_key": "first row"}))
-            mark = self.mark()
+            mark = self.state().mark
         assert mark is not None
         return mark
 

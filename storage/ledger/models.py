@@ -49,8 +49,6 @@ Amount = Annotated[Decimal, PlainSerializer(amounts.text, when_used="json")]
 
 
 class _Provenance(BaseModel):
-    """Holds where a number comes from: who asked, with which code, settings and artifacts."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     trust_model: Prose = ""

@@ -75,10 +75,13 @@ def describe(ledger: LedgerReader, release_id: str) -> dict[str, Section]:
     return sections
 
 
+def partners_of(ledger: LedgerReader, release_id: str) -> list[str]:
+    return sorted({str(row.details.get("partner")) for row in ledger.history(release_id) if row.kind == "handover"})
+
+
 def shared_text(ledger: LedgerReader, release_id: str) -> str:
     """Says who has the bundle of a release."""
-    handovers = [row for row in ledger.history(release_id) if row.kind == "handover"]
-    return f"Shared with: {', '.join(sorted({str(row.details.get('partner')) for row in handovers})) or 'no one'}."
+    return f"Shared with: {', '.join(partners_of(ledger, release_id)) or 'no one'}."
 
 
 def revocation_text(ledger: LedgerReader, release_id: str) -> str:

@@ -135,7 +135,7 @@ def _audit(
     design = measure.Design(settings.confidence, delta, outcome.event.model_dump(mode="json"))
     measured = study.do(measure.measure(branch.name, design, seed=outcome.seed, inputs=inputs, trials_of=trials_of))
     figures = store.figures(measured)
-    verdict = Evidence.of(figures | {"confidence": settings.confidence}).verdict(claim)
+    verdict = Evidence.of(figures | {"confidence": settings.confidence}).judge(claim)
     how = {"verdict": verdict, "confidence": settings.confidence}
     return BranchAudit(
         branch=branch.name,

@@ -7,11 +7,15 @@ import hashlib
 import io
 import json
 import shutil
+import uuid
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,18 +31,26 @@ from storage.egress import gate
 from storage.egress.allow_list import encoder_place
 from storage.errors import InputError, StorageError
 from storage.ledger import Row
-from storage.ledger.record import Deployment, answers, registry_record
 from storage.tables.formulas import quote
 from tasks.bundle import golden, licence, public_features
 from tasks.bundle import thresholds as calibration
-from tasks.bundle.clients import SUPPORTED
-from tasks.bundle.materials import bill_of_materials
+from tasks.bundle.deployment import Deployment
 from tasks.bundle.statement import statement, statement_page
 from tasks.bundle.texts import name_of, own_texts
 from tasks.fitting.candidate import Candidate
 from tasks.pages.render import render
 from tasks.parameters import BundleParameters
 from tasks.running.stage import Context
+
+CLIENTS = {
+    "onnxruntime": "1.17 to 1.32",
+    "onnxruntime-web": "1.30",
+    "sentence-transformers": "3.4 to 6.2",
+    "transformers": "5.23",
+}
+"""Versions of published libraries that read a bundle, as `make test-clients` runs them."""
+_LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "sentence-transformers")
+_NAMESPACE = uuid.UUID("6f3d9f0e-54f7-4d7b-9f0a-2d0f5a6b8c11")
 
 
 def fill(
@@ -77,8 +89,8 @@ def fill(
     tensors = export.save(model, folder, codes=[entry.code for entry in codes], precision=settings.precision)
     documents = _Documents(folder)
     if deployment is not None:
-        documents.add(bundle.RECORD, bundle.json_text(registry_record(deployment)))
-        documents.add(bundle.ANSWERS, answers(deployment))
+        documents.add(bundle.RECORD, bundle.json_text(deployment.registry_record()))
+        documents.add(bundle.ANSWERS, deployment.answers())
     claimed = statement(row, sampling=facts["sampling"], documents=tuple(documents.texts))
     documents.add(bundle.STATEMENT, bundle.json_text(claimed))
     documents.add(bundle.PAGE, statement_page(claimed))
@@ -113,7 +125,7 @@ def fill(
         thresholds=thresholds,
         graphs=graphs,
         weights=sorted(tensors),
-        clients=SUPPORTED,
+        clients=CLIENTS,
         sizes=_sizes(folder),
     )
     documents.add(bundle.CARD, text)
@@ -136,8 +148,6 @@ def fill(
 
 
 class _Documents:
-    """Writes a bundle's own documents and keeps what was written, for the gate to compare every byte with."""
-
     def __init__(self, folder: Path) -> None:
         self.texts: dict[str, str] = {}
         self._folder = folder
@@ -149,8 +159,6 @@ class _Documents:
 
 @dataclass(frozen=True)
 class _Graph:
-    """What was written, and how its answers to test vectors differ from the model's own."""
-
     sha256: str
     codes: int
     """Texts with the same best code."""
@@ -190,6 +198,32 @@ def _sizes(folder: Path) -> dict[str, float]:
         if file.is_file():
             sizes[file.relative_to(folder).parts[0]] += file.stat().st_size / 1e6
     return {name: size for name, size in sorted(sizes.items()) if size >= 0.1}
+
+
+def bill_of_materials(folder: Path, statement: Mapping[str, Any], **described: str) -> dict[str, Any]:
+    """Returns a bundle's bill in CycloneDX 1.6; tests check it against the schema. The same release has the same one.
+
+    Args:
+        described: the words of its template: encoder, training, family, architecture, licence.
+    """
+    files = sorted(
+        p for p in folder.rglob("*") if p.suffix == ".safetensors" or p.name.startswith(("tokenizer", "lexicon"))
+    )
+    libraries = {}
+    for name in _LIBRARIES:
+        with suppress(PackageNotFoundError):
+            libraries[name] = version(name).partition("+")[0]
+    text = render(
+        "materials.json",
+        statement=statement,
+        files={path.relative_to(folder).as_posix(): file_digest(path) for path in files},
+        libraries=libraries,
+        serial=uuid.uuid5(_NAMESPACE, str(statement["release_id"])),
+        **described,
+    )
+    bill = json.loads(text)
+    parts = [component["bom-ref"] for component in bill["components"]]
+    return bill | {"dependencies": [{"ref": bill["metadata"]["component"]["bom-ref"], "dependsOn": parts}]}
 
 
 def describe_training(model: ModelConfig, *, precision: str) -> str:
@@ -233,11 +267,6 @@ def _expected(
     documents: Mapping[str, str],
     graphs: Mapping[str, str],
 ) -> gate.Expected:
-    """Returns what the gate expects: these documents, and the files of the model before training.
-
-    Args:
-        graphs: digests of `model.onnx` and `model.int8.onnx` as the model makes them.
-    """
     own = own_texts(codes, context.store.figures(candidate.dataset), candidate.model.encoder)
     files = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in documents.items()}
     files |= graphs

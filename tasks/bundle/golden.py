@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,14 +43,6 @@ def texts(codes: Sequence[Code]) -> tuple[str, ...]:
         pairs = [f"{first}; {second}" for first in phrases for second in phrases if first != second]
         chosen += pick.sample(pairs, min(_COUNT - len(chosen), len(pairs)))
     return tuple(chosen)
-
-
-def public(titles: Collection[str]) -> tuple[str, ...]:
-    """Returns the public texts of a golden file with these titles: each title between its field names.
-
-    Otherwise a letter of a field name next to a title could look like the start of private words.
-    """
-    return tuple(f"text {title} codes" for title in titles)
 
 
 def answers_text(

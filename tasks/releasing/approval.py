@@ -7,17 +7,20 @@ nothing depends on who may write there.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.durable import write_atomically
+from storage.bundle.trust import Trust
+from storage.durable import read_regular, write_atomically
 from storage.errors import InputError, StorageError
-from storage.ledger import Decision, Policy
+from storage.ledger import Decision, Ledger, Policy
 from storage.ledger.decisions import approvers, signer
+from storage.ledger.heads import encoded_key
 from storage.ledger.policy import DEFAULT_POLICY
 from tasks.releasing import gate
-from tasks.releasing.checked_plan import CheckedPlan
+from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context
 
@@ -140,3 +143,31 @@ def weigh(plan: CheckedPlan, decisions: Sequence[Decision]) -> ApprovalStatus:
         except InputError as error:
             problems.append(str(error))
     return ApprovalStatus(plan.policy, names, tuple(good), refusal, tuple(problems))
+
+
+def pinned_key(given: Path | None) -> Path | None:
+    """Returns the file of the agency's key, or roots, that is pinned on this desk; pins the one given where none is."""
+    base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    pinned = base / "autocoder" / "agency-key"
+    if given is None:
+        return pinned if pinned.is_file() else None
+    content = read_regular(given.expanduser(), 8 << 20, option="--agency-key")
+    if not pinned.is_file():
+        Trust(given.expanduser()).load()
+        pinned.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(pinned, content)
+    elif pinned.read_bytes() != content:
+        raise InputError(f"--agency-key {given}: another key is pinned. Remove {pinned} to pin this one")
+    return pinned
+
+
+def require_agencys(ledger: Ledger, pinned: Path) -> None:
+    """Refuses a ledger whose releases another key than the agency's signed: its budget would be anyone's word."""
+    root = Trust(pinned).load()
+    keys = root.sealing_keys("") + [key for earlier in root.earlier for key in root.sealing_keys(earlier.release_id)]
+    # guard: test_a_ledger_of_the_operators_own
+    if {row.signer for row in ledger.rows() if row.signer is not None} - {encoded_key(key) for key in keys}:
+        raise StorageError(
+            f"ledger {ledger.database.name}: another key than the agency's pinned one signed releases in it. Nothing "
+            "was signed. Ask the agency which ledger and key are its own"
+        )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from decimal import ROUND_FLOOR, Decimal
+from dataclasses import dataclass
+from decimal import ROUND_FLOOR
 from typing import Any
 
 from mechanisms.privacy.events import Claim, GuaranteeKind
@@ -14,13 +14,13 @@ from storage.errors import InputError
 from storage.figures import delta_text, epsilon_text, left_text
 from storage.ledger import BudgetRefused, Ledger, ReleasePlan, amounts, budget
 from storage.ledger.amounts import short
-from storage.ledger.budget import accounts_of
+from storage.ledger.budget import BudgetLine, accounts_of
 from storage.ledger.registry import other_population_names, overlapping_releases
 from storage.ledger.report import budget_json
 from tasks.parameters import LedgerParameters, RetrainParameters
 from tasks.releasing import approval, gate, ledger_access
-from tasks.releasing.checked_plan import check
 from tasks.releasing.claims import privacy_unit
+from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.ledger_access import default_delta, describe_large_delta
 from tasks.releasing.ledger_records import find_record_set
 from tasks.releasing.plan import PlannedRelease
@@ -29,28 +29,23 @@ from tasks.running.worker_metrics import running_stages
 
 
 @dataclass(frozen=True)
-class AccountBalance:
-    """One cohort's budget of a type of guarantee, or that of a population's units; a cap of None allows nothing."""
+class AccountBalance(BudgetLine):
+    """What an account has left for a release; without a cap it allows nothing."""
 
-    cohort: str
-    spent: Decimal
-    cap: Decimal | None
     releases: int | None
     """Releases of this size that it could take, as if their noise were Gaussian; None while epsilon is unknown."""
-    delta_left: Decimal | None = None
-    """None: deltas do not add up in it."""
-    population: str | None = None
-    """Of an earlier release of the same records or units, where that has another name or other cohorts."""
-
-    @property
-    def left(self) -> Decimal:
-        """Returns what may still be spent."""
-        return Decimal(0) if self.cap is None else self.cap - self.spent
 
     @property
     def fits(self) -> bool:
         """Tells whether it could take the release; with no epsilon yet, whether it has any left."""
-        return self.left > 0 if self.releases is None else self.releases > 0
+        return self.epsilon_left > 0 if self.releases is None else self.releases > 0
+
+    def text(self, policy: str) -> str:
+        if self.cap is None:
+            return f"policy {policy} grants nothing of this kind"
+        delta = "" if self.delta_left is None else f", and δ {delta_text(self.delta_left, rounding=ROUND_FLOOR)}"
+        more = f"\n  after this one, {describe_successors(self.releases - 1)}" if self.releases else ""
+        return f"ε {left_text(self.epsilon_left)} of {short(self.cap.epsilon)} left{delta}{more}"
 
 
 @dataclass(frozen=True)
@@ -88,24 +83,13 @@ class ExpectedCharge:
     @property
     def budget(self) -> list[str]:
         """Returns the balances in lines; accounts with equal balances share one."""
-        states: dict[AccountBalance, list[str]] = {}
-        for account in self.accounts:
-            state = replace(account, cohort="", population=account.population or self.population)
-            states.setdefault(state, []).append(account.cohort)
+        states: dict[tuple[str, str], list[str]] = {}
+        for line in self.accounts:
+            states.setdefault((line.account.population, line.text(self.policy)), []).append(line.account.cohort)
         lines = []
-        for balance, cohorts in states.items():
+        for (population, text), cohorts in states.items():
             named = ", ".join(cohorts[:6]) + (f" and {len(cohorts) - 6} more" if len(cohorts) > 6 else "")
-            if balance.cap is None:
-                lines.append(f"{balance.population}/{named}: policy {self.policy} grants nothing of this kind")
-                continue
-            delta = (
-                "" if balance.delta_left is None else f", and δ {delta_text(balance.delta_left, rounding=ROUND_FLOOR)}"
-            )
-            lines.append(
-                f"{balance.population}/{named}: ε {left_text(balance.left)} of {short(balance.cap)} left{delta}"
-            )
-            if balance.releases:
-                lines.append(f"  after this one, {describe_successors(balance.releases - 1)}")
+            lines += f"{population}/{named}: {text}".split("\n")
         if self.other_unit is not None:
             lines.append(f"{self.population}: earlier releases protect a {self.other_unit}; these can't be added")
         return lines
@@ -145,7 +129,7 @@ class ExpectedCharge:
         names: tuple[str, ...] = ()
         by_name = False
         ledger = ledger_access.existing_ledger(context, settings)
-        policy = ledger_access.policy_of(ledger, settings)
+        policy = ledger_access.given_policy(settings) if ledger is None else ledger.policy()
         if ledger is not None:
             fingerprint = ""
             records = None if dataset is None else find_record_set(context, dataset)
@@ -161,19 +145,12 @@ class ExpectedCharge:
             projected, other_unit = ledger.projected_balance(
                 kind, population, sorted(cohorts), unit, fingerprint=fingerprint, records=records
             )
+        size, stated = None if epsilon is None else amounts.epsilon(epsilon), amounts.delta(delta) if delta else None
         accounts = []
         for account in projected:
-            cap = (
-                policy.cap(account.population, account.cohort, kind) if kind in ("formal", "asymptotic-local") else None
-            )
-            left = None if cap is None or cap.delta is None or account.exact else cap.delta - account.delta
-            size = None if epsilon is None else amounts.epsilon(epsilon)
-            stated = amounts.delta(delta) if delta else None
+            cap = policy.cap(account.population, account.cohort, kind)
             releases = None if size is None else budget.forecast(account, cap, size, stated)
-            most = None if cap is None else cap.epsilon
-            whose = None if (account.population, account.cohort) in own else account.population
-            left = left if kind == "formal" else None
-            accounts.append(AccountBalance(account.cohort, account.epsilon, most, releases, left, whose))
+            accounts.append(AccountBalance(account, cap, releases))
         warning = describe_large_delta(train, delta)
         return ExpectedCharge(
             population, kind, epsilon, delta, policy.name, tuple(accounts), names, by_name, other_unit, warning
@@ -208,7 +185,7 @@ def _plans(context: Context, ledger: Ledger) -> list[dict[str, Any]]:
     for file in sorted((context.workspace.private / "plans").glob("*.json")):
         try:
             planned = PlannedRelease.load(file)
-            checked = check(planned, ledger)
+            checked = CheckedPlan.of(planned, ledger)
         except (InputError, BudgetRefused):
             continue  # to be planned again before it can be released
         if checked.released is not None:

@@ -62,10 +62,6 @@ def release_method(parameters: RetrainParameters) -> dict[str, Any]:
     return method_of(parameters, NOT_METHOD | searched)
 
 
-def method_digest(parameters: RetrainParameters) -> str:
-    return digest(release_method(parameters))
-
-
 def unprotected_inputs(
     dataset: Mapping[str, Any], *, weights: bool = True, model: ModelConfig | None = None
 ) -> tuple[str, ...]:
@@ -102,7 +98,6 @@ def public_inputs(model: ModelConfig) -> tuple[str, ...]:
 
 
 def _prior_settings(model: ModelConfig) -> str:
-    """Names the hyperparameters of a prior of titles: words that suit the records may have been chosen by them."""
     sentences = [model.prior_sentence] if model.prior_sentence else []
     quoted = " or ".join(f"`{sentence}`" for sentence in sentences)
     words = f"the sentence that titles are read in ({quoted}) and their scale" if quoted else "the scale of the titles"

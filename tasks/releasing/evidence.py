@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from mechanisms.privacy.claims import of_one_record
 from mechanisms.privacy.events import Claim, Event
@@ -30,7 +30,7 @@ class Evidence(BaseModel, frozen=True, extra="ignore"):
     epsilon_lower_bound: float
     """For one unit more or less."""
     confidence: float
-    reach: float
+    reach: float = Field(exclude=True)
     """The bound that perfect guesses would have given."""
     trials: int = 0
     gradient_runs: int = 0
@@ -45,7 +45,7 @@ class Evidence(BaseModel, frozen=True, extra="ignore"):
     def of(cls, details: Mapping[str, Any]) -> Evidence:
         return cls.model_validate(details)
 
-    def verdict(self, claim: Claim, *, minimum: float = 1.0) -> str:
+    def judge(self, claim: Claim, *, minimum: float = 1.0) -> str:
         """Returns the verdict on a claim; inconclusive is an audit that could not have contradicted it.
 
         Like is held against like: bounds are for one unit more or less, and so is the number claimed for that.
@@ -61,47 +61,33 @@ class Evidence(BaseModel, frozen=True, extra="ignore"):
         return NOT_CONTRADICTED if self.reach > minimum * claimed else INCONCLUSIVE
 
 
-def has_reruns(audit: Evidence | Measurement) -> bool:
+def has_reruns(audit: Evidence) -> bool:
     """Checks that an audit reran the mechanism at a usual confidence; without reruns it contradicts next to nothing."""
     # guard: test_an_audit_that_could_not_have_failed_opens_nothing
     return audit.confidence <= USUAL_CONFIDENCE and bool(audit.trials or audit.gradient_runs)
 
 
-class Measurement(BaseModel, frozen=True):
+class Measurement(Evidence):
     """Holds the strongest audit result of one candidate, as the statement prints it."""
 
     epsilon_claimed: float | None
     epsilon_claimed_add_remove: float | None
-    epsilon_lower_bound: float
     epsilon_reach: float
-    noise_at_most: float | None = None
-    epsilon_of_any: float | None = None
-    faults: tuple[str, ...] = ()
-    confidence: float
-    trials: int
-    gradient_runs: int
     verdict: str
     ledger_sequence: int
 
     @property
     def line(self) -> str:
+        tests = [f"{self.trials} reruns"] * bool(self.trials)
+        tests += ["a training run with gradient canaries"] * bool(self.gradient_runs)
+        outcome = f"{self.verdict}: not as stated: {', '.join(self.faults)}" if self.faults else self.verdict
+        if self.verdict == INCONCLUSIVE:
+            outcome = f"inconclusive: {describe_reach(self.epsilon_reach, self.epsilon_claimed_add_remove)}"
         return (
             f"claimed {_claimed(self.epsilon_claimed, self.epsilon_claimed_add_remove)}, measured "
             f"{describe_bound(self.epsilon_lower_bound, self.noise_at_most, self.epsilon_of_any)} "
-            f"({100 * self.confidence:.6g} % confidence, {self._tests}): {self._outcome}"
+            f"({100 * self.confidence:.6g} % confidence, {' and '.join(tests) or 'no tests'}): {outcome}"
         )
-
-    @property
-    def _tests(self) -> str:
-        several = [f"{self.trials} reruns"] if self.trials else []
-        several += ["a training run with gradient canaries"] if self.gradient_runs else []
-        return " and ".join(several) or "no tests"
-
-    @property
-    def _outcome(self) -> str:
-        if self.verdict == INCONCLUSIVE:
-            return f"inconclusive: {describe_reach(self.epsilon_reach, self.epsilon_claimed_add_remove)}"
-        return f"{self.verdict}: not as stated: {', '.join(self.faults)}" if self.faults else self.verdict
 
 
 def describe_reach(reach: float, claimed: float | None) -> str:
@@ -181,7 +167,7 @@ def measurement_of(
 
     def against(rows: Sequence[Row]) -> list[int]:
         numbers = [row.sequence for row in rows]
-        return [n for n in numbers if evidence[n].verdict(claim, minimum=minimum) == CONTRADICTED]
+        return [n for n in numbers if evidence[n].judge(claim, minimum=minimum) == CONTRADICTED]
 
     # guard: test_another_fit_of_the_method_is_blocked_too
     refuting = against(candidate_rows) or against(others)
@@ -192,12 +178,12 @@ def measurement_of(
     else:
         best = {n: (has_reruns(row), row.reach, row.epsilon_lower_bound) for n, row in evidence.items()}
         number = max((row.sequence for row in candidate_rows), key=best.__getitem__)
-    strongest, claimed = evidence[number], of_one_record(claim)
+    strongest = evidence[number]
     return Measurement(
         epsilon_claimed=claim.epsilon,
-        epsilon_claimed_add_remove=claimed,
+        epsilon_claimed_add_remove=of_one_record(claim),
         epsilon_reach=strongest.reach,
-        verdict=strongest.verdict(claim, minimum=minimum),
+        verdict=strongest.judge(claim, minimum=minimum),
         ledger_sequence=number,
-        **strongest.model_dump(include=set(Measurement.model_fields)),  # the others have the same names
+        **dict(strongest),
     )

@@ -1,4 +1,4 @@
-"""Compares the audits of a candidate with its claim before anything is reserved.
+"""Checks a plan against its ledger and policy, and the audits of its candidate against its claim, before a reservation.
 
 The gate refuses a release whose claim an audit contradicts and records that in the ledger. Only a signed override with
 a reason lets it pass: by a person whose key the policy lists, other than the requester, over the plan and the
@@ -8,16 +8,19 @@ way.
 
 from __future__ import annotations
 
+import shlex
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
+from mechanisms.errors import MechanismError
 from mechanisms.privacy.claims import of_one_record
 from storage.errors import InputError
-from storage.ledger import BudgetRefused, Decision, Evaluation, Row
-from storage.ledger.decisions import from_row, signer
-from tasks.releasing.checked_plan import CheckedPlan
+from storage.ledger import BudgetRefused, Decision, Evaluation, Ledger, Policy, ReleasePlan, Row
+from storage.ledger.content import release_terms
+from storage.ledger.decisions import Matter, from_row, signer
 from tasks.releasing.evidence import (
     CONTRADICTED,
     INCONCLUSIVE,
@@ -27,7 +30,65 @@ from tasks.releasing.evidence import (
     audits_of,
     describe_reach,
     has_reruns,
+    measurement_of,
 )
+from tasks.releasing.plan import PlannedRelease
+from tasks.running.stage import Context
+
+
+@dataclass(frozen=True)
+class CheckedPlan:
+    """Holds a plan that could be released, the policy in force, its release if it has one, and what is signed of it."""
+
+    planned: PlannedRelease
+    ledger: Ledger
+    policy: Policy
+    released: Row | None
+    """The current row of its release."""
+    matter: Matter
+    """What a signature on it is about."""
+
+    @property
+    def plan(self) -> ReleasePlan:
+        return self.planned.plan
+
+    @property
+    def digest(self) -> str:
+        """Returns the SHA-256 of everything that an approval covers."""
+        return self.matter.digest
+
+    @cached_property
+    def measurement(self) -> Measurement | None:
+        """Returns the audit that speaks most against the claim, or the best one for it; None without any audit."""
+        return measurement_of(
+            self.ledger,
+            fitted=self.planned.candidate.fitted.sha256,
+            fingerprint=self.plan.data_fingerprint,
+            event=self.plan.event,
+            claim=self.plan.claim,
+            minimum=self.policy.audit_reach,
+        )
+
+    def require_current(self, context: Context) -> None:
+        """Requires, of a plan without a release, that it is this ledger's and states how its fit was chosen."""
+        if self.released is not None:
+            return
+        self.ledger.require_here(self.plan)
+        now = self.planned.selection_now(self.ledger, context)
+        # guard: test_the_number_left_out_or_another
+        if now != self.planned.selection:
+            raise MechanismError(
+                f"this plan is out of date: {now.since(self.planned.selection)}. Partners are told this, so the plan "
+                "must state it. Nothing was charged. State it again, which takes seconds and needs approvals again: "
+                f"`autocoder plan {shlex.quote(str(self.planned.file(context)))} --renew`. Then release it"
+            )
+
+    @staticmethod
+    def of(planned: PlannedRelease, ledger: Ledger, policy: Policy | None = None) -> CheckedPlan:
+        """Returns a plan with what the ledger knows of it now; the policy is by default the one in force."""
+        plan = planned.plan
+        matter = Matter("release", planned.digest, release_terms(plan), plan.requester)
+        return CheckedPlan(planned, ledger, policy or ledger.policy(), ledger.find(plan.idempotency_key), matter)
 
 
 def check(plan: CheckedPlan) -> dict[str, Any] | None:
@@ -76,12 +137,11 @@ def obstacle(plan: CheckedPlan) -> str | None:
 
 
 def _lacks_audit(plan: CheckedPlan, measurement: Measurement | None) -> str | None:
-    """Says that the candidate has no audit that could have contradicted the claim; None where it has one."""
     policy, claim = plan.policy, plan.plan.claim
     rows = [Evidence.of(row.details) for row in audits_of(plan.ledger, plan.planned.candidate.fitted.sha256)]
     usual = [bound for bound in rows if bound.confidence <= USUAL_CONFIDENCE]
     reran = [bound for bound in rows if has_reruns(bound)]
-    if any(bound.verdict(claim, minimum=policy.audit_reach) != INCONCLUSIVE for bound in reran):
+    if any(bound.judge(claim, minimum=policy.audit_reach) != INCONCLUSIVE for bound in reran):
         return None
     if not usual:
         why = f"was not audited at a confidence of {USUAL_CONFIDENCE:g} or less"
@@ -160,20 +220,6 @@ def _signer(plan: CheckedPlan, measurement: Measurement, decision: Decision, *, 
 
 
 def _record(checked: CheckedPlan, *, label: str, key: str, details: dict[str, Any]) -> Row:
-    plan = checked.plan
-    return checked.ledger.record(
-        Evaluation(
-            kind="audit",
-            label=label,
-            population=plan.population,
-            cohorts=plan.cohorts,
-            data_fingerprint=plan.data_fingerprint,
-            event=plan.event,
-            claim=plan.claim,
-            code_commit=plan.code_commit,
-            code_dirty=plan.code_dirty,
-            requester=plan.requester,
-            idempotency_key=key,
-            details=details,
-        )
-    )
+    copied = ("population", "cohorts", "data_fingerprint", "event", "claim", "code_commit", "code_dirty", "requester")
+    fields = {name: getattr(checked.plan, name) for name in copied}
+    return checked.ledger.record(Evaluation(kind="audit", label=label, idempotency_key=key, details=details, **fields))

@@ -60,13 +60,11 @@ def default_delta(context: Context, parameters: RetrainParameters, *, records: i
 
 def current_policy(context: Context, settings: LedgerParameters) -> Policy:
     """Returns the policy in force, or the one that a first release would put in force. Creates no ledger."""
-    return policy_of(existing_ledger(context, settings), settings)
+    ledger = existing_ledger(context, settings)
+    return given_policy(settings) if ledger is None else ledger.policy()
 
 
-def policy_of(ledger: Ledger | None, settings: LedgerParameters) -> Policy:
-    """Returns the policy in force; without a ledger, the one that a first release would put in force."""
-    if ledger is not None:
-        return ledger.policy()
+def given_policy(settings: LedgerParameters) -> Policy:
     return Policy.load(Path(settings.policy).expanduser() if settings.policy else None)
 
 
@@ -85,9 +83,9 @@ def open_ledger(context: Context, settings: LedgerParameters, *, key: EllipticCu
     Args:
         key: of the releasing worker, which alone writes the rows of releases.
     """
-    loaded = Policy.load(Path(settings.policy).expanduser() if settings.policy else None)
-    ledger = Ledger.open(ledger_url(context), policy=loaded, journals=journals_of(context.workspace), key=key)
-    if draws(context.workspace) and ledger.mark() is None:
+    policy, journals = given_policy(settings), journals_of(context.workspace)
+    ledger = Ledger.open(ledger_url(context), policy=policy, journals=journals, key=key)
+    if draws(context.workspace) and ledger.state().mark is None:
         raise StorageError(
             f"ledger {ledger.database.name} is empty, but this workspace has releases. Give the ledger that "
             "charged them"

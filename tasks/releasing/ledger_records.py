@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from mechanisms.model.config import TARGETS
-from mechanisms.posterior.rounds import ROUNDS
 from mechanisms.privacy.events import Claim, Event
 from storage.artifacts import ArtifactRef, digest
 from storage.datasets import load_cells, load_table, split_file
 from storage.ingest import IngestConfig
 from storage.ingest.cell_digests import normal_form
-from storage.ledger import ComparisonFit, Evaluation, Ledger, ReleasePlan, Row, Scores, Sensitivity, Subject
+from storage.ledger import Evaluation, ReleasePlan, Row, Scores, Sensitivity, Subject
 from storage.ledger.budget import RECORD
 from storage.ledger.records import SAMPLE, RecordSet, has_registry_key, registry_key
-from storage.ledger.rollback import save_marks
+from storage.ledger.recovery import save_marks
 from tasks.parameters import RetrainParameters
 from tasks.releasing.claims import TRUST_MODEL, claim_like, method_of, privacy_unit, swag_event
 from tasks.releasing.ledger_access import open_ledger
 from tasks.running import progress
 from tasks.running.provenance import provenance
 from tasks.running.stage import Context
-
-if TYPE_CHECKING:
-    from tasks.releasing.plan import PlannedRelease
 
 _SPLITS = ("train", "test", "holdout")
 
@@ -103,7 +98,7 @@ def record_evaluation(
         key: of idempotency; by default from label, population and artifacts.
         settings: digest of what the row depends on; by default the parameters' without the release.
     """
-    facts, source = context.store.figures(dataset), provenance()
+    facts = context.store.figures(dataset)
     artifacts = {name: ref.sha256 for name, ref in refs.items()}
     label = label or ("" if subject is None else subject.label)
     return open_ledger(context, parameters.release).record(
@@ -118,9 +113,7 @@ def record_evaluation(
             event=event,
             claim=claim,
             trust_model=TRUST_MODEL,
-            code_commit=source.code_commit,
-            code_dirty=source.code_dirty,
-            lock_digest=source.lock_digest,
+            **vars(provenance()),
             parameters_digest=settings or digest(method_of(parameters)),
             artifact_digests=artifacts,
             requester=parameters.release.requester,
@@ -132,78 +125,8 @@ def record_evaluation(
     )
 
 
-def release_of_fit(ledger: Ledger, planned: PlannedRelease) -> Row | None:
-    """Returns the newest release of the plan's very fit under whatever plan, None where it has none.
-
-    A posterior has none: each draw of it is another model.
-    """
-    if planned.candidate.measured is not None:
-        return None
-    fit = planned.candidate.fitted.sha256
-    rows = [row for row in ledger.current() if row.kind == "release" and row.state != "burned"]
-    return next((row for row in reversed(rows) if row.artifact_digests.get("fit") == fit), None)
-
-
-def candidate_scores(ledger: Ledger, planned: PlannedRelease) -> Mapping[str, float]:
-    """Returns weighted and macro F1 of a plan's candidate on held-out records, and the shares that it codes alone
-    (`calibration.coded_alone`) where measured; empty without scores.
-    """
-    fitted = planned.candidate.fitted.sha256
-    for row in reversed(ledger.rows()):
-        compared = isinstance(row.subject, ComparisonFit) and row.artifact_digests.get("fit") == fitted
-        if compared and "weighted_f1" in row.details:
-            return _scores(row.details, "")
-        if _is_of(planned.plan, row, Scores):
-            fitted_rounds = [name for name in ROUNDS if f"{name}_weighted_f1" in row.details]
-            if fitted_rounds:
-                return _scores(row.details, f"{fitted_rounds[-1]}_")
-    return {}
-
-
-def reference_f1(ledger: Ledger, planned: PlannedRelease) -> float | None:
-    """Returns the best weighted F1 without privacy on these records: the retrain's fit without risk weights, or a
-    comparison's; None where neither was scored.
-    """
-    scores = [
-        row.details["base_weighted_f1"]
-        for row in ledger.rows()
-        if _is_of(planned.plan, row, Scores) and "base_weighted_f1" in row.details
-    ]
-    scores += [row.details["weighted_f1"] for row in _compared(ledger, planned) if row.guarantee_kind == "none"]
-    return max(scores, default=None)
-
-
-def accuracy_by_epsilon(ledger: Ledger, planned: PlannedRelease) -> dict[float, float]:
-    """Returns the weighted F1 of the plan's mechanism on these records by epsilon, means over a comparison's seeds."""
-    scores: dict[float, list[float]] = {}
-    for row in _compared(ledger, planned):
-        if row.mechanism == planned.plan.event.mechanism and row.epsilon is not None:
-            scores.setdefault(float(f"{row.epsilon:.3g}"), []).append(row.details["weighted_f1"])
-    return {epsilon: sum(each) / len(each) for epsilon, each in scores.items()}
-
-
-def _compared(ledger: Ledger, planned: PlannedRelease) -> list[Row]:
-    rows = [row for row in ledger.rows() if isinstance(row.subject, ComparisonFit) and "weighted_f1" in row.details]
-    return [row for row in rows if row.data_fingerprint == planned.plan.data_fingerprint]
-
-
-def _is_of(plan: ReleasePlan, row: Row, subject: type[Scores]) -> bool:
-    same = row.data_fingerprint == plan.data_fingerprint and row.parameters_digest == plan.parameters_digest
-    return same and isinstance(row.subject, subject)
-
-
-def _scores(details: Mapping[str, Any], stem: str) -> dict[str, float]:
-    alone = (f"alone_at_{round(100 * target)}" for target in TARGETS)
-    named = ("weighted_f1", "macro_f1", *alone, "surest_accuracy", "surest_share")
-    return {name: details[stem + name] for name in named if stem + name in details}
-
-
-def sample_of(context: Context, dataset: ArtifactRef) -> dict[str, Any]:
-    return dict(_sample(context, dataset))
-
-
 @lru_cache(maxsize=8)
-def _sample(context: Context, dataset: ArtifactRef) -> Mapping[str, Any]:
+def sample_of(context: Context, dataset: ArtifactRef) -> Mapping[str, Any]:
     return save_record_set(context, dataset).sample
 
 

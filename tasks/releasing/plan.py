@@ -25,17 +25,21 @@ from storage.datasets import load_codes
 from storage.durable import read_regular, write_atomically
 from storage.errors import InputError, StorageError
 from storage.ingest import IngestConfig, Name
-from storage.ledger import BudgetRefused, Ledger, ReleasePlan, Row
+from storage.ledger import BudgetRefused, ComparisonFit, Ledger, ReleasePlan, Row, SearchFit
 from storage.ledger.models import Mark
+from storage.ledger.records import SAMPLE, same_records
 from tasks.bundle import licence
 from tasks.bundle.texts import encoder_digest, own_texts
+from tasks.catalogue import branch_bodies
 from tasks.fitting.candidate import Candidate
-from tasks.parameters import BundleParameters, RetrainParameters
+from tasks.parameters import RELEASE_BRANCH, BundleParameters, RetrainParameters
 from tasks.releasing.claims import (
+    COMPARED,
     EXACT_ARITHMETIC,
     FLOATING_POINT,
     NOISE_OF_THE_FIT,
     RANDOMNESS,
+    SEARCHED,
     TRUST_MODEL,
     claim_on,
     decode_event,
@@ -44,7 +48,7 @@ from tasks.releasing.claims import (
     release_method,
     unprotected_inputs,
 )
-from tasks.releasing.selection import Selection
+from tasks.releasing.ledger_records import sample_of
 from tasks.running.provenance import provenance
 from tasks.running.stage import Context
 
@@ -69,15 +73,13 @@ class Request(BaseModel, frozen=True):
 
     @staticmethod
     def of(parameters: RetrainParameters, *, prefect_run_id: str | None) -> Request:
-        settings, code = parameters.release, provenance()
+        settings = parameters.release
         return Request(
             population=parameters.data.population,
             release_label=settings.label,
             requester=settings.requester,
             supersedes=settings.supersedes,
-            code_commit=code.code_commit,
-            code_dirty=code.code_dirty,
-            lock_digest=code.lock_digest,
+            **vars(provenance()),
             prefect_run_id=prefect_run_id,
         )
 
@@ -123,6 +125,75 @@ class Output(BaseModel, frozen=True, extra="forbid"):
                 f"licence: the approved plan has {self.licence}. Plan again with release.licence={settings.licence}"
             )
         return settings.model_copy(update={"precision": self.precision, "int8": self.int8, "licence": self.licence})
+
+
+class Selection(BaseModel, frozen=True, extra="forbid"):
+    """Holds how a fit was chosen, by what the ledger knows; `lines` says it in words, among what is not protected.
+
+    A fit may have been chosen among several on the same records: by seed, sample, settings or mechanism. Each fit whose
+    scores anyone saw is in the ledger. Records count as the same under one fingerprint, or where their samples of marks
+    overlap: another seed, another population name or an added record does not make them different.
+    """
+
+    fits: int = 1
+    """Fits on these records that the ledger has, this one included."""
+    searched: bool = False
+    """Settings were searched for a target epsilon on these records."""
+    tuned: tuple[str, ...] = ()
+    """Branches that ship whose settings the fit has, where these were found on other records."""
+    compared: bool = False
+    """Several mechanisms were compared on these records."""
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return (
+            *([SEARCHED] if self.searched else []),
+            *dict.fromkeys(line for name in self.tuned for line in _lines_of(name)),
+            *([COMPARED] if self.compared else []),
+            f"how this model was chosen: the ledger has {self.fits} training run{'s' * (self.fits != 1)} on these "
+            "records, whose figures may have decided seed, sample, settings or mechanism",
+        )
+
+    def since(self, earlier: Selection) -> str:
+        """Describes what was done with the records since an earlier selection was stated."""
+        fits = f" (the ledger has {self.fits} training runs on them, the plan {earlier.fits})"
+        also = [
+            *(["settings were searched on them"] if self.searched and not earlier.searched else []),
+            *(["mechanisms were compared on them"] if self.compared and not earlier.compared else []),
+        ]
+        return "; ".join(["the same records were used again since" + fits * (self.fits != earlier.fits), *also])
+
+    @staticmethod
+    def of(ledger: Ledger, context: Context, planned: Candidate, *, fingerprint: str, weighted: bool) -> Selection:
+        """Returns how a candidate was chosen, by the ledger's rows on its records.
+
+        Args:
+            fingerprint: of the records.
+            weighted: the candidate is a posterior with risk weights.
+        """
+        for ref in (planned.dataset, planned.fitted):
+            context.store.open(ref)
+        sample = sample_of(context, planned.dataset)
+        same: list[Row] = []
+        for row in (row for row in ledger.rows() if row.kind == "evaluation"):
+            # guard: test_the_scores_of_another_sample_of_the_same_records
+            if row.data_fingerprint == fingerprint or same_records(row.details.get(SAMPLE), sample):
+                same.append(row)
+        candidate = {planned.fitted.sha256} | ({planned.measured.sha256} if planned.measured is not None else set())
+        branches = {_branch(row) for row in same if candidate & set(row.artifact_digests.values())}
+        settings = context.store.recipe(planned.fitted)["config"].get("mechanism", {})
+        return Selection(
+            fits=len({planned.fitted.sha256, *(_fit(row) for row in same if row.event is not None)}),
+            searched=weighted
+            and planned.measured is not None
+            and any(isinstance(row.subject, SearchFit) for row in same),
+            tuned=tuple(
+                name
+                for name, body in branch_bodies().items()
+                if body.get("unprotected") and (name in branches or _has_settings(settings, body))
+            ),
+            compared=len({_branch(row) for row in same if row.event is not None}) > 1,
+        )
 
 
 class PlannedRelease(BaseModel, frozen=True, extra="forbid"):
@@ -478,3 +549,30 @@ def _differences(stated: Any, built: Any, name: str = "") -> Iterator[str]:
 
 def _reserved_file(context: Context, sha256: str) -> Path:
     return context.workspace.private / "plans" / "reserved" / f"{sha256}.json"
+
+
+def _lines_of(branch: str) -> list[str]:
+    return branch_bodies().get(branch, {}).get("unprotected", [])
+
+
+def _fit(row: Row) -> str:
+    artifacts = row.artifact_digests
+    return artifacts.get("fit") or artifacts.get("posterior") or str(row.idempotency_key or row.sequence)
+
+
+def _branch(row: Row) -> str:
+    return row.subject.branch if isinstance(row.subject, ComparisonFit) else RELEASE_BRANCH
+
+
+def _has_settings(fitted: Any, branch: Mapping[str, Any]) -> bool:
+    """Anyone who fits with a branch's settings, on features or on tokens, has them from there, under whatever name."""
+    mechanism = branch["mechanism"]
+    return any(_holds(way, fitted) for way in (mechanism, mechanism | branch.get("on_tokens", {})))
+
+
+def _holds(settings: Any, configuration: Any) -> bool:
+    if isinstance(settings, Mapping):
+        return isinstance(configuration, Mapping) and all(
+            n in configuration and _holds(v, configuration[n]) for n, v in settings.items()
+        )
+    return bool(settings == configuration)

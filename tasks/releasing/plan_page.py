@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mechanisms.errors import MechanismError
+from mechanisms.model.config import TARGETS
+from mechanisms.posterior.rounds import ROUNDS
 from mechanisms.privacy.events import is_exact
 from storage.errors import InputError, StorageError
 from storage.figures import epsilon_text as up
 from storage.figures import left_text as down
-from storage.ledger import BudgetRefused, Charge, Ledger, ReleasePlan, Row
+from storage.ledger import BudgetRefused, Charge, ComparisonFit, Ledger, ReleasePlan, Row, Scores
 from storage.ledger.budget import BudgetLine, Cost
 from storage.ledger.composition import total
 from storage.ledger.content import plan_content
@@ -29,12 +31,12 @@ from tasks.bundle.sentences import sentences_of
 from tasks.bundle.texts import describe_encoder
 from tasks.pages.render import Table, render
 from tasks.parameters import LedgerParameters
-from tasks.releasing import approval, code_lists, ledger_records
+from tasks.releasing import approval, code_lists, gate
 from tasks.releasing.approval import ApprovalStatus
 from tasks.releasing.budgets import describe_successors
-from tasks.releasing.checked_plan import CheckedPlan, check
 from tasks.releasing.code_lists import CodeListVerdict
 from tasks.releasing.evidence import CONTRADICTED, INCONCLUSIVE
+from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.ledger_access import describe_large_delta, existing_ledger
 from tasks.releasing.ledger_records import save_record_set
 from tasks.releasing.plan import PlannedRelease
@@ -132,7 +134,7 @@ def page_of(plan: CheckedPlan, status: ApprovalStatus, *, file: str, context: Pl
             "exact_arithmetic": is_exact(planned.plan.event),
         }
     )
-    scores = ledger_records.candidate_scores(ledger, planned)
+    scores = candidate_scores(ledger, planned)
     answers = [
         _leakage(plan, file),
         _promise(planned),
@@ -223,7 +225,7 @@ def _cost(checked: CheckedPlan, records: RecordSet | None) -> Answer:
         state = released.state if revoked is None else f"REVOKED on {revoked.recorded_at[:10]}"
         figures = {"released": released.release_id, "state": state, "refusal": None, **charged}
         return Answer("cost", "note" if revoked is None else "warning", figures)
-    same = ledger_records.release_of_fit(checked.ledger, checked.planned)
+    same = release_of_fit(checked.ledger, checked.planned)
     figures: dict[str, Any] = {"released": None, "policy": checked.policy.name, "refusal": None}
     figures["same_fit"] = None if same is None else same.release_id
     figures["by_name_alone"] = records is None
@@ -252,7 +254,6 @@ def _cost(checked: CheckedPlan, records: RecordSet | None) -> Answer:
 
 
 def _releases(charge: Charge) -> list[tuple[int, float]]:
-    """Returns epsilon spent before, with this release, and with more of its size until the cap."""
     after, points = charge.after, [(0, float(charge.before.epsilon)), (1, float(charge.after.epsilon))]
     while after.rule == "gaussian" and len(points) < 8 and points[-1][1] < charge.epsilon_cap:
         after = replace(after, spent=after.spent.plus(charge.loss))
@@ -283,10 +284,9 @@ def _charges(charges: Sequence[Charge], plan: ReleasePlan) -> Table:
 
 
 def _accuracy(scores: Mapping[str, float], ledger: Ledger, planned: PlannedRelease) -> Answer:
-    """Compares the scores with the best model without privacy."""
-    reference = ledger_records.reference_f1(ledger, planned)
+    reference = reference_f1(ledger, planned)
     loss = None if reference is None or not scores else reference - scores["weighted_f1"]
-    curve = ledger_records.accuracy_by_epsilon(ledger, planned)
+    curve = accuracy_by_epsilon(ledger, planned)
     if scores and planned.plan.claim.epsilon is not None:
         curve |= {float(f"{planned.plan.claim.epsilon:.3g}"): scores["weighted_f1"]}
     figures = {"scores": scores, "reference": reference, "loss": loss, "curve": sorted(curve.items())}
@@ -342,6 +342,72 @@ def _decision(status: ApprovalStatus, file: str) -> Answer:
     return Answer("decision", "warning" if status.refusal is not None else "investigate" if open_ else "fine", figures)
 
 
+def release_of_fit(ledger: Ledger, planned: PlannedRelease) -> Row | None:
+    """Returns the newest release of the plan's very fit under whatever plan, None where it has none.
+
+    A posterior has none: each draw of it is another model.
+    """
+    if planned.candidate.measured is not None:
+        return None
+    fit = planned.candidate.fitted.sha256
+    rows = [row for row in ledger.current() if row.kind == "release" and row.state != "burned"]
+    return next((row for row in reversed(rows) if row.artifact_digests.get("fit") == fit), None)
+
+
+def candidate_scores(ledger: Ledger, planned: PlannedRelease) -> Mapping[str, float]:
+    """Returns weighted and macro F1 of a plan's candidate on held-out records, and the shares that it codes alone
+    (`calibration.coded_alone`) where measured; empty without scores.
+    """
+    fitted = planned.candidate.fitted.sha256
+    for row in reversed(ledger.rows()):
+        compared = isinstance(row.subject, ComparisonFit) and row.artifact_digests.get("fit") == fitted
+        if compared and "weighted_f1" in row.details:
+            return _scores(row.details, "")
+        if _is_of(planned.plan, row, Scores):
+            fitted_rounds = [name for name in ROUNDS if f"{name}_weighted_f1" in row.details]
+            if fitted_rounds:
+                return _scores(row.details, f"{fitted_rounds[-1]}_")
+    return {}
+
+
+def reference_f1(ledger: Ledger, planned: PlannedRelease) -> float | None:
+    """Returns the best weighted F1 without privacy on these records: the retrain's fit without risk weights, or a
+    comparison's; None where neither was scored.
+    """
+    scores = [
+        row.details["base_weighted_f1"]
+        for row in ledger.rows()
+        if _is_of(planned.plan, row, Scores) and "base_weighted_f1" in row.details
+    ]
+    scores += [row.details["weighted_f1"] for row in _compared(ledger, planned) if row.guarantee_kind == "none"]
+    return max(scores, default=None)
+
+
+def accuracy_by_epsilon(ledger: Ledger, planned: PlannedRelease) -> dict[float, float]:
+    """Returns the weighted F1 of the plan's mechanism on these records by epsilon, means over a comparison's seeds."""
+    scores: dict[float, list[float]] = {}
+    for row in _compared(ledger, planned):
+        if row.mechanism == planned.plan.event.mechanism and row.epsilon is not None:
+            scores.setdefault(float(f"{row.epsilon:.3g}"), []).append(row.details["weighted_f1"])
+    return {epsilon: sum(each) / len(each) for epsilon, each in scores.items()}
+
+
+def _compared(ledger: Ledger, planned: PlannedRelease) -> list[Row]:
+    rows = [row for row in ledger.rows() if isinstance(row.subject, ComparisonFit) and "weighted_f1" in row.details]
+    return [row for row in rows if row.data_fingerprint == planned.plan.data_fingerprint]
+
+
+def _is_of(plan: ReleasePlan, row: Row, subject: type[Scores]) -> bool:
+    same = row.data_fingerprint == plan.data_fingerprint and row.parameters_digest == plan.parameters_digest
+    return same and isinstance(row.subject, subject)
+
+
+def _scores(details: Mapping[str, Any], stem: str) -> dict[str, float]:
+    alone = (f"alone_at_{round(100 * target)}" for target in TARGETS)
+    named = ("weighted_f1", "macro_f1", *alone, "surest_accuracy", "surest_share")
+    return {name: details[stem + name] for name in named if stem + name in details}
+
+
 @dataclass(frozen=True)
 class PlanContext:
     records: RecordSet | None = None
@@ -385,6 +451,24 @@ def load_plan_page(context: Context, planned: PlannedRelease, *, file: Path) -> 
             f"{context.home} has no ledger with budget and audits. Give the plan's workspace (--home), "
             "or AUTOCODER_LEDGER_URL"
         )
-    plan = check(planned, ledger)
+    plan = CheckedPlan.of(planned, ledger)
     status = approval.approval_status(context, plan)
     return page_of(plan, status, file=str(file), context=PlanContext.of(context, plan))
+
+
+def require_releasable(context: Context, checked: CheckedPlan) -> None:
+    """Refuses to sign what a release would refuse now."""
+    plan, ledger = checked.plan, checked.ledger
+    if checked.released is not None:
+        raise InputError(f"plan {plan.release_label}: it is release {checked.released.release_id} already")
+    refusal = ledger.refusal(plan)
+    if refusal is not None:
+        raise InputError(f"plan {plan.release_label}: {refusal.reason} (ledger row {refusal.sequence})")
+    ledger.require_here(plan)
+    here = PlanContext.of(context, checked)
+    if here.outdated is not None:
+        raise InputError(here.outdated)
+    ledger.quote(plan, records=here.records)
+    obstacle = gate.obstacle(checked)
+    if obstacle is not None:
+        raise InputError(f"plan {plan.release_label}: {obstacle}")

@@ -12,11 +12,11 @@ from mechanisms.model import classifier, encoder_files
 from mechanisms.model.lexicon import HASHED_COLUMNS
 from storage.errors import InputError, StorageError
 from storage.ingest import SPLITS, check_source
-from storage.ledger import Ledger, Policy
+from storage.ledger import Ledger
 from tasks.fitting.ingest import ingest_records
 from tasks.parameters import RetrainParameters
 from tasks.releasing import publish
-from tasks.releasing.ledger_access import ledger_url
+from tasks.releasing.ledger_access import given_policy, ledger_url
 from tasks.running import engine, timings
 from tasks.running.provenance import provenance
 from tasks.running.stage import Context
@@ -217,26 +217,21 @@ def check_device(context: Context) -> str:
 
 
 def _check_ledger(context: Context, parameters: RetrainParameters, *, to_release: bool) -> None:
-    """Checks that the ledger opens, and that the policy is readable and has a cap for this population.
-
-    The budget cannot be checked before the cost is measured.
-    """
+    # the budget cannot be checked before the cost is measured
     settings = parameters.release
-    policy = Policy.load(Path(settings.policy).expanduser()) if settings.policy else None
+    policy = given_policy(settings)
     ledger = Ledger.open_existing(ledger_url(context), policy=policy)
     if ledger is not None:
-        in_force = ledger.policy()
         if settings.supersedes is not None:
             ledger.release(settings.supersedes)
-        if policy is not None and policy.digest != in_force.digest:
+        if settings.policy and policy.digest != ledger.policy().digest:
             raise InputError(
-                f"release.policy: {settings.policy} is not the current policy ({in_force.name}). "
+                f"release.policy: {settings.policy} is not the current policy ({ledger.policy().name}). "
                 "Record it with `autocoder ledger change-policy`, or leave release.policy empty"
             )
-        policy = in_force
+        policy = ledger.policy()
     elif settings.supersedes is not None:
         raise InputError(f"release.supersedes: {settings.supersedes} is not in this ledger, which does not exist yet")
-    policy = policy or Policy.load(None)
     if not to_release:
         return
     if policy.populations.get(parameters.data.population, policy.default) is None:
@@ -244,28 +239,21 @@ def _check_ledger(context: Context, parameters: RetrainParameters, *, to_release
             f"data.population: policy {policy.name} has no budget for {parameters.data.population}. "
             f"It has budgets for: {', '.join(sorted(policy.populations)) or 'none'}"
         )
-    if settings.enabled and settings.deployment is None:
-        _check_at_once(policy)
-    if policy.require_clean_code and provenance().code_dirty:
-        raise InputError(f"policy {policy.name} releases only from committed code. Commit the changes first")
-
-
-def _check_at_once(policy: Policy) -> None:
-    """Refuses a release directly after training where the policy requires approvals or an audit of the plan."""
     required = [policy.approvals.signatures_required] if policy.approvals.minimum else []
     required += ["an audit"] if policy.require_audit else []
-    if required:
+    if settings.enabled and settings.deployment is None and required:
         raise InputError(
             f"release.enabled: policy {policy.name} requires {' and '.join(required)} of the plan, which exists "
             "only after training. Leave --release out (or give --plan-only), and continue with `autocoder audit PLAN`, "
             "`autocoder approve PLAN` and `autocoder release PLAN`"
         )
+    if policy.require_clean_code and provenance().code_dirty:
+        raise InputError(f"policy {policy.name} releases only from committed code. Commit the changes first")
 
 
 def _check_release(context: Context, parameters: RetrainParameters) -> None:
-    """Checks what a release of this run's plan needs. With a deployment, the deployment's worker signs."""
     settings = parameters.release
-    if settings.deployment is not None:
+    if settings.deployment is not None:  # whose worker signs
         return
     if settings.enabled and context.run.deployment:
         raise InputError(

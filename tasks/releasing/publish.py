@@ -19,21 +19,20 @@ from torch import Tensor
 from mechanisms.model import checkpoint
 from storage.artifacts import ArtifactRef, file_digest
 from storage.bundle import folder as bundle
-from storage.bundle.seal import release_key, seal, workspace_signer
-from storage.bundle.signing import Signer
+from storage.bundle.seal import release_key, seal
 from storage.egress.allow_list import CONTENT
 from storage.errors import InputError, StorageError
 from storage.ledger import Ledger, ReleasePlan, Row
 from storage.ledger.content import anticipated
 from storage.ledger.ledger import require_plan
-from storage.ledger.record import Deployment
 from storage.ledger.recovery import announce_bundle, announced_bundle, draw_path, draws
 from storage.ledger.registry import other_population_names, overlapping_releases, population_name_warning
 from tasks.bundle import fill, licence, thresholds
+from tasks.bundle.deployment import Deployment
 from tasks.parameters import BundleParameters, LedgerParameters, RetrainParameters
 from tasks.releasing import approval, gate
-from tasks.releasing.checked_plan import check
 from tasks.releasing.claims import claim_at, key_of, release_method
+from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.ledger_access import existing_ledger, open_ledger
 from tasks.releasing.ledger_records import save_record_set
 from tasks.releasing.plan import PlannedRelease
@@ -80,7 +79,7 @@ def require_current(context: Context, planned: PlannedRelease, settings: LedgerP
     """Refuses a plan that is out of date, before a server starts and anyone is asked; creates no ledger."""
     ledger = existing_ledger(context, settings)
     if ledger is not None:
-        checked = check(planned, ledger)
+        checked = CheckedPlan.of(planned, ledger)
         checked.require_current(context)
         if checked.released is None:
             approval.require_read(checked, getattr(settings, "accept_texts", None))
@@ -101,7 +100,7 @@ def check_signing(context: Context, settings: BundleParameters) -> None:
     """Refuses settings that could not sign a bundle, or a licence without an SPDX name, before training starts."""
     licence.resolve(settings.licence)
     if settings.signing_key or os.environ.get("AUTOCODER_SIGNING_KEY"):
-        _signer(context, settings)  # without one, the workspace's key is made when needed
+        _release_key(context, settings)  # without one, the workspace's key is made when needed
 
 
 def existing_release(context: Context, parameters: RetrainParameters, dataset: ArtifactRef | None) -> Row | None:
@@ -122,9 +121,10 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
     ):
         progress.started("release")
         started = time.monotonic()
-        ledger = open_ledger(context, settings, key=_release_key(context, settings))
+        key = _release_key(context, settings)
+        ledger = open_ledger(context, settings, key=key)
         ledger.require_signer()
-        checked = check(planned, ledger)
+        checked = CheckedPlan.of(planned, ledger)
         row = checked.released
         if row is None:
             ledger.require_here(planned.plan)
@@ -134,7 +134,7 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
             planned = PlannedRelease.reserved(context, row)
         plan, candidate = planned.plan, planned.candidate
         planned.check(context)
-        signer, settings = _signer(context, settings), planned.output.apply_to(settings)
+        settings = planned.output.apply_to(settings)
         if row is None:
             checked.require_current(context)
             approval.require_read(checked, settings.accept_texts)
@@ -175,7 +175,7 @@ def release(context: Context, planned: PlannedRelease, settings: BundleParameter
             raise StorageError(
                 f"bundle {folder} is not the committed one: ledger row {row.sequence} has another digest"
             )
-        seal(folder, row, signer)
+        seal(folder, row, None if settings.unsigned else key)
         figures = {
             "release": release_id,
             "state": row.state,
@@ -206,7 +206,6 @@ def _threshold_warnings(folder: Path) -> list[str]:
 
 
 def _require_undrawn(context: Context, plan: ReleasePlan) -> None:
-    """Refuses a plan that was drawn here but is not in this ledger: it was charged to another ledger."""
     for draw in draws(context.workspace):
         if checkpoint.description(draw).get("plan") == plan.idempotency_key:
             raise StorageError(
@@ -254,28 +253,12 @@ def _mark_drawn(context: Context, ledger: Ledger, row: Row, draw: Path, planned:
 
 
 def _release_key(context: Context, settings: BundleParameters) -> EllipticCurvePrivateKey:
-    """Returns the key that signs the ledger's rows: the one that seals the bundle, where it is not left unsigned."""
-    signer = _signer(context, settings.model_copy(update={"unsigned": False}))
-    return release_key(context.workspace, None if signer is None else signer.key)
-
-
-def _signer(context: Context, settings: BundleParameters) -> Signer | None:
-    """Returns the signer: none, the machine's key ($AUTOCODER_SIGNING_KEY), the key in the settings, or the
-    workspace's.
-    """
-    if settings.unsigned:
-        return None
     machine_key = os.environ.get("AUTOCODER_SIGNING_KEY")
     if machine_key and settings.signing_key not in (None, machine_key):
         raise InputError(
             "signing_key: the key of this machine is set by AUTOCODER_SIGNING_KEY. Leave the setting empty"
         )
-    key = machine_key or settings.signing_key
-    if key is None:
-        return workspace_signer(context.workspace.private, context.workspace.home)
-    signer = Signer(Path(key).expanduser())
-    signer.check()
-    return signer
+    return release_key(context.workspace, None if settings.signing_key is None else Path(settings.signing_key))
 
 
 def _bundle(
@@ -302,7 +285,6 @@ def _bundle(
 
 
 def _drawn(context: Context, draw: Path, row: Row, planned: PlannedRelease) -> Tensor:
-    """Returns the drawn parameters, after a check that they are of the reserved plan's stage."""
     tensors, described = checkpoint.load(draw)
     if (described.get("release_id"), described.get("plan_digest")) != (row.release_id, planned.digest):
         raise StorageError(

@@ -94,7 +94,7 @@ def test_a_file_of_keys_that_is_broken_for_a_moment(
 
 def write(file: Path, sealed: Sealed, version: int, *, revoked: bool, key: Any = None, days: int = 9) -> None:
     """Writes roots up to a version, signed by the workspace's key or another; the last one expires after some days."""
-    row, signing = sealed.row, load_private_key(sealed.signer.key)
+    row, signing = sealed.row, sealed.key
     entry = RevokedRelease(
         release_id=str(row.release_id), bundle_digest=str(row.bundle_digest), revoked_on="2026-11-21", reason="an error"
     )

@@ -16,10 +16,9 @@ from storage.bundle.trust import read_roots
 from storage.errors import InputError, StorageError
 from storage.ledger import Ledger, Policy, heads
 from storage.ledger.report import read_export
-from tasks.releasing import desk
+from tasks.releasing import approval
 from tasks.releasing.claims import key_of
-from tasks.releasing.plan import PlannedRelease
-from tasks.releasing.selection import Selection
+from tasks.releasing.plan import PlannedRelease, Selection
 
 DECLARES = """
 an officer's desk believes its own copy of the agency's key
@@ -72,16 +71,16 @@ def test_a_ledger_of_the_operators_own(tmp_path: Path, monkeypatch: pytest.Monke
     _, stranger = heads.new_keys(tmp_path / "stranger")
     own = tmp_path / "own.pem"
     own.write_bytes(heads.public_pem(release_key().public_key()))
-    assert desk.pinned_key(None) is None
-    pinned = desk.pinned_key(own)
+    assert approval.pinned_key(None) is None
+    pinned = approval.pinned_key(own)
     assert pinned is not None
-    assert desk.pinned_key(None) == pinned
-    desk.require_agencys(ledger, pinned)
+    assert approval.pinned_key(None) == pinned
+    approval.require_agencys(ledger, pinned)
     with pytest.raises(InputError, match="another key is pinned"):
-        desk.pinned_key(stranger)
+        approval.pinned_key(stranger)
     pinned.write_bytes(stranger.read_bytes())
     with pytest.raises(StorageError, match="another key than the agency's"):
-        desk.require_agencys(ledger, pinned)
+        approval.require_agencys(ledger, pinned)
 
 
 @pytest.mark.timeout(60)

@@ -23,7 +23,7 @@ from tasks.fitting.candidate import Candidate
 from tasks.fitting.ingest import ingest_records
 from tasks.parameters import BundleParameters, DataParameters
 from tasks.releasing import approval, ledger_access, plan_page
-from tasks.releasing.checked_plan import check
+from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.plan_page import PlanContext
 from tasks.running.parts import Part, PartRequest
@@ -59,7 +59,7 @@ def outputs(home: Path, records: dict[str, Any]) -> dict[str, str]:
     planned = PlannedRelease(plan=released.model_copy(update={"idempotency_key": key}), candidate=candidate)
     ledger = ledger_access.open_ledger(context, BundleParameters(), key=release_key())
     planned = planned.bind(ledger, context)
-    checked = check(planned, ledger)
+    checked = CheckedPlan.of(planned, ledger)
     status, file = approval.approval_status(context, checked), str(planned.file(context).name)
     page = plan_page.page_of(checked, status, file=file, context=PlanContext())
     row = ledger.reserve(planned.plan, plan_digest=planned.digest)

@@ -63,16 +63,16 @@ def test_hollow_triggers_and_functions_of_postgresql(postgres_site: Site) -> Non
     import sqlalchemy as sa
     from sqlalchemy.pool import NullPool
 
-    from storage.ledger import triggers
+    from storage.ledger import schema
 
     engine = sa.create_engine(postgres_site.owner_url, poolclass=NullPool)
     with engine.connect() as connection:
-        assert triggers.changed(connection) == []
+        assert schema.changed(connection) == []
         for name, statements in HOLLOW_POSTGRESQL.items():
             with connection.begin_nested() as undo:
                 for statement in statements:
                     connection.exec_driver_sql(statement)
-                assert triggers.changed(connection), name
+                assert schema.changed(connection), name
                 undo.rollback()
-        assert triggers.changed(connection) == []
+        assert schema.changed(connection) == []
     assert postgres_site.open().verify().notes == ()

@@ -11,7 +11,7 @@ from storage.ledger import BudgetRefused, Ledger, Policy
 from storage.ledger.heads import new_keys
 from tasks.parameters import BundleParameters, RetrainParameters
 from tasks.releasing import approval, ledger_access, publish
-from tasks.releasing.checked_plan import check
+from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context
 
@@ -44,7 +44,7 @@ def test_a_release_without_the_policy_is_held_against_it(made: tuple[Context, Pl
     context, planned = made
     ledger = ledger_access.open_ledger(context, BundleParameters())
     assert ledger.policy().name == "officers"
-    assert approval.approval_status(context, check(planned, ledger)).missing == 1
+    assert approval.approval_status(context, CheckedPlan.of(planned, ledger)).missing == 1
     with pytest.raises((BudgetRefused, StorageError), match=r"officers (needs|requires)"):
         publish.release(context, planned, BundleParameters())
     assert nothing_charged(context)

@@ -22,7 +22,7 @@ from storage.paths import Workspace
 from tasks.bundle import fill, licence
 from tasks.parameters import BundleParameters
 from tasks.releasing import approval, ledger_access, publish
-from tasks.releasing.checked_plan import check
+from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.plan import Output, PlannedRelease
 from tasks.running.stage import Context
 
@@ -170,12 +170,12 @@ def test_texts_that_nobody_read(made: tuple[Context, PlannedRelease]) -> None:
     context, planned = made
     ledger = Ledger.open(context.workspace.ledger_url, key=release_key())
     output = planned.output.model_copy(update={"texts": ("code list: 1 A matter of our own",)})
-    listed = check(planned.model_copy(update={"output": output}), ledger, DEFAULT_POLICY)
+    listed = CheckedPlan.of(planned.model_copy(update={"output": output}), ledger, DEFAULT_POLICY)
     for accepted in (None, "0" * 16):
         with pytest.raises(StorageError, match="1 texts of no published list") as refused:
             approval.require_read(listed, accepted)
         assert "matter" not in str(refused.value)
     approval.require_read(listed, output.texts_digest)
-    approval.require_read(check(planned, ledger, DEFAULT_POLICY), None)
+    approval.require_read(CheckedPlan.of(planned, ledger, DEFAULT_POLICY), None)
     signed = DEFAULT_POLICY.model_copy(update={"approvals": DEFAULT_POLICY.approvals.model_copy(update={"minimum": 1})})
     approval.require_read(replace(listed, policy=signed), None)

@@ -10,8 +10,8 @@ from mechanisms.privacy.events import Claim, SwagPpmEvent
 from storage.ledger import BudgetRefused, Evaluation, Ledger, Policy, Scores
 from storage.ledger.records import SAMPLE, RecordSet
 from tasks.releasing import gate
-from tasks.releasing.checked_plan import check
 from tasks.releasing.evidence import AUDITED_ARTIFACT
+from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.plan import PlannedRelease
 
 DECLARES = """
@@ -75,7 +75,7 @@ def test_another_fit_of_the_method_is_blocked_too(ledger: Ledger, changes: dict[
     other = plan("9", **changes)
     for _ in range(2):
         with pytest.raises(BudgetRefused, match=r"contradicts the claim: claimed ε 4 \(ε 2 for one record more"):
-            gate.check(check(other, ledger))
+            gate.check(CheckedPlan.of(other, ledger))
         audit(ledger, other, 0.3)
     assert ledger.verify().ok
 
@@ -94,7 +94,7 @@ def test_it_blocks_nothing_else(ledger: Ledger, changes: dict[str, Any]) -> None
     audit(ledger, plan(), 2.4)
     other = plan("9", **changes)
     audit(ledger, other, 0.3)
-    told = gate.check(check(other, ledger))
+    told = gate.check(CheckedPlan.of(other, ledger))
     assert told is not None
     assert told["verdict"] == "not contradicted"
 
@@ -107,12 +107,12 @@ def test_it_blocks_nothing_else(ledger: Ledger, changes: dict[str, Any]) -> None
 def test_an_audit_that_could_not_have_failed_opens_nothing(ledger: Ledger, weak: dict[str, Any]) -> None:
     """The policy asks for an audit; one that had no chance is none."""
     with pytest.raises(BudgetRefused, match="was not audited"):
-        gate.check(check(plan(), ledger))
+        gate.check(CheckedPlan.of(plan(), ledger))
     audit(ledger, plan(), 0.0, **weak)
     with pytest.raises(BudgetRefused, match="requires an audit that could have contradicted the claim"):
-        gate.check(check(plan(), ledger))
+        gate.check(CheckedPlan.of(plan(), ledger))
     audit(ledger, plan(), 0.3)
-    assert gate.check(check(plan(), ledger)) is not None
+    assert gate.check(CheckedPlan.of(plan(), ledger)) is not None
 
 
 def marks(first: int, last: int, *, key: bytes = b"k" * 32, columns: int = 1) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def test_records_that_are_the_same_under_another_fingerprint(ledger: Ledger, sam
     known(ledger, "g", sample)
     audit(ledger, other, 0.3)
     with pytest.raises(BudgetRefused, match="contradicts the claim"):
-        gate.check(check(other, ledger))
+        gate.check(CheckedPlan.of(other, ledger))
 
 
 def test_records_of_which_most_are_others_are_others(ledger: Ledger) -> None:
@@ -158,4 +158,4 @@ def test_records_of_which_most_are_others_are_others(ledger: Ledger) -> None:
     other = plan("9", data_fingerprint="g")
     known(ledger, "g", marks(1800, 3800))
     audit(ledger, other, 0.3)
-    assert gate.check(check(other, ledger)) is not None
+    assert gate.check(CheckedPlan.of(other, ledger)) is not None

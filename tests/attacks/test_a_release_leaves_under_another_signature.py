@@ -23,7 +23,7 @@ from tasks.branches import formal
 from tasks.branches.plan import plan_formal
 from tasks.parameters import BundleParameters, RetrainParameters
 from tasks.releasing import approval, publish
-from tasks.releasing.checked_plan import check
+from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.ledger_access import open_ledger
 from tasks.releasing.plan import Output, PlannedRelease
 from tasks.running.stage import Context, run_step
@@ -89,7 +89,7 @@ def site(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Con
 def signed(context: Context, planned: PlannedRelease) -> PlannedRelease:
     terms = release_terms(planned.plan)
     decision = sign(OFFICER, subject="release", decision="approve", digest=planned.digest, terms=terms)
-    approval.accept_decision(context, check(planned, ledger_at(context)), decision)
+    approval.accept_decision(context, CheckedPlan.of(planned, ledger_at(context)), decision)
     return planned
 
 

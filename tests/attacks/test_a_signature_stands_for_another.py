@@ -17,7 +17,7 @@ from storage.ledger.content import policy_terms, release_terms
 from storage.ledger.decisions import Decision, sign
 from storage.ledger.heads import public_pem
 from tasks.releasing import gate
-from tasks.releasing.checked_plan import check
+from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.plan import PlannedRelease
 
 DECLARES = """
@@ -76,9 +76,9 @@ def test_one_signature_for_two(site: Site) -> None:
 
 
 def overridden(ledger: Ledger, of: PlannedRelease, key: Any) -> Decision:
-    found = check(of, ledger).measurement
+    found = CheckedPlan.of(of, ledger).measurement
     assert found is not None
-    terms = gate.override_terms(check(of, ledger), found)
+    terms = gate.override_terms(CheckedPlan.of(of, ledger), found)
     return sign(key, subject="override", decision="approve", digest=of.digest, terms=terms, reason="memo 12")
 
 
@@ -86,12 +86,12 @@ def test_an_override_of_somebody_who_no_longer_may(site: Site) -> None:
     """Signed and recorded while Anna was an approver: once the policy drops her, it lets nothing pass any more."""
     ledger = site.open(policy({"Anna": pem(ANNA), "Ben": pem(BEN)}, 0))
     audit(ledger, plan(), 4.3)
-    gate.override(check(plan(), ledger), overridden(ledger, plan(), ANNA))
-    assert gate.check(check(plan(), ledger)) is not None
+    gate.override(CheckedPlan.of(plan(), ledger), overridden(ledger, plan(), ANNA))
+    assert gate.check(CheckedPlan.of(plan(), ledger)) is not None
     without = policy({"Ben": pem(BEN)}, 0)
     site.open().change_policy(without, requester="lead", reason="Anna left")
     with pytest.raises(BudgetRefused, match="contradicts the claim"):
-        gate.check(check(plan(), site.open()))
+        gate.check(CheckedPlan.of(plan(), site.open()))
 
 
 def test_an_override_for_another_plan_or_none(site: Site) -> None:
@@ -101,18 +101,18 @@ def test_an_override_for_another_plan_or_none(site: Site) -> None:
         audit(ledger, plan(fitted), 4.3)
     for other in (plan("9"), plan(release_label="second")):
         with pytest.raises(InputError, match="stale, or for something else"):
-            gate.override(check(plan(), ledger), overridden(ledger, other, ANNA))
+            gate.override(CheckedPlan.of(plan(), ledger), overridden(ledger, other, ANNA))
     good = overridden(ledger, plan(), ANNA)
     for changed in ({"decision": "refuse"}, {"subject": "release"}, {"signature": ""}):
         with pytest.raises(InputError):
-            gate.override(check(plan(), ledger), good.model_copy(update=changed))
+            gate.override(CheckedPlan.of(plan(), ledger), good.model_copy(update=changed))
     row = {"verdict": "overridden", "plan_digest": plan().digest, "decisions": []}
     unsigned = good.model_copy(update={"signature": ""}).model_dump(mode="json")
     for decisions in ([], [unsigned]):
         key, details = f"forged {decisions}"[:200], row | {"decisions": decisions}
-        gate._record(check(plan(), ledger), label="override", key=key, details=details)
+        gate._record(CheckedPlan.of(plan(), ledger), label="override", key=key, details=details)
         with pytest.raises(BudgetRefused, match="contradicts the claim"):
-            gate.check(check(plan(), ledger))
+            gate.check(CheckedPlan.of(plan(), ledger))
 
 
 def test_a_signature_on_a_policy_is_good_once(sqlite_site: Site) -> None:
@@ -124,7 +124,7 @@ def test_a_signature_on_a_policy_is_good_once(sqlite_site: Site) -> None:
     ledger.put_in_force(requester="lead")
 
     def signed(of: Policy, requester: str = "lead", reason: str = "emergency") -> Decision:
-        terms = policy_terms(of.name, ledger.policy_mark(), requester=requester, reason=reason)
+        terms = policy_terms(of.name, ledger.state().policy_mark, requester=requester, reason=reason)
         return sign(ANNA, subject="policy", decision="approve", digest=of.digest, terms=terms)
 
     taken = signed(lax)
@@ -148,7 +148,7 @@ def test_a_signature_on_a_policy_in_another_ledger(sqlite_site: Site, tmp_path: 
     )
     for one in (ledger, other):
         one.put_in_force(requester="lead")
-    terms = policy_terms(lax.name, ledger.policy_mark(), requester="lead", reason="emergency")
+    terms = policy_terms(lax.name, ledger.state().policy_mark, requester="lead", reason="emergency")
     taken = sign(ANNA, subject="policy", decision="approve", digest=lax.digest, terms=terms)
     with pytest.raises(InputError, match="something else"):
         other.change_policy(lax, requester="lead", reason="emergency", decisions=[taken])
@@ -188,7 +188,7 @@ def test_a_signature_stale_before_its_row(sqlite_site: Site, monkeypatch: pytest
     ledger.put_in_force(requester="lead")
     asked, other = make_plan("a"), Policy.parse({"name": "q", "approvals": rule} | caps)
     refusal = sign(ANNA, subject="release", decision="refuse", digest=DIGEST, terms=release_terms(asked), reason="no")
-    terms = policy_terms("q", ledger.policy_mark(), requester="lead", reason="more")
+    terms = policy_terms("q", ledger.state().policy_mark, requester="lead", reason="more")
     change = sign(ANNA, subject="policy", decision="approve", digest=other.digest, terms=terms)
     good = approved(ANNA, asked)
     with monkeypatch.context() as late:

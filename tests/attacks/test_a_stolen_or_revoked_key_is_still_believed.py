@@ -17,7 +17,7 @@ from storage.bundle.check import check
 from storage.bundle.folder import PROOF, SIGNATURE, UnsoundBundle, content_files
 from storage.bundle.proof import proof_of
 from storage.bundle.registry import earlier_bundles, record_revocation, revoked_releases
-from storage.bundle.signing import Signer
+from storage.bundle.signing import sign
 from storage.bundle.trust import (
     Root,
     Trust,
@@ -31,7 +31,7 @@ from storage.bundle.trust import (
 )
 from storage.errors import InputError
 from storage.ledger import Ledger
-from storage.ledger.heads import key_id, load_private_key, new_keys
+from storage.ledger.heads import PRIVATE_NAME, key_id, load_private_key, new_keys
 from storage.paths import Workspace
 
 DECLARES = """
@@ -53,7 +53,9 @@ class Agency:
     sealed: Sealed
 
     def __post_init__(self) -> None:
-        self.files = {name: new_keys(self.place / name)[0] for name in NAMES} | {"first": self.sealed.signer.key}
+        self.files = {name: new_keys(self.place / name)[0] for name in NAMES} | {
+            "first": self.sealed.home / "private" / "keys" / PRIVATE_NAME
+        }
         self.home, self.file = self.place / "house", self.place / "roots.json"
         shutil.copytree(self.sealed.home, self.home, ignore=lambda _, names: {"source", "again"} & set(names))
         self.bundle = self.home / "bundles" / self.sealed.folder.name
@@ -110,7 +112,7 @@ def another(agency: Agency, key: str) -> Path:
     row = agency.sealed.row.model_copy(update={"bundle_digest": digest(files)})
     (made / SIGNATURE).unlink()
     (made / PROOF).write_text(json.dumps(proof_of(row, files, key=agency.key(key))))
-    Signer(agency.files[key]).sign(made, agency.place / "signature")
+    sign(made, agency.key(key), agency.place / "signature")
     (agency.place / "signature").replace(made / SIGNATURE)
     return made
 

@@ -78,7 +78,7 @@ def _write(folder: Path, label: str) -> list[Row]:
     no: dict[str, Any] = {"subject": "release", "digest": "e" * 64, "terms": release_terms(refused), "reason": "no"}
     ledger.refuse(refused, sign(OFFICER, decision="refuse", **no))
     wider, why = _policy(25), {"requester": "lead", "reason": "more"}
-    terms = policy_terms(wider.name, ledger.policy_mark(), **why)
+    terms = policy_terms(wider.name, ledger.state().policy_mark, **why)
     yes = sign(OFFICER, subject="policy", decision="approve", digest=wider.digest, terms=terms)
     ledger.change_policy(wider, decisions=[yes], **why)
     ledger.record(Evaluation(label="later", details={"weighted_f1": 0.8}, **common))

@@ -35,7 +35,7 @@ def adopted(sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def _next_root(sealed: Sealed, roots: Path, *, revoked: tuple[RevokedRelease, ...] = (), versions: int = 1) -> None:
-    signing = load_private_key(sealed.signer.key)
+    signing = sealed.key
     chain: tuple[Root, ...] = (Root.first(signing.public_key()),)
     for _ in range(versions):
         chain = sign_newest(with_next_root(chain, revoked=revoked, days=9), signing)

@@ -15,7 +15,7 @@ from releases import make_plan, release_key
 from sqlalchemy.engine import Connection
 
 from storage.errors import InputError, StorageError
-from storage.ledger import BudgetRefused, Ledger, Policy, ReleasePlan, chain, rollback
+from storage.ledger import BudgetRefused, Ledger, Policy, ReleasePlan, chain, recovery
 from storage.ledger.content import policy_content
 from storage.ledger.decisions import Decision, sign
 from storage.ledger.heads import public_pem
@@ -118,7 +118,7 @@ def test_a_plan_whose_ledger_was_written_over_by_hand(house: Workspace, tmp_path
     """The other ledger's name alone does not do: the row must be in it, and the signature is over both."""
     plan = planned(ensure_genesis_row(house))
     ledger = ensure_genesis_row(Workspace(tmp_path / "new").create())
-    mark = ledger.mark()
+    mark = ledger.state().mark
     assert mark is not None
     assert plan.ledger is not None
     mixed = plan.model_copy(update={"ledger": Mark(ledger=mark.ledger, sequence=1, hash=plan.ledger.hash)})
@@ -168,9 +168,9 @@ def test_approve_back_up_release_restore_release(house: Workspace, tmp_path: Pat
         opened(house)
     with pytest.raises(ForeignLedger, match="went back"):  # one that was open all the time
         ledger.reserve(plan, plan_digest="d" * 64, decisions=[decision])
-    found = rollback.detect(house.ledger_url, house)
+    found = recovery.detect(house.ledger_url, house)
     assert found is not None
-    assert rollback.restore(house.ledger_url, house, found) == len(before) - 1
+    assert recovery.restore(house.ledger_url, house, found) == len(before) - 1
     again = opened(house)
     assert again.rows() == before
     assert again.verify().ok
@@ -189,7 +189,7 @@ def test_a_restored_ledger_that_went_on(house: Workspace, tmp_path: Path) -> Non
     other.reserve(plan, plan_digest="d" * 64, decisions=[approved(plan)])
     with pytest.raises(ForeignLedger, match="was rewritten: its row 2"):
         opened(house)
-    found = rollback.detect(house.ledger_url, house)
+    found = recovery.detect(house.ledger_url, house)
     assert found is not None
     assert found.missing == ()
 
@@ -206,11 +206,11 @@ def test_a_policy_that_nobody_signed_in_the_journal(house: Workspace, tmp_path: 
     with copied.database.read() as connection:
         forged.append(connection)
     assert ledger.policy() == STRICT
-    found = rollback.detect(house.ledger_url, house)
+    found = recovery.detect(house.ledger_url, house)
     assert found is not None
     assert len(found.missing) == 1
     with pytest.raises(StorageError, match=r"approvals aren't those.*No row was put back"):
-        rollback.restore(house.ledger_url, house, found, key=release_key().public_key(), policy=lax)
+        recovery.restore(house.ledger_url, house, found, key=release_key().public_key(), policy=lax)
     with pytest.raises(ForeignLedger):
         opened(house)
     restore()
@@ -222,21 +222,21 @@ def test_a_first_policy_that_nobody_signed_in_the_journal(house: Workspace) -> N
     ensure_genesis_row(house)
     for left in house.home.glob("ledger.db*"):
         left.unlink()
-    found = rollback.detect(house.ledger_url, house)
+    found = recovery.detect(house.ledger_url, house)
     assert found is not None
     own = release_key().public_key()
     with pytest.raises(StorageError, match="restore policy strict, which no one signed"):
-        rollback.restore(house.ledger_url, house, found, key=own)
+        recovery.restore(house.ledger_url, house, found, key=own)
     assert Ledger.open(house.ledger_url).head()[0] == 0
-    assert rollback.restore(house.ledger_url, house, found, key=own, policy=STRICT) == 1
+    assert recovery.restore(house.ledger_url, house, found, key=own, policy=STRICT) == 1
     released(opened(house), planned(opened(house)))
     for left in house.home.glob("ledger.db*"):
         left.unlink()
-    found = rollback.detect(house.ledger_url, house)
+    found = recovery.detect(house.ledger_url, house)
     assert found is not None
     with pytest.raises(StorageError, match="which no one signed"):
-        rollback.restore(house.ledger_url, house, found, key=officer().public_key())
-    assert rollback.restore(house.ledger_url, house, found, key=own) == 4
+        recovery.restore(house.ledger_url, house, found, key=officer().public_key())
+    assert recovery.restore(house.ledger_url, house, found, key=own) == 4
 
 
 def test_the_whole_workspace_restored_is_told_by_a_witness(
@@ -307,9 +307,9 @@ def test_both_restored_get_back_their_rows(house: Workspace, tmp_path: Path, mon
     release_id = released(ledger, plan)
     shutil.rmtree(house.home)
     shutil.copytree(saved, house.home)
-    found = rollback.detect(house.ledger_url, house)
+    found = recovery.detect(house.ledger_url, house)
     assert found is not None
-    assert rollback.restore(house.ledger_url, house, found, key=release_key().public_key()) == 3
+    assert recovery.restore(house.ledger_url, house, found, key=release_key().public_key()) == 3
     again = opened(house).reserve(plan, plan_digest="d" * 64, decisions=[approved(plan)])
     assert (again.release_id, again.state) == (release_id, "committed")
 
@@ -434,9 +434,9 @@ def test_the_same_on_postgresql(postgres_site: Site, house: Workspace, tmp_path:
     postgres_site.sql(*(f"ALTER TABLE {table} ENABLE TRIGGER USER" for table in tables), owner=True)
     with pytest.raises(ForeignLedger, match="went back"):
         Ledger.open(postgres_site.url, journals=journals_of(house), key=release_key())
-    found = rollback.detect(postgres_site.url, house)
+    found = recovery.detect(postgres_site.url, house)
     assert found is not None
-    assert rollback.restore(postgres_site.url, house, found) == len(before) - at
+    assert recovery.restore(postgres_site.url, house, found) == len(before) - at
     again = Ledger.open(postgres_site.url, journals=journals_of(house), key=release_key())
     assert again.rows() == before
     assert again.verify().ok

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sealed_bundle import Sealed
 
-from tasks.bundle.clients import SUPPORTED
+from tasks.bundle.fill import CLIENTS
 
 pytestmark = pytest.mark.clients
 ONNX = {
@@ -71,6 +71,6 @@ def test_the_card_names_what_is_tried() -> None:
             [one.partition("==")[2] for one in ages[age][1:] if one.partition("==")[0] == name]
             for age in ("oldest", "newest")
         )
-        first, last = SUPPORTED[name].split(" to ")
+        first, last = CLIENTS[name].split(" to ")
         assert oldest.startswith(f"{first}.")
         assert newest.startswith(f"{last}.")

@@ -17,7 +17,6 @@ from storage.bundle.archive import pack
 from storage.bundle.folder import UnsoundBundle
 from storage.bundle.trust import RevokedRelease, Root, sign_newest, with_next_root, write_roots
 from storage.errors import InputError
-from storage.ledger.heads import load_private_key
 
 
 @pytest.fixture(autouse=True)
@@ -173,7 +172,7 @@ def test_two_adoptions_into_one_folder_at_once(
 
 def test_a_revoked_or_changed_bundle_codes_no_more(archive: Path, sealed: Sealed, tmp_path: Path) -> None:
     """The file of roots is read at each use: it revokes, and no older one brings back; a changed file is named."""
-    roots, folder, signing = tmp_path / "roots.json", tmp_path / "coder", load_private_key(sealed.signer.key)
+    roots, folder, signing = tmp_path / "roots.json", tmp_path / "coder", sealed.key
     chain = with_next_root((Root.first(signing.public_key()),), days=9)
     write_roots(roots, sign_newest(chain, signing))
     assert _adopt(archive, sealed, folder, "--roots", roots)[0] == 0

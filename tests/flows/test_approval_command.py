@@ -156,7 +156,7 @@ def test_without_a_policy_a_deployment_releases_nothing(finished: Job, tmp_path:
     """Synthetic records neither; no one is asked at the command."""
     from flows.server import approvals
     from tasks.releasing import approval
-    from tasks.releasing.checked_plan import check
+    from tasks.releasing.gate import CheckedPlan
     from tasks.releasing.plan import PlannedRelease
     from tasks.running.stage import Context
 
@@ -167,9 +167,9 @@ def test_without_a_policy_a_deployment_releases_nothing(finished: Job, tmp_path:
     real = demo.model_copy(update={"plan": demo.plan.model_copy(update={"population": "injuries"})})
 
     def wait(planned: PlannedRelease) -> None:
-        approvals.wait(context, check(planned, ledger), file="PLAN", days=1)
+        approvals.wait(context, CheckedPlan.of(planned, ledger), file="PLAN", days=1)
 
-    checked = check(real, ledger)
+    checked = CheckedPlan.of(real, ledger)
     status = approval.require_unrefused(context, checked)
     assert approval.may_release(checked, status, file="PLAN", deployed=False)
     for planned in (demo, real):

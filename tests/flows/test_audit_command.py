@@ -18,7 +18,7 @@ from storage.errors import InputError
 from storage.ledger import BudgetRefused, Ledger
 from storage.paths import Workspace
 from tasks.releasing import approval, plan_page
-from tasks.releasing.checked_plan import check
+from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context
 
@@ -75,7 +75,7 @@ def test_what_the_gate_would_stop_is_said_before_anybody_is_asked_to_sign(site: 
     rule = SimpleNamespace(minimum=1)
     stands: Any = SimpleNamespace(missing=1, problems=(), policy=SimpleNamespace(digest="own", approvals=rule))
     with pytest.raises(BudgetRefused, match="contradicts the claim"):
-        approval.may_release(check(planned, site.ledger), stands, file=site.plan, deployed=True)
+        approval.may_release(CheckedPlan.of(planned, site.ledger), stands, file=site.plan, deployed=True)
     other = planned.model_copy(update={"candidate": planned.candidate.model_copy(update={"seed": 1})})
     unaudited: Any = SimpleNamespace(
         find=lambda key: None,
@@ -83,7 +83,7 @@ def test_what_the_gate_would_stop_is_said_before_anybody_is_asked_to_sign(site: 
         rows=tuple,
     )
     with pytest.raises(BudgetRefused, match="requires an audit that could have contradicted the claim"):
-        approval.may_release(check(other, unaudited), stands, file=site.plan, deployed=True)
+        approval.may_release(CheckedPlan.of(other, unaudited), stands, file=site.plan, deployed=True)
 
 
 def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_contradicted_blocked_overridden_released(site: Site, tmp_path: Path) ->
     here = ("--home", str(site.job.home), "--out", str(tmp_path / "certificate.md"))
     command("ledger", "export", "page", "--release", release, *here)
     planned = PlannedRelease.load(Path(site.plan))
-    checked = check(planned, site.ledger)
+    checked = CheckedPlan.of(planned, site.ledger)
     stands = approval.approval_status(Context(home=str(site.job.home)), checked)
     plan = plan_page.markdown(plan_page.page_of(checked, stands, file=site.plan, context=plan_page.PlanContext()))
     certificate = (tmp_path / "certificate.md").read_text()

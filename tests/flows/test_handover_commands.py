@@ -37,12 +37,12 @@ def test_verify_tries_the_golden_answers(sealed: Sealed, tmp_path: Path) -> None
     assert (code, "2_Dense/model.safetensors: was changed since it was signed" in err) == (1, True)
     from storage.artifacts import digest
     from storage.bundle.proof import proof_of
-    from storage.ledger.heads import load_private_key
+    from storage.bundle.signing import sign
 
     files = content_files(folder)
     row = sealed.row.model_copy(update={"bundle_digest": digest(files)})
-    (folder / PROOF).write_text(json.dumps(proof_of(row, files, key=load_private_key(sealed.signer.key))))
-    sealed.signer.sign(folder, tmp_path / SIGNATURE)
+    (folder / PROOF).write_text(json.dumps(proof_of(row, files, key=sealed.key)))
+    sign(folder, sealed.key, tmp_path / SIGNATURE)
     shutil.copy(tmp_path / SIGNATURE, folder / SIGNATURE)
     assert run("verify", folder, "--key", key, "--no-golden")[0] == 0
     code, _, err = run("verify", folder, "--key", key)

@@ -72,7 +72,7 @@ POINTS = (
     *("tasks.releasing.publish.os.link", "tasks.releasing.publish.Ledger.mark_drawn"),
     *("tasks.bundle.fill.export.save", "storage.bundle.folder.check_allowed"),
     *("tasks.releasing.publish.Ledger.commit", "storage.bundle.seal.proof_of"),
-    *("storage.bundle.seal.write_atomically", "storage.bundle.signing.Signer.sign"),
+    *("storage.bundle.seal.write_atomically", "storage.bundle.seal.sign"),
 )
 """Steps of a release, in order; the process dies before or after each."""
 

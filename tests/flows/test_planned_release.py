@@ -82,14 +82,13 @@ def test_the_machines_signing_key_wins(
     """No setting puts another in its place, and where it is missing the workspace's own does not step in."""
     key, _ = heads.new_keys(tmp_path / "keys")
     monkeypatch.setenv("AUTOCODER_SIGNING_KEY", str(key))
-    signer = publish._signer(context, BundleParameters())
-    assert signer is not None
-    assert signer.key == key
+    used = publish._release_key(context, BundleParameters())
+    assert used.public_key() == heads.load_private_key(key).public_key()
     with pytest.raises(InputError, match="AUTOCODER_SIGNING_KEY"):
-        publish._signer(context, BundleParameters(signing_key=str(tmp_path / "other.pem")))
+        publish._release_key(context, BundleParameters(signing_key=str(tmp_path / "other.pem")))
     monkeypatch.setenv("AUTOCODER_SIGNING_KEY", str(tmp_path / "gone.pem"))
     with pytest.raises(InputError, match=r"gone\.pem"):
-        publish._signer(context, BundleParameters())
+        publish._release_key(context, BundleParameters())
 
 
 @pytest.mark.parametrize("dies", ["os.link", "checkpoint.sync"])

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from releases import make_event, make_plan
 
 from storage.bundle.folder import PROOF, SIGNATURE
-from storage.bundle.signing import Signer
 from storage.bundle.trust import Trust
 from storage.ledger import Ledger, ReleasePlan, Row
 from tasks.fitting.candidate import Candidate
@@ -28,7 +28,8 @@ class Sealed:
     home: Path
     ledger: Ledger
     row: Row
-    signer: Signer
+    key: EllipticCurvePrivateKey
+    """That sealed it."""
     trust: Trust
     refill: Callable[..., Any]
     """Write the same content into an empty folder, under other settings if given; return what the gate expects."""
@@ -111,7 +112,7 @@ def _made(home: Path, encoder: Path, *, lexical: str = "none") -> Sealed:
 
     from mechanisms.model import checkpoint
     from storage.bundle import folder as bundle
-    from storage.bundle.seal import release_key, seal, workspace_signer
+    from storage.bundle.seal import release_key, seal
     from storage.datasets import load_split
     from storage.demo_data import write_demo_data
     from storage.egress.allow_list import CONTENT
@@ -151,14 +152,14 @@ def _made(home: Path, encoder: Path, *, lexical: str = "none") -> Sealed:
 
     folder, digest = bundle.publish(context.workspace.bundles, release_id, allowed=CONTENT, build=build)
     committed = ledger.commit(release_id, bundle_digest=digest)
-    signer = workspace_signer(context.workspace.private, home)
-    seal(folder, committed, signer)
+    key = release_key(context.workspace)
+    seal(folder, committed, key)
     return Sealed(
         folder=folder,
         home=home,
         ledger=ledger,
         row=committed,
-        signer=signer,
+        key=key,
         trust=Trust(home / "signing-key.pub.pem"),
         refill=refill,
         context=context,

@@ -13,8 +13,7 @@ from sealed_bundle import Sealed
 
 from storage.bundle.check import check
 from storage.bundle.folder import PROOF, SIGNATURE, UnsoundBundle
-from storage.bundle.seal import seal, workspace_signer
-from storage.bundle.signing import Signer
+from storage.bundle.seal import seal, workspace_key
 from storage.errors import InputError, StorageError
 from storage.ledger import heads
 
@@ -74,19 +73,19 @@ def test_a_signature_of_another_form(sealed: Sealed, tmp_path: Path, change: Cal
 def test_the_workspace_has_one_key(tmp_path: Path) -> None:
     """Made once, closed to others; gone, it is not replaced in silence, since partners hold its public half."""
     private = tmp_path / "private"
-    signer = workspace_signer(private, tmp_path)
-    assert signer.key.stat().st_mode & 0o777 == 0o600
-    assert workspace_signer(private, tmp_path).key_id == signer.key_id
+    key, file = workspace_key(private, tmp_path), private / "keys" / heads.PRIVATE_NAME
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert workspace_key(private, tmp_path).public_key() == key.public_key()
     assert (tmp_path / "signing-key.pub.pem").read_bytes() == (private / "keys" / heads.PUBLIC_NAME).read_bytes()
     (tmp_path / "signing-key.pub.pem").unlink()
-    workspace_signer(private, tmp_path)
+    workspace_key(private, tmp_path)
     assert (tmp_path / "signing-key.pub.pem").is_file()
-    signer.key.chmod(0o644)
+    file.chmod(0o644)
     with pytest.raises(InputError, match="chmod 600"):
-        Signer(signer.key).check()
-    signer.key.unlink()
+        workspace_key(private, tmp_path)
+    file.unlink()
     with pytest.raises(StorageError, match="is missing"):
-        workspace_signer(private, tmp_path)
+        workspace_key(private, tmp_path)
 
 
 class Died(BaseException):
@@ -94,34 +93,30 @@ class Died(BaseException):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("step", ["write_atomically", "Signer.sign", "Signer.verifies", "sync"])
+@pytest.mark.parametrize("step", ["write_atomically", "sign", "verify_signature", "sync"])
 def test_sealing_dies_anywhere(
     sealed: Sealed, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, when: str
 ) -> None:
     """And the next run ends it: nothing is left beside the bundle's files, and the seal is sound."""
     from storage.bundle import seal as module
 
-    owner = module
-    for part in step.split(".")[:-1]:
-        owner = getattr(owner, part)
-    name = step.split(".")[-1]
-    real = getattr(owner, name)
+    real = getattr(module, step)
 
     def deadly(*arguments: object, **options: object) -> None:
         if when == "after":
             real(*arguments, **options)
         raise Died
 
-    if step == "Signer.verifies":
-        seal(folder, sealed.row, sealed.signer)
+    if step == "verify_signature":
+        seal(folder, sealed.row, sealed.key)
     with monkeypatch.context() as patched:
-        patched.setattr(owner, name, deadly)
+        patched.setattr(module, step, deadly)
         with pytest.raises(Died):
-            seal(folder, sealed.row, sealed.signer)
-    if (step, when) == ("Signer.sign", "before"):
+            seal(folder, sealed.row, sealed.key)
+    if (step, when) == ("sign", "before"):
         with pytest.raises(UnsoundBundle, match="not signed"):
             check(folder, sealed.trust)
-    seal(folder, sealed.row, sealed.signer)
+    seal(folder, sealed.row, sealed.key)
     assert check(folder, sealed.trust).files == 20
     assert not list(folder.parent.glob(".sealing-*"))
 
@@ -146,7 +141,7 @@ def test_the_private_workspace_may_be_on_another_disk(
         return target
 
     monkeypatch.setattr(Path, "replace", replace)
-    seal(folder, sealed.row, sealed.signer)
+    seal(folder, sealed.row, sealed.key)
     assert moved
     check(folder, sealed.trust)
 
@@ -155,5 +150,5 @@ def test_a_row_of_another_bundle_seals_nothing(sealed: Sealed, folder: Path, tmp
     """Content that is not what was committed gets no proof."""
     shutil.copy(folder / "LICENSE", folder / "PRIVACY.md")
     with pytest.raises(StorageError, match="does not match"):
-        seal(folder, sealed.row, sealed.signer)
+        seal(folder, sealed.row, sealed.key)
     assert not (folder / PROOF).exists()

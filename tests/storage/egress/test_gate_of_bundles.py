@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from sealed_bundle import Sealed
 
-from storage.bundle.folder import CARD, GOLDEN, UnsoundBundle
+from storage.bundle.folder import CARD, GOLDEN, UnsoundBundle, bundle_digest
 from storage.egress.documents import check_schema, read_shapes, strict_json
 from storage.egress.gate import Expected, inspect
 
@@ -23,112 +24,90 @@ def expected(sealed: Sealed, tmp_path_factory: pytest.TempPathFactory) -> Expect
 
 @pytest.fixture
 def folder(sealed: Sealed, tmp_path: Path) -> Path:
+    """The content of the bundle."""
     return sealed.copy(tmp_path, seal=False)
 
 
 @pytest.fixture
 def secret(sealed: Sealed) -> str:
+    """The longest training narrative."""
     return max(sealed.narratives, key=len)
 
 
-def rewrite(path: Path, change: Callable[[Any], Any]) -> None:
-    path.write_text(json.dumps(change(json.loads(path.read_text()))))
-
-
-def refuses(folder: Path, expected: Expected, file: str, secret: str, match: str | None = None) -> None:
+def refuses(folder: Path, expected: Expected, file: str, secret: str) -> None:
     """The gate names the file, and doesn't repeat what was planted in it."""
-    with pytest.raises(UnsoundBundle, match=match) as refused:
+    with pytest.raises(UnsoundBundle) as refused:
         inspect(folder, expected)
     assert refused.value.file == file
     assert secret not in str(refused.value)
 
 
-def test_the_bundle_passes(folder: Path, expected: Expected) -> None:
-    """And is what a second build gives, byte for byte."""
+def test_a_second_build_gives_the_same_bytes(folder: Path, expected: Expected, sealed: Sealed, tmp_path: Path) -> None:
+    """Content alone decides the digest that the ledger holds, and the gate lets it pass."""
     inspect(folder, expected)
-
-
-def test_a_second_build_gives_the_same_bytes(sealed: Sealed, tmp_path: Path) -> None:
-    """Content alone decides the digest that the ledger holds."""
-    from storage.bundle.folder import bundle_digest
-
     again = tmp_path / "again"
     again.mkdir()
     sealed.refill(again)
     assert bundle_digest(again) == sealed.row.bundle_digest
 
 
-def test_a_narrative_in_the_card(folder: Path, expected: Expected, secret: str) -> None:
-    """Whole, or fifteen words of it, in other case and punctuation."""
-    card = (folder / CARD).read_text()
-    words = secret.split()
-    for planted in (secret, " ".join(words[2:17]).upper(), " -- ".join(words[:12])):
-        (folder / CARD).write_text(card + "\n" + planted + "\n")
-        refuses(folder, expected, CARD, planted, match="differs from what")
+Change = Callable[[bytes, str], bytes]
 
 
-def test_a_narrative_in_the_tokenizer(folder: Path, expected: Expected, secret: str) -> None:
-    """As one token, as a vocabulary of its words, or in a field: it is not the public tokenizer any more."""
-    file = folder / "0_Transformer" / "tokenizer.json"
-    before = file.read_text()
-
-    def token(content: str) -> dict[str, Any]:
-        return {"id": 900, "content": content, "single_word": False, "lstrip": False, "rstrip": False} | {
-            "normalized": False,
-            "special": True,
-        }
-
-    def vocabulary(document: dict[str, Any]) -> dict[str, Any]:
-        words = {word: 1000 + n for n, word in enumerate(secret.split())}
-        return document | {"model": document["model"] | {"vocab": document["model"]["vocab"] | words}}
-
-    changes: tuple[Callable[[Any], Any], ...] = (
-        lambda d: d | {"added_tokens": [*d["added_tokens"], token(secret)]},
-        lambda d: d | {"added_tokens": [*d["added_tokens"], token("-".join(secret.split())[:39])]},
-        vocabulary,
-        lambda d: d | {"comment": secret},
-        lambda d: d | {"normalizer": {"type": "Replace", "pattern": {"String": secret}, "content": ""}},
-    )
-    for change in changes:
-        rewrite(file, change)
-        refuses(folder, expected, "0_Transformer/tokenizer.json", secret)
-        file.write_text(before)
+def appended(content: bytes, secret: str) -> bytes:
+    return content + secret.encode()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda config, secret: config | {"comment": secret},
-        lambda config, secret: config | {"architectures": [secret]},
-        lambda config, secret: config | {"id2label": {"0": secret}},
-        lambda config, secret: config | {"label2id": {secret: 0}},
-        lambda config, secret: config | {"hidden_act": "_".join(secret.split())[:79]},
-        lambda config, secret: config | {"class_counts": [3, 17]},
-        lambda config, secret: config | {"_name_or_path": "elsewhere"},
-    ],
-)
-def test_anything_in_the_config(folder: Path, expected: Expected, secret: str, change: Any) -> None:
-    """Text, counts or origin: none is on the list of fields, or is what the code list says."""
-    rewrite(folder / "0_Transformer" / "config.json", lambda config: change(config, secret))
-    refuses(folder, expected, "0_Transformer/config.json", secret)
+def as_json(change: Callable[[dict[str, Any], str], dict[str, Any]]) -> Change:
+    return lambda content, secret: json.dumps(change(json.loads(content), secret)).encode()
 
 
-@pytest.mark.parametrize("name", ["PRIVACY.md", "LICENSE", "bom.cdx.json", "codelist.csv", "thresholds.json", GOLDEN])
-def test_a_narrative_anywhere_else(folder: Path, expected: Expected, secret: str, name: str) -> None:
-    file = folder / name
-    if name == "bom.cdx.json":
-        rewrite(file, lambda d: d | {"components": [{"type": "data", "name": "x", "description": secret}]})
-    elif name == "thresholds.json":
-        rewrite(file, lambda d: d | {"fitted_on": f"generated {secret}"[:300]})
-    elif name == "codelist.csv":
-        lines = file.read_text().splitlines()
-        lines[1] = f'{lines[1].split(",")[0]},"{secret.replace(chr(34), "")}",OIICS,2.01'.replace("\n", " ")
-        file.write_text("\n".join(lines) + "\n")
-    elif name == GOLDEN:
-        first, *rest = file.read_text().splitlines()
-        file.write_text("\n".join([json.dumps(json.loads(first) | {"text": secret}), *rest]) + "\n")
-    else:
-        file.write_text(file.read_text() + secret)
+def as_token(spelt: Callable[[str], str]) -> Change:
+    named = {"id": 900, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return as_json(lambda d, secret: d | {"added_tokens": [*d["added_tokens"], named | {"content": spelt(secret)}]})
+
+
+def as_vocabulary(document: dict[str, Any], secret: str) -> dict[str, Any]:
+    words = {word: 1000 + n for n, word in enumerate(secret.split())}
+    return document | {"model": document["model"] | {"vocab": document["model"]["vocab"] | words}}
+
+
+def title(secret: str) -> bytes:
+    return re.sub(r'["\\\n]', " ", secret).encode()
+
+
+CONFIG, TOKENIZER = "0_Transformer/config.json", "0_Transformer/tokenizer.json"
+PLANTED: list[tuple[str, Change]] = [
+    *((name, appended) for name in (CARD, "PRIVACY.md", "LICENSE")),
+    (CARD, lambda content, secret: content + " ".join(secret.split()[2:17]).upper().encode()),
+    (CARD, lambda content, secret: content + " -- ".join(secret.split()[:12]).encode()),
+    (CARD, lambda content, _: pickle.dumps(content)),
+    (TOKENIZER, as_token(str)),
+    (TOKENIZER, as_token(lambda secret: "-".join(secret.split())[:39])),
+    (TOKENIZER, as_json(as_vocabulary)),
+    (TOKENIZER, as_json(lambda d, secret: d | {"comment": secret})),
+    (TOKENIZER, as_json(lambda d, secret: d | {"normalizer": {"type": "Replace", "pattern": {"String": secret}}})),
+    (CONFIG, as_json(lambda d, secret: d | {"comment": secret})),
+    (CONFIG, as_json(lambda d, secret: d | {"architectures": [secret]})),
+    (CONFIG, as_json(lambda d, secret: d | {"id2label": {"0": secret}})),
+    (CONFIG, as_json(lambda d, secret: d | {"label2id": {secret: 0}})),
+    (CONFIG, as_json(lambda d, secret: d | {"hidden_act": "_".join(secret.split())[:79]})),
+    (CONFIG, as_json(lambda d, _: d | {"class_counts": [3, 17]})),
+    (CONFIG, as_json(lambda d, _: d | {"_name_or_path": "elsewhere"})),
+    ("bom.cdx.json", as_json(lambda d, secret: d | {"components": [{"type": "data", "description": secret}]})),
+    ("thresholds.json", as_json(lambda d, secret: d | {"fitted_on": f"generated {secret}"[:300]})),
+    (
+        "codelist.csv",
+        lambda content, secret: re.sub(rb"(?<=\n)(\w+),[^\n]*?,OI", rb'\1,"%b",OI' % title(secret), content, count=1),
+    ),
+    (GOLDEN, lambda content, secret: content.replace(b'"text": "', b'"text": "' + secret.encode(), 1)),
+]
+
+
+@pytest.mark.parametrize(("name", "change"), PLANTED)
+def test_a_narrative_in_a_file(folder: Path, expected: Expected, secret: str, name: str, change: Change) -> None:
+    """Whole, in part, in other case and punctuation; as token, vocabulary or field. Counts, an origin and a pickle."""
+    (folder / name).write_bytes(change((folder / name).read_bytes(), secret))
     refuses(folder, expected, name, secret)
 
 
@@ -156,18 +135,8 @@ def test_other_weights_than_inference_needs(folder: Path, expected: Expected, se
         file.write_bytes(before)
 
 
-def test_traces_in_a_real_bundle(folder: Path, expected: Expected) -> None:
-    """No word of a place, a person or a host is known; no pickle passes."""
-    card = (folder / CARD).read_text()
-    (folder / CARD).write_text(f"{card} see /home/jdoe/records.csv, made by jdoe on buildhost-17")
-    with pytest.raises(UnsoundBundle):
-        inspect(folder, expected)
-    (folder / CARD).write_bytes(pickle.dumps(card))
-    with pytest.raises(UnsoundBundle, match="is not UTF-8"):
-        inspect(folder, expected)
-
-
 def test_json_is_read_strictly() -> None:
+    """What readers differ about is refused."""
     for content in (b'{"a": 1, "a": 2}', b'{"a": NaN}', b"\xff{}", b"[" * 100_000, b'{"a": 1} trailing'):
         with pytest.raises(UnsoundBundle):
             strict_json("x.json", content)
@@ -176,6 +145,7 @@ def test_json_is_read_strictly() -> None:
 
 
 def test_a_file_that_is_no_safetensors(tmp_path: Path) -> None:
+    """Empty, short or of another kind."""
     for content in (b"", b"\x00" * 8, b"{}", b"\x00" * 100):
         (tmp_path / "m").write_bytes(content)
         with pytest.raises(UnsoundBundle):

@@ -139,7 +139,7 @@ def test_a_policy_change_needs_signatures_under_the_policy_in_force(sqlite_site)
         ledger.change_policy(loose, requester="operator", reason="wider")
 
     def signed(who: str, policy: Policy) -> Decision:
-        terms = policy_terms(policy.name, ledger.policy_mark(), requester="operator", reason="wider")
+        terms = policy_terms(policy.name, ledger.state().policy_mark, requester="operator", reason="wider")
         return sign(KEYS[who], subject="policy", decision="approve", digest=policy.digest, terms=terms)
 
     with pytest.raises(InputError, match="the requester cannot decide"):

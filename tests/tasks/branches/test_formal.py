@@ -15,7 +15,7 @@ from tasks.branches import formal
 from tasks.branches.plan import plan_formal
 from tasks.parameters import RetrainParameters
 from tasks.releasing import publish
-from tasks.releasing.claims import method_digest
+from tasks.releasing.claims import release_method
 from tasks.releasing.plan import PlannedRelease
 from tasks.running.stage import Context, Step, run_step
 
@@ -58,7 +58,7 @@ def test_from_a_file_to_one_release(context: Context, data: Mapping[str, Any], t
     assert not any("comparison" in line or "decide about" in line for line in statement["unprotected_inputs"])
     assert released()[0] == done
     other = parameters(data, tiny_bert, target_epsilon=4.0)
-    assert method_digest(other) != method_digest(chosen)
+    assert release_method(other) != release_method(chosen)
     untitled = planned.candidate.model.model_copy(update={"prior": "none"})
     told = planned.model_copy(update={"candidate": planned.candidate.model_copy(update={"model": untitled})})
     with pytest.raises(Exception, match="not what ran and was measured"):
@@ -111,7 +111,7 @@ def test_settings_of_the_mechanism_reach_the_event(context: Context, data: Mappi
     branch, _ = formal.formal_branch(narrow)
     assert branch.mechanism.model_dump()["weight_noise"] == 0.25
     assert formal.formal_branch(plain)[0].mechanism.model_dump()["weight_noise"] == 0.5
-    assert method_digest(narrow) != method_digest(plain)
+    assert release_method(narrow) != release_method(plain)
 
 
 @pytest.mark.parametrize(

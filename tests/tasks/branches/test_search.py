@@ -11,7 +11,7 @@ from storage.ledger import Row
 from tasks.branches import search
 from tasks.branches.swag_chain import run_chain
 from tasks.parameters import RetrainParameters
-from tasks.releasing.claims import SEARCHED, claim, method_digest, swag_event
+from tasks.releasing.claims import SEARCHED, claim, release_method, swag_event
 from tasks.releasing.ledger_access import open_ledger
 from tasks.running.stage import Context, Step, run_step
 
@@ -65,12 +65,12 @@ def test_method_is_the_same_before_and_after(parameters: RetrainParameters) -> N
     """So that one target is one release, whatever settings were found; without a target c is the method."""
     config: Any = parameters.pseudo_posterior
     other = parameters.model_copy(update={"pseudo_posterior": config.model_copy(update={"c": 0.5})})
-    assert method_digest(parameters) == method_digest(other)
+    assert release_method(parameters) == release_method(other)
     plain = [
         p.model_copy(update={"pseudo_posterior": p.pseudo_posterior.model_copy(update={"target_epsilon": None})})
         for p in (parameters, other)
     ]
-    assert method_digest(plain[0]) != method_digest(plain[1])
+    assert release_method(plain[0]) != release_method(plain[1])
 
 
 def test_without_a_target_nothing_is_fitted(parameters: RetrainParameters, tmp_path: Path) -> None:

@@ -28,9 +28,9 @@ from storage.errors import InputError
 from storage.figures import epsilon_text, escape
 from storage.ledger.content import anticipated
 from storage.ledger.policy import RegistryStatement
-from storage.ledger.record import Deployment
 from tasks.bundle import fill, golden
-from tasks.bundle.clients import SUPPORTED
+from tasks.bundle.deployment import Deployment
+from tasks.bundle.fill import CLIENTS
 from tasks.pages.render import render
 from tasks.parameters import BundleParameters
 from tasks.releasing import publish
@@ -100,7 +100,7 @@ def test_a_formal_statement_says_another_thing(sealed: Sealed) -> None:
         "licence": None,
     }
     options |= {"encoded_in": "bfloat16", "classification": "", "thresholds": None, "graphs": {}, "sizes": {}}
-    options |= {"weights": [], "clients": SUPPORTED}
+    options |= {"weights": [], "clients": CLIENTS}
     written = render("card.md", statement=formal, precision="bfloat16", **options)
     assert "one training run with noise" in written
     assert "Codes free text into 3 codes (listed" in written
@@ -233,8 +233,7 @@ def test_what_cannot_leave_is_told_before_the_budget_is_charged(
     with pytest.raises(InputError, match=r"release\.licence"):
         fill.rehearse(sealed.context, row, sealed.candidate, BundleParameters(licence=str(tmp_path / "none")))
     with pytest.raises(InputError, match="none"):
-        publish._signer(sealed.context, BundleParameters(signing_key=str(tmp_path / "none")))
-    assert publish._signer(sealed.context, BundleParameters(unsigned=True)) is None
+        publish._release_key(sealed.context, BundleParameters(signing_key=str(tmp_path / "none")))
 
 
 def test_a_record_for_regulators_travels_in_the_bundle(sealed: Sealed, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from storage.ledger import BudgetRefused, Decision, Ledger, Policy, Row
 from storage.ledger.decisions import sign
 from storage.ledger.heads import load_private_key, new_keys
 from tasks.releasing import gate
-from tasks.releasing.checked_plan import check
 from tasks.releasing.evidence import Evidence, Measurement
+from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.plan import PlannedRelease
 
 CLAIM = make_claim(neighbouring_relation="add-remove", delta_text="O(n^-1/2), not quantified")
@@ -55,7 +55,7 @@ def _audit(ledger: Ledger, planned: PlannedRelease, bound: float, **details: Any
 
 
 def _measured(ledger: Ledger, planned: PlannedRelease) -> Measurement:
-    found = check(planned, ledger).measurement
+    found = CheckedPlan.of(planned, ledger).measurement
     assert found is not None
     return found
 
@@ -66,16 +66,16 @@ def _signed(ledger: Ledger, planned: PlannedRelease, folder: Path, reason: str =
         subject="override",
         decision="approve",
         digest=planned.digest,
-        terms=gate.override_terms(check(planned, ledger), _measured(ledger, planned)),
+        terms=gate.override_terms(CheckedPlan.of(planned, ledger), _measured(ledger, planned)),
         reason=reason,
     )
 
 
 def test_a_bound_below_the_claim_passes_and_is_told(ledger: Ledger, planned: PlannedRelease) -> None:
     """Nothing measured is nothing told; a smaller bound passes and is in the release's own row."""
-    assert gate.check(check(planned, ledger)) is None
+    assert gate.check(CheckedPlan.of(planned, ledger)) is None
     _audit(ledger, planned, 3.9)
-    told = gate.check(check(planned, ledger))
+    told = gate.check(CheckedPlan.of(planned, ledger))
     assert told is not None
     assert told["verdict"] == "not contradicted"
     row = ledger.reserve(planned.plan, plan_digest=planned.digest, audit=told)
@@ -101,7 +101,7 @@ def test_like_is_held_against_like(epsilon: float, add_remove: float | None, bou
     Where a claim has one number (formal, or of an older row), against that.
     """
     claim = CLAIM.model_copy(update={"epsilon": epsilon, "epsilon_add_remove": add_remove})
-    assert evidence(bound).verdict(claim) == expected
+    assert evidence(bound).judge(claim) == expected
 
 
 def evidence(bound: float, reach: float = 9.0) -> Evidence:
@@ -111,7 +111,7 @@ def evidence(bound: float, reach: float = 9.0) -> Evidence:
 def test_a_check_that_fails_contradicts() -> None:
     """Whatever the bound is: the sums are not as stated."""
     failed = evidence(0.5).model_copy(update={"faults": ("noise",)})
-    assert failed.verdict(CLAIM) == "contradicted"
+    assert failed.judge(CLAIM) == "contradicted"
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_what_could_not_have_failed_says_nothing(reach: float, minimum: float, e
     """Against a claim of 4: with perfect guesses at 3.1 an audit has no result, whatever it measured; a policy may ask
     for more. What contradicts does so all the same.
     """
-    assert evidence(0.5, reach).verdict(CLAIM, minimum=minimum) == expected
-    assert evidence(4.1, reach).verdict(CLAIM, minimum=minimum) == "contradicted"
+    assert evidence(0.5, reach).judge(CLAIM, minimum=minimum) == expected
+    assert evidence(4.1, reach).judge(CLAIM, minimum=minimum) == "contradicted"
 
 
 def test_a_contradiction_of_its_own_is_named_before_anothers(ledger: Ledger, planned: PlannedRelease) -> None:
@@ -145,7 +145,7 @@ def test_a_contradiction_blocks_and_the_ledger_says_so(ledger: Ledger, planned: 
     _audit(ledger, planned, 1.0)
     for _ in range(2):
         with pytest.raises(BudgetRefused, match=r"contradicts the claim: claimed ε 4, measured at least ε 4\.3"):
-            gate.check(check(planned, ledger))
+            gate.check(CheckedPlan.of(planned, ledger))
     blocked = [row for row in ledger.rows() if row.details.get("verdict") == "blocked"]
     assert [row.label for row in blocked] == ["release blocked: contradicted by an audit"]
     assert ledger.find(planned.plan.idempotency_key) is None
@@ -157,7 +157,7 @@ def test_only_a_counted_signature_with_a_reason_overrides(
 ) -> None:
     """Not a stranger's key, the requester's, one without a reason, or one over a smaller measurement; an officer's."""
     with pytest.raises(InputError, match="nothing to override"):
-        gate.override(check(planned, ledger), sign_anything(planned, tmp_path / "officer"))
+        gate.override(CheckedPlan.of(planned, ledger), sign_anything(planned, tmp_path / "officer"))
     _audit(ledger, planned, 4.3)
     new_keys(tmp_path / "stranger")
     for who, reason, problem in (
@@ -166,20 +166,20 @@ def test_only_a_counted_signature_with_a_reason_overrides(
         ("officer", " ", "the reason is missing"),
     ):
         with pytest.raises(InputError, match=problem):
-            gate.override(check(planned, ledger), _signed(ledger, planned, tmp_path / who, reason))
+            gate.override(CheckedPlan.of(planned, ledger), _signed(ledger, planned, tmp_path / who, reason))
     good = _signed(ledger, planned, tmp_path / "officer")
     with pytest.raises(InputError, match="invalid signature"):
-        gate.override(check(planned, ledger), good.model_copy(update={"reason": "another"}))
+        gate.override(CheckedPlan.of(planned, ledger), good.model_copy(update={"reason": "another"}))
     with pytest.raises(BudgetRefused):
-        gate.check(check(planned, ledger))
-    gate.override(check(planned, ledger), good)
-    told = gate.check(check(planned, ledger))
+        gate.check(CheckedPlan.of(planned, ledger))
+    gate.override(CheckedPlan.of(planned, ledger), good)
+    told = gate.check(CheckedPlan.of(planned, ledger))
     assert told is not None
     assert told["line"].endswith("overridden by officer")
 
     _audit(ledger, planned, 5.0)  # worse than what the officer saw
     with pytest.raises(BudgetRefused):
-        gate.check(check(planned, ledger))
+        gate.check(CheckedPlan.of(planned, ledger))
     assert ledger.verify().ok
 
 
@@ -188,34 +188,34 @@ def test_an_inconclusive_audit_is_overridden_by_name(asking: Ledger, planned: Pl
     for one without reruns, or by the requester; another audit makes the signature stale.
     """
     with pytest.raises(InputError, match="nothing to override"):
-        gate.override(check(planned, asking), sign_anything(planned, tmp_path / "officer"))
+        gate.override(CheckedPlan.of(planned, asking), sign_anything(planned, tmp_path / "officer"))
     _audit(asking, planned, 0.2, reach=1.0, trials=0)
     with pytest.raises(InputError, match=r"did not rerun the mechanism"):
-        gate.override(check(planned, asking), _signed(asking, planned, tmp_path / "officer"))
+        gate.override(CheckedPlan.of(planned, asking), _signed(asking, planned, tmp_path / "officer"))
     _audit(asking, planned, 0.3, reach=1.5, confidence=0.999)
     with pytest.raises(InputError, match=r"or has a confidence above 0\.95"):
-        gate.override(check(planned, asking), _signed(asking, planned, tmp_path / "officer"))
+        gate.override(CheckedPlan.of(planned, asking), _signed(asking, planned, tmp_path / "officer"))
     _audit(asking, planned, 0.3, reach=1.5)
     with pytest.raises(BudgetRefused, match=r"without result: .* accept audit row 3"):
-        gate.check(check(planned, asking))
+        gate.check(CheckedPlan.of(planned, asking))
     with pytest.raises(InputError, match="the requester cannot decide"):
-        gate.override(check(planned, asking), _signed(asking, planned, tmp_path / "operator"))
+        gate.override(CheckedPlan.of(planned, asking), _signed(asking, planned, tmp_path / "operator"))
     contradiction = _signed(asking, planned, tmp_path / "officer")
     unsaid = {name: told for name, told in contradiction.terms.items() if name != "verdict"}
     with pytest.raises(InputError):
-        gate.override(check(planned, asking), contradiction.model_copy(update={"terms": unsaid}))
-    asking_row = gate.override(check(planned, asking), contradiction)
+        gate.override(CheckedPlan.of(planned, asking), contradiction.model_copy(update={"terms": unsaid}))
+    asking_row = gate.override(CheckedPlan.of(planned, asking), contradiction)
     assert asking_row.details["audit_row"] == 3
-    told = gate.check(check(planned, asking))
+    told = gate.check(CheckedPlan.of(planned, asking))
     assert told is not None
     assert told["verdict"] == "inconclusive"
     assert told["line"].endswith("too little for a claim of 4; overridden by officer")
     _audit(asking, planned, 0.4, reach=1.7)
     with pytest.raises(BudgetRefused, match="accept audit row 5"):
-        gate.check(check(planned, asking))
+        gate.check(CheckedPlan.of(planned, asking))
     _audit(asking, planned, 4.3)
     with pytest.raises(BudgetRefused, match="contradicts the claim"):
-        gate.check(check(planned, asking))
+        gate.check(CheckedPlan.of(planned, asking))
     assert asking.verify().ok
 
 
@@ -229,8 +229,8 @@ def test_a_policy_may_want_an_audit(tmp_path: Path, planned: PlannedRelease) -> 
     """With `require_audit` an unaudited candidate is refused."""
     ledger = ledger_under(tmp_path, policy_of(require_audit=True))
     with pytest.raises(BudgetRefused, match=r"not audited.*Run `autocoder audit PLAN`$"):
-        gate.check(check(planned, ledger))
-    obstacle = gate.obstacle(check(planned, ledger))
+        gate.check(CheckedPlan.of(planned, ledger))
+    obstacle = gate.obstacle(CheckedPlan.of(planned, ledger))
     assert "not audited" in str(obstacle), "who approves is told what would still be refused"
     weak: tuple[tuple[dict[str, Any], str], ...] = (
         ({"confidence": 0.999}, "0.95 or less"),
@@ -240,13 +240,13 @@ def test_a_policy_may_want_an_audit(tmp_path: Path, planned: PlannedRelease) -> 
     for useless, why in weak:
         _audit(ledger, planned, 0.5, **useless)
         with pytest.raises(BudgetRefused, match=why):
-            gate.check(check(planned, ledger))
+            gate.check(CheckedPlan.of(planned, ledger))
     _audit(ledger, planned, 0.5)
-    assert gate.check(check(planned, ledger)) is not None
-    assert gate.obstacle(check(planned, ledger)) is None
+    assert gate.check(CheckedPlan.of(planned, ledger)) is not None
+    assert gate.obstacle(CheckedPlan.of(planned, ledger)) is None
     rows = len(list(ledger.rows()))
     _audit(ledger, planned, 99.0)
-    assert "contradicts the claim" in str(gate.obstacle(check(planned, ledger)))
+    assert "contradicts the claim" in str(gate.obstacle(CheckedPlan.of(planned, ledger)))
     assert len(list(ledger.rows())) == rows + 1, "asking records nothing"
 
 
@@ -257,6 +257,6 @@ def test_a_policy_sets_how_much_an_audit_must_be_able_to_show(tmp_path: Path, pl
     ledger = ledger_under(tmp_path, strict)
     _audit(ledger, planned, 0.5, reach=7.0)
     with pytest.raises(BudgetRefused, match="audited without result"):
-        gate.check(check(planned, ledger))
+        gate.check(CheckedPlan.of(planned, ledger))
     _audit(ledger, planned, 0.5, reach=8.5)
-    assert gate.check(check(planned, ledger)) is not None
+    assert gate.check(CheckedPlan.of(planned, ledger)) is not None

@@ -19,7 +19,7 @@ def test_the_retrains_own_figures_are_on_the_plans_page(tiny_roberta: Path, tmp_
     ledger_records.record_retrain(
         context, chosen, planned.plan, dataset=made.dataset, evaluated=made.evaluated, measured=made.measured
     )
-    own = ledger_records.candidate_scores(ledger_access.open_ledger(context, chosen.release), planned)
+    own = plan_page.candidate_scores(ledger_access.open_ledger(context, chosen.release), planned)
     figures = context.store.figures(made.evaluated)
     last = chosen.rounds[-1]
     for name, value in own.items():

@@ -17,8 +17,8 @@ from storage.ledger import BudgetRefused, ComparisonFit, Evaluation, Ledger, Pol
 from storage.ledger.records import RecordSet
 from tasks.pages import render
 from tasks.releasing import approval, gate, ledger_access, plan_page
-from tasks.releasing.checked_plan import check
 from tasks.releasing.code_lists import CodeListVerdict
+from tasks.releasing.gate import CheckedPlan
 from tasks.releasing.plan import PlannedRelease
 from tasks.releasing.plan_page import PlanContext
 
@@ -60,8 +60,7 @@ def opened(file: Path, caps: dict[str, Any]) -> Ledger:
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
     """Under a policy of both kinds that asks for no approval."""
-    policy = Policy.parse({"name": "test", "default": CAPS})
-    return Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}", policy=policy, key=release_key())
+    return opened(tmp_path / "ledger.db", CAPS)
 
 
 def audit(ledger: Ledger, plan: PlannedRelease, bound: float) -> None:
@@ -102,7 +101,7 @@ def compared(ledger: Ledger, branch: str, f1: float, *, claim: Claim | None = No
 
 def page(ledger: Ledger, plan: PlannedRelease, **options: Any) -> plan_page.PlanPage:
     """The page of a plan that no one signed, whose records lie elsewhere or are as the options say."""
-    checked = check(plan, ledger)
+    checked = CheckedPlan.of(plan, ledger)
     return plan_page.page_of(checked, approval.weigh(checked, []), file="plans/k.json", context=PlanContext(**options))
 
 
@@ -301,22 +300,20 @@ def test_the_gate_offers_the_formal_branch_before_an_override(ledger: Ledger) ->
     plan = planned()
     audit(ledger, plan, 3.5)
     with pytest.raises(BudgetRefused, match="contradicts") as refused:
-        gate.check(check(plan, ledger))
+        gate.check(CheckedPlan.of(plan, ledger))
     text = str(refused.value)
     assert text.index("`autocoder train --profile formal`") < text.index("`autocoder approve --despite-audit`")
     formal = planned(FORMAL)
     audit(ledger, formal, 6.0)
     with pytest.raises(BudgetRefused, match="a fault of the program") as refused:
-        gate.check(check(formal, ledger))
+        gate.check(CheckedPlan.of(formal, ledger))
     assert "retrain" not in str(refused.value)
 
 
 def test_a_delta_that_is_used_up_is_said(tmp_path: Path) -> None:
     """Epsilon that remains buys nothing then, where deltas are added."""
     caps = CAPS | {"formal": CAPS["formal"] | {"composition": "basic"}}
-    ledger = Ledger.open(
-        f"sqlite:///{tmp_path / 'a.db'}", policy=Policy.parse({"name": "test", "default": caps}), key=release_key()
-    )
+    ledger = opened(tmp_path / "a.db", caps)
     told = answer(page(ledger, planned(FORMAL)), "cost")
     assert told.verdict == "investigate"
     assert "nothing formal can follow there" in told.text

@@ -1,4 +1,4 @@
--- Triggers are written as pg_get_triggerdef prints them: `triggers.changed` compares the two.
+-- Triggers are written as pg_get_triggerdef prints them: `schema.changed` compares the two.
 
 CREATE FUNCTION ledger_refuse() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN

@@ -7,7 +7,7 @@ import pytest
 
 from storage.errors import InputError
 from storage.ledger import Ledger, Policy
-from storage.ledger.record import answers, registry_record, stated_deployment
+from tasks.bundle.deployment import stated_deployment
 from tests.storage.ledger.test_ledger_composition import planned
 from tests.support.releases import release_key
 
@@ -41,7 +41,7 @@ def made(tmp_path, statement=STATEMENT):
 
 def test_a_record_has_every_required_field_and_the_ledgers_figures(tmp_path):
     ledger, release = made(tmp_path)
-    record = registry_record(stated_deployment(ledger, release))
+    record = stated_deployment(ledger, release).registry_record()
     deployment = record["deployment"]
     for section, fields in REQUIRED.items():
         assert all(deployment[section][field] not in ("", []) for field in fields)
@@ -49,7 +49,7 @@ def test_a_record_has_every_required_field_and_the_ledgers_figures(tmp_path):
     assert deployment["dp_variant"]["variant_name"] == "Approximate DP"
     assert "at most ε 10 at δ 0.001" in deployment["accounting"]["composition"]
     assert record["url_slug"] == f"injuries-{release}"
-    page = answers(stated_deployment(ledger, release))
+    page = stated_deployment(ledger, release).answers()
     assert "| Which data sets are neighbours? | two that differ by one record added or removed |" in page
     assert ledger.verify().ok
 
@@ -62,19 +62,19 @@ def test_the_schema_is_the_registrys(tmp_path):
     import jsonschema
     import yaml
 
-    record = registry_record(stated_deployment(*made(tmp_path)))
+    record = stated_deployment(*made(tmp_path)).registry_record()
     jsonschema.validate(record, yaml.safe_load(Path(schema).read_text(encoding="utf-8")))
 
 
 def test_a_record_says_what_was_stated_when_the_release_was_reserved(tmp_path):
     """Later releases and policies change nothing of it: a bundle that is built again has the same bytes."""
     ledger, release = made(tmp_path)
-    first = registry_record(stated_deployment(ledger, release))
+    first = stated_deployment(ledger, release).registry_record()
     ledger.reserve(planned("b"))
     cap = {"default": {"formal": {"epsilon": 20, "delta": "0.001"}}}
     changed = Policy.parse({"name": "q", **cap, "registry": STATEMENT | {"region": "elsewhere"}})
     ledger.change_policy(changed, requester="o", reason="wider")
-    assert registry_record(stated_deployment(ledger, release)) == first
+    assert stated_deployment(ledger, release).registry_record() == first
     assert first["deployment"]["deployment_model"]["release_type"] == "One release"
 
 
