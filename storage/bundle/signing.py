@@ -67,8 +67,8 @@ class Signer:
         return False
 
 
-def verify_signature(folder: Path, key: EllipticCurvePublicKey) -> None:
-    """Checks a bundle's signature by a key, and with it the digest of every file.
+def verify_signature(folder: Path, key: EllipticCurvePublicKey) -> dict[str, str]:
+    """Checks a bundle's signature by a key, and with it the digest of every file; returns these.
 
     Stricter than the library: the signature has a bare key's hint, one signature and the fields that `sign` writes.
     """
@@ -102,6 +102,7 @@ def verify_signature(folder: Path, key: EllipticCurvePublicKey) -> None:
             raise UnsoundBundle(file, "was signed but is missing")
         if signed[file] != actual[file]:
             raise UnsoundBundle(file, "was changed since it was signed")
+    return actual
 
 
 def _digests(folder: Path) -> dict[str, str]:
