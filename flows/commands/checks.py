@@ -11,7 +11,8 @@ from pathlib import Path
 
 from rich.text import Text
 
-from flows.commands.terminal import Console, escape_text, say
+from flows.commands.layout import Console
+from flows.commands.terminal import escape_text, say
 from flows.server.settings import configure_prefect
 from storage.errors import StorageError
 from storage.paths import Workspace

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from flows.commands import options
-from flows.commands.terminal import Column, fitted_table
+from flows.commands.layout import Column, fitted_table
 from flows.server.run_flow import run_command
 from tasks.running.failures import private_errors
 

@@ -20,7 +20,8 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from flows.commands.terminal import Console, escape_text
+from flows.commands.layout import Console
+from flows.commands.terminal import escape_text
 from tasks.running.progress import Listener, line_of, listening, words_of
 
 

@@ -10,7 +10,8 @@ import typer
 from rich.table import Table
 
 from flows.commands import options
-from flows.commands.terminal import Console, say
+from flows.commands.layout import Console
+from flows.commands.terminal import say
 from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:

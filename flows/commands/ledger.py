@@ -13,8 +13,9 @@ import typer
 from flows.commands import options
 from flows.commands.console import ConsoleListener
 from flows.commands.help import Command
+from flows.commands.layout import Column, Console, print_table, say_prose
 from flows.commands.ledger_text import budget_text, release_text, row_columns
-from flows.commands.terminal import Column, Console, print_table, say, say_prose
+from flows.commands.terminal import say
 from storage.errors import InputError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from flows.commands.terminal import Column
+from flows.commands.layout import Column
 from storage.figures import delta_text, epsilon_text, left_text
 
 if TYPE_CHECKING:

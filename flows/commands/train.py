@@ -13,10 +13,11 @@ from rich.text import Text
 
 from flows.commands import options
 from flows.commands.console import duration
+from flows.commands.layout import Console, say_prose
 from flows.commands.next_steps import command_line
 from flows.commands.plan import summary_of
 from flows.commands.release import ending
-from flows.commands.terminal import Console, say, say_prose
+from flows.commands.terminal import say
 from flows.server.run_flow import run_command
 from storage.errors import InputError
 from tasks.running.failures import private_errors

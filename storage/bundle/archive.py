@@ -15,15 +15,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-
-import zstandard
+from typing import TYPE_CHECKING
 
 from storage.bundle.adoption import AdoptedBundle
 from storage.bundle.folder import UnsoundBundle
 from storage.errors import InputError
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 SUFFIX = ".tar.zst"
-_LEVEL, _CHUNK, _WINDOW = 10, 1 << 20, 1 << 27
+_CHUNK = 1 << 20
 _BLOCK = tarfile.BLOCKSIZE
 _RATIO, _ALWAYS = 32, 16 << 20
 """Limits of an archive's decompressed size: a multiple of its size, and bytes that are always allowed. Text shrinks
@@ -33,11 +35,13 @@ _RELEASE = re.compile("[0-9a-f]{16}")
 
 def pack(folder: Path, out: Path) -> Path:
     """Write a bundle to `out` (…`.tar.zst`), whole or not at all; return it."""
+    import pyarrow as pa
+
     partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
     try:
         with (
             partial.open("wb") as file,
-            zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).stream_writer(file, closefd=False) as packed,
+            pa.output_stream(file, compression="zstd") as packed,
             tarfile.open(fileobj=packed, mode="w|", format=tarfile.USTAR_FORMAT) as tar,
         ):
             for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -55,11 +59,12 @@ def pack(folder: Path, out: Path) -> Path:
 
 def unpack(archive: Path, into: Path) -> Path:
     """Write the files of an archive into an empty folder; return the bundle's folder in it."""
+    import pyarrow as pa
+
     tops: set[str] = set()
     try:
-        with archive.open("rb") as file:
+        with archive.open("rb") as file, pa.input_stream(file, compression="zstd") as unpacked:
             allowed = _RATIO * archive.stat().st_size + _ALWAYS
-            unpacked = zstandard.ZstdDecompressor(max_window_size=_WINDOW).stream_reader(file)
             for entry in _entries(unpacked):
                 place = _place(entry)
                 tops.add(place.parts[0])
@@ -72,14 +77,12 @@ def unpack(archive: Path, into: Path) -> Path:
                     raise UnsoundBundle(archive.name, "contains two folders")
                 _extract(unpacked, entry, into.joinpath(*place.parts))
             unpacked.read(2 * tarfile.RECORDSIZE)  # to the end of the frame, where its checksum is compared
-    except OSError as error:
-        if error.filename is None or Path(error.filename) != archive:
-            raise
-        raise InputError(f"{archive}: {error.strerror}") from None
-    except EOFError:
-        raise UnsoundBundle(archive.name, "is cut off. Fetch it again") from None
-    except (zstandard.ZstdError, tarfile.TarError, UnicodeError):
-        raise UnsoundBundle(archive.name, "is damaged or not an archive of a bundle") from None
+    except (OSError, EOFError, tarfile.TarError, UnicodeError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # not of the decompressor, which states none
+            if error.filename is None or Path(error.filename) != archive:
+                raise
+            raise InputError(f"{archive}: {error.strerror}") from None
+        raise UnsoundBundle(archive.name, "is cut off, damaged or no archive of a bundle. Fetch it again") from None
     if not tops:
         raise UnsoundBundle(archive.name, "is empty")
     return into / tops.pop()
@@ -106,7 +109,7 @@ def open_folder(path: Path) -> Iterator[Path]:
         yield folder
 
 
-def _entries(unpacked: zstandard.ZstdDecompressionReader) -> Iterator[tarfile.TarInfo]:
+def _entries(unpacked: pa.NativeFile) -> Iterator[tarfile.TarInfo]:
     """Yields each header, up to the empty one. The caller reads the content.
 
     Headers are taken literally: `tarfile` would follow those that describe the next entry (long names, PAX, sparse
@@ -138,14 +141,14 @@ def _place(entry: tarfile.TarInfo) -> PurePosixPath:
     return place
 
 
-def _skip(unpacked: zstandard.ZstdDecompressionReader, left: int) -> None:
+def _skip(unpacked: pa.NativeFile, left: int) -> None:
     while left > 0:
         if not (chunk := unpacked.read(min(_CHUNK, left))):
             raise EOFError
         left -= len(chunk)
 
 
-def _extract(unpacked: zstandard.ZstdDecompressionReader, entry: tarfile.TarInfo, target: Path) -> None:
+def _extract(unpacked: pa.NativeFile, entry: tarfile.TarInfo, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists():
         raise UnsoundBundle(entry.name[:80], "occurs twice")

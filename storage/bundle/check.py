@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from storage.bundle.folder import PROOF, SIGNATURE, STATEMENT, UnsoundBundle
+from storage.bundle.folder import PROOF, SEAL, SIGNATURE, STATEMENT, UnsoundBundle, content_files
 from storage.bundle.proof import check_proof
 from storage.bundle.seal import claimed_release, sealed_by
 from storage.bundle.signing import verify_signature
@@ -48,14 +48,14 @@ def check(folder: Path, trust: Trust | None, *, unsigned: bool = False) -> Verif
         raise UnsoundBundle(SIGNATURE, "cannot be checked without a key. Pass --key")
     allowed = frozenset(FILES)
     list_files(folder, allowed=allowed)
-    public = None if root is None else _signing_key(folder, root)
+    public, digests = (None, content_files(folder)) if root is None else _signing_key(folder, root)
     contents = read_files(folder, allowed=allowed)
     if PROOF not in contents:
         raise UnsoundBundle(PROOF, "is missing, so the bundle is incomplete. Run its release again")
     check_codes(contents)
     check_layers(contents)
     proof, statement = contents[PROOF], contents[STATEMENT]
-    check_proof(folder, proof, statement, key=public)
+    check_proof({name: each for name, each in digests.items() if name not in SEAL}, proof, statement, key=public)
     row = proof["row"]
     if root is not None:
         root.check(row["release_id"], row["bundle_digest"], public)
@@ -71,17 +71,15 @@ def check(folder: Path, trust: Trust | None, *, unsigned: bool = False) -> Verif
     )
 
 
-def _signing_key(folder: Path, root: Root) -> EllipticCurvePublicKey:
+def _signing_key(folder: Path, root: Root) -> tuple[EllipticCurvePublicKey, dict[str, str]]:
     if not (folder / SIGNATURE).is_file():
         raise UnsoundBundle(SIGNATURE, "is missing: the bundle is not signed")
     keys, claimed = root.sealing_keys(claimed_release(folder) or ""), sealed_by(folder)
     first, *others = sorted(keys, key=lambda key: key_id(key) != claimed)
     try:
-        verify_signature(folder, first)
-        return first
+        return first, verify_signature(folder, first)
     except UnsoundBundle:
         for key in others:
             with suppress(UnsoundBundle):
-                verify_signature(folder, key)
-                return key
+                return key, verify_signature(folder, key)
         raise

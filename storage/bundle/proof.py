@@ -10,11 +10,10 @@ and hash has this bundle's digest, or the ledger was rewritten, and the partner 
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from storage.artifacts import digest
-from storage.bundle import folder as bundle
 from storage.bundle.folder import PROOF, STATEMENT, UnsoundBundle
 from storage.errors import InputError, StorageError
 from storage.ledger import heads
@@ -48,11 +47,11 @@ def proof_of(row: Row, files: dict[str, str], *, key: EllipticCurvePrivateKey | 
 
 
 def check_proof(
-    folder: Path, proof: dict[str, Any], statement: dict[str, Any], *, key: EllipticCurvePublicKey | None
+    actual: Mapping[str, str], proof: dict[str, Any], statement: dict[str, Any], *, key: EllipticCurvePublicKey | None
 ) -> None:
-    """Checks that a proof matches the bundle and its statement, and that the bundle's key signed its head."""
+    """Checks that a proof matches a bundle's files, by their digests, and its statement, and who signed its head."""
     row, files = proof["row"], proof["files"]
-    bundle.require_same_files(files, bundle.content_files(folder), since="the ledger's proof was made")
+    bundle.require_same_files(files, actual, since="the ledger's proof was made")
     if digest(files) != row["bundle_digest"]:
         raise UnsoundBundle(PROOF, "its row belongs to another bundle")
     different = [name for name in SHARED if row[name] != statement[name]]

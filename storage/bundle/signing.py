@@ -42,8 +42,8 @@ def sign(folder: Path, key: EllipticCurvePrivateKey, out: Path) -> None:
     sync(out)
 
 
-def verify_signature(folder: Path, key: EllipticCurvePublicKey) -> None:
-    """Checks a bundle's signature by a key, and with it the digest of every file.
+def verify_signature(folder: Path, key: EllipticCurvePublicKey) -> dict[str, str]:
+    """Checks a bundle's signature by a key, and with it the digest of every file; returns these.
 
     Stricter than the library: the signature has a bare key's hint, one signature and the fields that `sign` writes.
     """
@@ -69,7 +69,9 @@ def verify_signature(folder: Path, key: EllipticCurvePublicKey) -> None:
             raise UnsoundBundle(SIGNATURE, "states another thing than the digests of a bundle's files")
     except (OSError, KeyError, TypeError, AttributeError, IndexError, ValueError, RecursionError):
         raise UnsoundBundle(SIGNATURE, "is damaged") from None
-    require_same_files(signed, _digests(folder), since="it was signed")
+    actual = _digests(folder)
+    require_same_files(signed, actual, since="it was signed")
+    return actual
 
 
 def _digests(folder: Path) -> dict[str, str]:

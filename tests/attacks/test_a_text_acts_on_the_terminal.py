@@ -16,7 +16,8 @@ from releases import make_plan
 from rich.table import Table
 
 from flows.commands import console as progress
-from flows.commands.terminal import Console, escape_text, say
+from flows.commands.layout import Console
+from flows.commands.terminal import escape_text, say
 from tasks.parameters import ReleaseParameters
 
 DECLARES = """

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
-import zstandard
 from sealed_bundle import Sealed
 
 from storage.bundle.archive import open_folder, pack, unpack
@@ -21,8 +21,8 @@ an archive does not fill a disk
 """
 
 
-def compressed(content: bytes, *, checksum: bool = True) -> bytes:
-    return zstandard.ZstdCompressor(write_checksum=checksum).compress(content)
+def compressed(content: bytes) -> bytes:
+    return pa.compress(content, codec="zstd", asbytes=True)
 
 
 def tar(*files: tuple[str, bytes], **fields: object) -> bytes:
@@ -57,13 +57,12 @@ def test_weights_that_are_a_bomb(tmp_path: Path, into: Path, says: bool) -> None
     """Allowed by name and by the file's own limit; refused before a byte of it is written."""
     pieces = list(zeros(64 << 20))
     bomb = tmp_path / "a.tar.zst"
-    size = sum(map(len, pieces)) if says else -1
-    with (
-        bomb.open("wb") as file,
-        zstandard.ZstdCompressor(write_checksum=True).stream_writer(file, size=size, closefd=False) as packed,
-    ):
-        for piece in pieces:
-            packed.write(piece)
+    if says:
+        bomb.write_bytes(compressed(b"".join(pieces)))
+    else:
+        with pa.output_stream(bomb, compression="zstd") as packed:
+            for piece in pieces:
+                packed.write(piece)
     assert bomb.stat().st_size < 20_000
     with pytest.raises(UnsoundBundle, match="decompresses to more"):
         unpack(bomb, into)
@@ -116,10 +115,10 @@ def test_a_cut_download_is_said_to_be_cut(tmp_path: Path, into: Path) -> None:
     for length in (len(whole.read_bytes()) // 2, 40):
         cut = tmp_path / f"{length}.tar.zst"
         cut.write_bytes(whole.read_bytes()[:length])
-        with pytest.raises(UnsoundBundle, match=r"is cut off\. Fetch it again"):
+        with pytest.raises(UnsoundBundle, match=r"is cut off,.* Fetch it again"):
             unpack(cut, into)
     # weights whose header states more than what came could unfold to
     noise = np.random.default_rng(0).bytes(24 << 20)
     cut.write_bytes(compressed(tar(("0123456789abcdef/model.onnx", noise)))[:300_000])
-    with pytest.raises(UnsoundBundle, match=r"is cut off\. Fetch it again"):
+    with pytest.raises(UnsoundBundle, match=r"is cut off,.* Fetch it again"):
         unpack(cut, into)

@@ -12,7 +12,7 @@ from pseudo_terminal import seen
 from releases import make_plan
 
 from flows.commands import ledger_text as text
-from flows.commands.terminal import Column, table_lines
+from flows.commands.layout import Column, table_lines
 from mechanisms.privacy.events import NonPrivateEvent, SwagPpmEvent
 from storage.bundle.folder import bundle_digest
 from storage.bundle.seal import release_key

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from storage.bundle import folder as bundle
 from storage.bundle.folder import UnsoundBundle
 from storage.codelist import Code, read_codelist
 from storage.egress import gate
-from storage.egress.allow_list import CONTENT
+from storage.egress.allow_list import CONTENT, ENCODER
+from storage.egress.documents import faults
 from storage.errors import InputError
 from storage.figures import epsilon_text, escape
 from storage.ledger.content import anticipated
@@ -272,10 +274,50 @@ def test_a_record_for_regulators_travels_in_the_bundle(sealed: Sealed, tmp_path:
     assert refused.value.file == bundle.ANSWERS
 
 
-def test_the_schema_is_sound() -> None:
-    """And what the pipeline adds to a model is on the gate's list."""
+READ = {
+    f"{ENCODER}config.json": "encoder_config",
+    f"{ENCODER}tokenizer.json": "tokenizer",
+    f"{ENCODER}tokenizer_config.json": "tokenizer_config",
+    "modules.json": "modules",
+    "1_Pooling/config.json": "pooling",
+    "2_Dense/config.json": "dense",
+    "lexicon.json": "lexicon",
+    "labels.json": "labels",
+    bundle.STATEMENT: "privacy_statement",
+    bundle.THRESHOLDS: "thresholds",
+    bundle.GOLDEN: "golden",
+    bundle.PROOF: "ledger_proof",
+}
+"""Parts of the schema, by a file that each describes."""
+
+
+def _changed(value: Any) -> Iterator[Any]:
+    """A document with each of its fields replaced, removed or joined by another, in turn."""
+    yield from (None, True, 7, -1, 0.5, "", "a b", "x" * 5000, [], [[], []], {}, {"x": 1})
+    if isinstance(value, list):
+        yield [*value, *value[:1]]
+        for place in range(min(len(value), 3)):
+            yield from ([*value[:place], other, *value[place + 1 :]] for other in _changed(value[place]))
+    if isinstance(value, dict):
+        yield value | {"y" * 130: "x"}
+        for field in list(value)[:40]:
+            yield {name: entry for name, entry in value.items() if name != field}
+            yield from (value | {field: other} for other in _changed(value[field]))
+
+
+def test_the_schema_is_sound_and_read_as_jsonschema_reads_it(sealed: Sealed, titled: Sealed) -> None:
+    """Every file whole, and changed in each field; and what the pipeline adds to a model is on the gate's list."""
     from jsonschema import Draft202012Validator
 
     assert bundle.OWN_FILES < CONTENT
     file = Path(storage.__file__ or "").parent / "schemas" / "bundle.schema.json"
-    Draft202012Validator.check_schema(json.loads(file.read_text(encoding="utf-8")))
+    schema = json.loads(file.read_text(encoding="utf-8"))
+    Draft202012Validator.check_schema(schema)
+    for name, part in READ.items():
+        path = next(path for one in (sealed, titled) if (path := one.folder / name).is_file())
+        document = json.loads(path.read_text(encoding="utf-8").partition("\n{")[0])
+        reference = {"$ref": f"#/$defs/{part}"}
+        other = Draft202012Validator(reference | {"$defs": schema["$defs"]})
+        assert not any(faults(reference, document))
+        answers = [(other.is_valid(changed), any(faults(reference, changed))) for changed in _changed(document)]
+        assert set(answers) == {(True, False), (False, True)}, name
