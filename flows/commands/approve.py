@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.commands import options
-from flows.commands.next_steps import command_line
-from flows.commands.terminal import say
+from flows.commands.terminal import command_line, say
 from storage.errors import InputError
 
 if TYPE_CHECKING:

@@ -8,10 +8,12 @@ count as markup.
 from __future__ import annotations
 
 import io
+import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import rich.console
@@ -21,6 +23,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
+
+from flows.server.settings import home_of
 
 _HARMLESS = {"\n", "\t"}
 _BIDIRECTIONAL = {
@@ -173,3 +177,17 @@ def _is_active(c: str) -> bool:
 
 def _escape(c: str) -> str:
     return f"\\u{ord(c):04x}"  # as in JSON, so that JSON stays valid
+
+
+def command_line(*words: str | Path, home: str | Path | None = None) -> str:
+    """Quotes the words of `autocoder`; capitals such as PARTNER stand for what a person fills in.
+
+    Args:
+        home: workspace that the command must find; it is named unless the command finds it without.
+    """
+    named = [] if home is None or Path(home).resolve() == home_of(None) else ["--home", str(home)]
+    return shlex.join(["autocoder", *map(str, words), *named])
+
+
+def command_of(flow: str) -> str:
+    return "train" if flow == "retrain" else flow

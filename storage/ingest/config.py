@@ -242,52 +242,36 @@ class IngestConfig(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> IngestConfig:
-        if fault := template_fault(self.text_columns, self.template):
+        unit, day, capped = self.unit_column is not None, self.train_before is not None, self.cap_per_code is not None
+        names = self.cohorts or ()
+        example = {"year": "2015", "quarter": "2015-Q1", "month": "2015-01"}.get(self.cohort)
+        odd = [name for name in names if not re.fullmatch(_COHORTS.get(self.cohort, ""), name, re.ASCII)]
+        faults = {
+            template_fault(self.text_columns, self.template): True,
+            "label_column is among text_columns, so the classifier would read the answer. Remove it there": (
+                self.label_column in self.text_columns
+            ),
+            "label_column is empty. Name the column of the codes": not self.label_column,
+            "max_per_unit has no unit_column. Name it": self.max_per_unit is not None and not unit,
+            "split_by_unit has no unit_column. Name it": self.split_by_unit and not unit,
+            f"cap_per_code ({self.cap_per_code}) is below min_per_code ({self.min_per_code}). Change one": (
+                (self.cap_per_code or self.min_per_code) < self.min_per_code
+            ),
+            "train_before has no date_column. Name it, or drop train_before (--set data.ingest.train_before=null)": (
+                day and self.date_column is None
+            ),
+            "split_by_unit and train_before conflict: a unit may have records on both sides of a date. Drop one": (
+                day and self.split_by_unit
+            ),
+            "cohorts need dates. Set date_column and cohort, or leave cohorts empty": names and not self.dated_cohorts,
+            "cohorts: a name is repeated. Give it once": len(set(names)) < len(names),
+            f"cohorts: {next(iter(odd), None)!r} is not a {self.cohort}. Write it as {example}": odd,
+            "sampling=per-record excludes a cap and a minimum per code, by which one record moves others. Set "
+            "cap_per_code to null and min_per_code to 1": (
+                self.sampling == "per-record" and (capped or self.min_per_code != 1)
+            ),
+            "date_format has no year. Use %Y": self.date_format and not re.search(r"%[YycxDF]", self.date_format),
+        }
+        if fault := next((fault for fault, holds in faults.items() if fault and holds), None):
             raise ValueError(fault)
-        if self.label_column in self.text_columns:
-            raise ValueError(
-                "label_column is among text_columns, so the classifier would read the answer. Remove it there"
-            )
-        if not self.label_column:
-            raise ValueError("label_column is empty. Name the column of the codes")
-        if self.max_per_unit is not None and self.unit_column is None:
-            raise ValueError("max_per_unit has no unit_column. Name it")
-        if self.split_by_unit and self.unit_column is None:
-            raise ValueError("split_by_unit has no unit_column. Name it")
-        if self.cap_per_code is not None and self.cap_per_code < self.min_per_code:
-            raise ValueError(
-                f"cap_per_code ({self.cap_per_code}) is below min_per_code ({self.min_per_code}). Change one"
-            )
-        self._check_dates()
-        self._check_sampling()
-        if self.date_format is not None and not re.search(r"%[YycxDF]", self.date_format):
-            raise ValueError("date_format has no year. Use %Y")
         return self
-
-    def _check_dates(self) -> None:
-        if self.train_before is not None and self.date_column is None:
-            raise ValueError(
-                "train_before has no date_column. Name it, or drop train_before (--set data.ingest.train_before=null)"
-            )
-        if self.train_before is not None and self.split_by_unit:
-            raise ValueError(
-                "split_by_unit and train_before conflict: a unit may have records on both sides of a date. Drop one"
-            )
-        if self.cohorts is None:
-            return
-        if not self.dated_cohorts:
-            raise ValueError("cohorts need dates. Set date_column and cohort, or leave cohorts empty")
-        if len(set(self.cohorts)) < len(self.cohorts):
-            raise ValueError("cohorts: a name is repeated. Give it once")
-        if wrong := [name for name in self.cohorts if not re.fullmatch(_COHORTS[self.cohort], name, re.ASCII)]:
-            example = {"year": "2015", "quarter": "2015-Q1", "month": "2015-01"}[self.cohort]
-            raise ValueError(f"cohorts: {wrong[0]!r} is not a {self.cohort}. Write it as {example}")
-
-    def _check_sampling(self) -> None:
-        if self.sampling != "per-record":
-            return
-        if self.cap_per_code is not None or self.min_per_code != 1:
-            raise ValueError(
-                "sampling=per-record excludes a cap and a minimum per code, by which one record moves others. Set "
-                "cap_per_code to null and min_per_code to 1"
-            )
