@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
 from storage.tables.narratives import SEPARATOR, Narratives, template_fault
-from storage.tables.options import AS_IT_LOOKS, ReadOptions
+from storage.tables.options import AS_IT_LOOKS, ReadOptions, title_of
 
 Sampling = Literal["stratified", "per-record"]
 Cohort = Literal["year", "quarter", "month", "none"]
@@ -38,17 +38,15 @@ class IngestConfig(BaseModel):
     The defaults read OSHA's Severe Injury Reports as published.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Columns and sampling")
+    model_config = ConfigDict(frozen=True, extra="forbid", title="Columns and sampling", field_title_generator=title_of)
 
     text_columns: tuple[str, ...] = Field(
         default=("Final Narrative",),
         min_length=1,
-        title="Text columns",
         description="Columns that the classifier reads, such as the narrative, or job title and incident.",
     )
     template: str | None = Field(
         default=None,
-        title="Template",
         description="How several text columns are joined: `{Job title}: {Narrative}`, every text column once or more. "
         f"Empty: the columns that are not blank, with `{SEPARATOR.strip()}` between them.",
     )
@@ -72,22 +70,19 @@ class IngestConfig(BaseModel):
     )
     unit_column: str | None = Field(
         default=None,
-        title="Unit column",
         description="Person or establishment, where it and not the record is to be protected. Records without one "
         "are then dropped and counted.",
     )
     date_column: str | None = Field(
         default="EventDate",
-        title="Date column",
         description="Gives the cohort of a record. Empty: one cohort, `all`.",
     )
     date_format: str | None = Field(
         default=None,
-        title="Date format",
         description="In strptime's letters, such as %d.%m.%Y. Empty: 2015-01-31 or 1/31/2015, month first, with or "
         "without a time behind.",
     )
-    cohort: Cohort = Field(default="year", title="Cohort", description="The reference period that a budget belongs to.")
+    cohort: Cohort = Field(default="year", description="The reference period that a budget belongs to.")
     cohorts: tuple[str, ...] | None = Field(
         default=None,
         min_length=1,
@@ -100,9 +95,7 @@ class IngestConfig(BaseModel):
         title="Records of other cohorts",
         description="Where cohorts are declared: refuse the file, or drop and count such records.",
     )
-    cap_per_code: int | None = Field(
-        default=200, ge=1, title="Cap per code", description="Records used of a code at most. Empty: all."
-    )
+    cap_per_code: int | None = Field(default=200, ge=1, description="Records used of a code at most. Empty: all.")
     min_per_code: int = Field(
         default=2, ge=1, title="Minimum per code", description="Codes with fewer records than this are dropped."
     )
@@ -111,18 +104,15 @@ class IngestConfig(BaseModel):
         gt=0,
         lt=1,
         allow_inf_nan=False,
-        title="Test share",
         description="Share of each code's records for evaluation, after the holdout is taken.",
     )
     train_before: date | None = Field(
         default=None,
-        title="Train before",
         description="Train on what is dated before this day, evaluate on the rest; test_share is not used then. "
         "Empty: the halves are drawn.",
     )
     sampling: Sampling = Field(
         default="stratified",
-        title="Sampling",
         description="`stratified`: the paper's protocol; which records are used depends on the other records. "
         "`per-record`: split and holdout by a hash of the record's id (without an id column, of its content) that "
         "is keyed by the seed; no cap and no minimum per code, so that a record more or less moves no other.",
@@ -132,7 +122,6 @@ class IngestConfig(BaseModel):
         ge=0,
         lt=1,
         allow_inf_nan=False,
-        title="Holdout share",
         description="Share of each code's records that nothing trains on or evaluates with, for audits.",
     )
     max_per_unit: int | None = Field(
@@ -156,7 +145,6 @@ class IngestConfig(BaseModel):
     )
     codes_are_names: bool = Field(
         default=False,
-        title="Codes are names",
         description="Without a code list: each code is a public name and serves as its own title.",
     )
     empty_text: Literal["drop", "refuse"] = Field(
@@ -166,13 +154,11 @@ class IngestConfig(BaseModel):
         default=20260101,
         ge=0,
         lt=2**53,
-        title="Seed",
         description="Seed of the sampling and the split; repeatable. It owes nothing to the records.",
     )
 
     split_by_unit: bool = Field(
         default=False,
-        title="Split by unit",
         description="All records of a unit go to the same split.",
     )
 
