@@ -103,14 +103,14 @@ def _run_all(experiments: Sequence[Experiment]) -> tuple[Outcome, ...]:
     return tuple(experiment.run() for experiment in experiments)
 
 
-def write_plans(groups: Sequence[Group], *, prefect_run_id: str | None) -> dict[str, str]:
+def write_plans(groups: Sequence[Group]) -> dict[str, str]:
     """Writes release plans of the first seed's outcomes: always that one, so that no seed is chosen by its score."""
     files: dict[str, str] = {}
     for group in groups:
         study, outcome = group.study, group.outcomes[0]
         if outcome.claim.guarantee_kind == "none":
             continue
-        plan = plan_compared(study, outcome, prefect_run_id=prefect_run_id)
+        plan = plan_compared(study, outcome)
         if plan.has_bundle(study.context.store):
             file = publish.save_plan(study.context, plan, study.parameters.release)[1]
             Origin(parameters=study.parameters, terms=study.terms, branch=outcome.branch.name).save(file)

@@ -65,7 +65,6 @@ def audits(context: Context, chosen: RetrainParameters, *, seeds: int = 1, **cha
         (standard_branches()["swag-ppm"],),
         do=partial(run_step, context),
         seeds=seeds,
-        prefect_run_id=None,
     )
     return done.branches
 
