@@ -129,8 +129,9 @@ def _audit(study: Study, outcome: Outcome, settings: AuditParameters, pool: Arti
         )
         inputs["gradients"] = study.do(step)
     delta = (claim.delta or 0.0) if is_formal else 0.0
-    design = measure.Design(settings.confidence, delta, outcome.event.model_dump(mode="json"))
-    measured = study.do(measure.measure(branch.name, design, seed=outcome.seed, inputs=inputs, trials_of=trials_of))
+    design = {"confidence": settings.confidence, "delta": delta, "event": outcome.event.model_dump(mode="json")}
+    step = measure.measure(branch.name, seed=outcome.seed, inputs=inputs, trials_of=trials_of, **design)
+    measured = study.do(step)
     figures = store.figures(measured)
     verdict = Evidence.of(figures | {"confidence": settings.confidence}).verdict(claim)
     how = {"verdict": verdict, "confidence": settings.confidence}
