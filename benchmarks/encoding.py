@@ -21,7 +21,7 @@ from mechanisms.model import classifier, encoder_files
 from mechanisms.model.classifier import Classifier, mean
 from mechanisms.model.config import ModelConfig, Precision
 from mechanisms.model.inputs import TokenInputs, token_budget_batches
-from mechanisms.model.precision import computing, fastest
+from mechanisms.model.precision import computing, resolved
 from mechanisms.model.threads import forward_tokens, using
 from storage.demo_data import narratives
 
@@ -33,7 +33,9 @@ def main() -> None:
     parser = workload.arguments(__doc__, repeats=3)
     parser.add_argument("--records", type=int, default=300, help="synthetic narratives (default: 300)")
     options = parser.parse_args()
-    precisions: tuple[Precision, ...] = ("float32", "bfloat16") if fastest() == "bfloat16" else ("float32",)
+    precisions: tuple[Precision, ...] = (
+        ("float32", "bfloat16") if resolved("auto", "cpu") == "bfloat16" else ("float32",)
+    )
     config = ModelConfig(encoder=encoder_files.PACKAGED, trainable="head", pooling="mean")
     tokens = classifier.tokenize(config, narratives(options.records, seed=1))
     contestants: dict[str, Callable[[], Tensor]] = {}

@@ -39,7 +39,6 @@ def audit_plan(plan: str, settings: AuditParameters, context: Context) -> AuditR
             chosen,
             candidate=planned.candidate.fitted,
             do=partial(submit, context),
-            prefect_run_id=context.run.id,
         )
         text = [*result.lines, f"All that decides on the plan: `autocoder plan {plan}`"]
         prefect_page.publish_audit(context.run, text)

@@ -65,8 +65,8 @@ def compare(
             run_on_workers=spread.finish if context.engine else None,
         )
         for group in groups:
-            summary.record_claims(group.study, group.outcomes, prefect_run_id=context.run.id)
-        plans = comparison.write_plans(groups, prefect_run_id=context.run.id)
+            summary.record_claims(group.study, group.outcomes)
+        plans = comparison.write_plans(groups)
         summaries = summary.summarise(groups, context)
         folder = results.write(groups, summaries)
         return CompareResult(folder=str(folder), branches=tuple(summaries), plans=plans)

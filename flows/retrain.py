@@ -56,7 +56,7 @@ def retrain(parameters: RetrainParameters, context: Context) -> RetrainResult:
         estimate = retraining.refuse_early(context, parameters)
     heard = MetricsListener(private, "retrain"), TimingsListener(private, estimate.stages)
     with private_errors("retrain"), listening(*context.run.listeners(), *heard):
-        done = retraining.run(context, parameters, partial(submit, context), prefect_run_id=context.run.id)
+        done = retraining.run(context, parameters, partial(submit, context))
         return _release(context, done, Origin(parameters=parameters))
 
 

@@ -98,10 +98,8 @@ async def lines(
 async def coded(
     batcher: Batcher, coder: Coder, texts: Sequence[str], *, top_k: int, threshold: float | None
 ) -> list[Coding]:
-    """Codes narratives in their order; a blank one gets no code."""
     scores = await batcher.scores([text for text in texts if text.strip()])
-    codings = iter(coder.from_scores(scores, top_k=top_k, threshold=threshold))
-    return [next(codings) if text.strip() else coder.blank(threshold) for text in texts]
+    return coder.from_scores(texts, scores, top_k=top_k, threshold=threshold)
 
 
 async def ahead(content: AsyncIterator[str], done: Callable[[], None]) -> AsyncIterator[str]:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flows.commands import options
-from flows.commands.next_steps import command_line
-from flows.commands.terminal import say
+from flows.commands.terminal import command_line, say
 from storage.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from storage.ledger import Decision
     from storage.ledger.decisions import Answer
     from tasks.parameters import LedgerParameters
-    from tasks.releasing.gate import CheckedPlan
     from tasks.releasing.plan import PlannedRelease
     from tasks.running.stage import Context
 
@@ -96,7 +97,8 @@ def approve(
     elif plan is not None and despite_audit:
         _override(plan, key, reason, to)
     elif plan is not None:
-        _decide(plan, key, "refuse" if refuse else "approve", reason, to, None if refuse else Desk(agency_key, yes))
+        ask = partial(_ask, agency_key=agency_key, yes=yes)
+        _decide(plan, key, "refuse" if refuse else "approve", reason, to, ask)
 
 
 def _override(plan: Path, key: Path, reason: str, to: DecisionTarget) -> None:
@@ -140,13 +142,7 @@ def _approve_policy(policy: Path, key: Path, to: DecisionTarget, *, requester: s
     say(decision.token)
 
 
-@dataclass(frozen=True)
-class Desk:
-    agency_key: Path | None
-    yes: bool
-
-
-def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: DecisionTarget, desk: Desk | None = None) -> None:
+def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: DecisionTarget, ask: Callable[..., None]) -> None:
     if to.only_print and to.post:
         raise InputError("--print and --post: give one of them")
     context, settings = options.select_ledger(options.home_of_plan(plan, to.home))
@@ -156,11 +152,11 @@ def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: DecisionTarg
     from tasks.releasing.plan import PlannedRelease
 
     planned, private = PlannedRelease.load(plan), load_private_key(key)
-    if desk is not None:
+    if answer == "approve":
         planned.require_consistent()  # before anything of it is shown
     _show(planned, plan, context)
-    if desk is not None:
-        _ask(planned, context, settings, desk)
+    if answer == "approve":
+        ask(planned, context, settings)
     decision = sign(
         private,
         subject="release",
@@ -179,23 +175,22 @@ def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: DecisionTarg
     say(outcome)
 
 
-def _ask(planned: PlannedRelease, context: Context, settings: LedgerParameters, desk: Desk) -> None:
+def _ask(
+    planned: PlannedRelease, context: Context, settings: LedgerParameters, *, agency_key: Path | None, yes: bool
+) -> None:
     from tasks.releasing import approval, ledger_access, plan_page
     from tasks.releasing.gate import CheckedPlan
     from tasks.running.failures import private_errors
 
-    pinned, ledger = approval.pinned_key(desk.agency_key), ledger_access.existing_ledger(context, settings)
+    pinned, ledger = approval.pinned_key(agency_key), ledger_access.existing_ledger(context, settings)
     with private_errors("approve"):
         if ledger is not None:
             plan_page.require_releasable(context, CheckedPlan.of(planned, ledger))
         if ledger is not None and pinned is not None:
             approval.require_agencys(ledger, pinned)
     if pinned is None:
-        say(
-            "note: no key of the agency is pinned: who signed its ledger is not checked (--agency-key)",
-            err=True,
-        )
-    if desk.yes:
+        say("note: no key of the agency is pinned: who signed its ledger is not checked (--agency-key)", err=True)
+    if yes:
         return
     if not sys.stdin.isatty():
         raise InputError("approve: there is no terminal to ask on. Read the plan, and give --yes to sign it")
@@ -203,9 +198,16 @@ def _ask(planned: PlannedRelease, context: Context, settings: LedgerParameters, 
 
 
 def _show(planned: PlannedRelease, plan: Path, context: Context) -> None:
+    from tasks.bundle.texts import describe_encoder
     from tasks.releasing import plan_page
 
-    _say_contents(planned)
+    claim, output = planned.plan.claim, planned.output
+    epsilon = "none" if claim.epsilon is None else f"{claim.epsilon:.4g}"
+    say(f"{planned.plan.population}, {planned.plan.release_label}: {claim.guarantee_kind}, ε {epsilon}", err=True)
+    encoder = describe_encoder(planned.candidate.model.encoder, output.encoder)
+    say(f"  licence {output.licence}, {output.precision}, encoder {encoder}", err=True)
+    for text in output.texts:
+        say(f"  leaves in the bundle, on no published list: {text}", err=True)
     try:
         page = plan_page.load_plan_page(context, planned, file=plan)
     except InputError as error:
@@ -217,19 +219,6 @@ def _show(planned: PlannedRelease, plan: Path, context: Context) -> None:
     say(f"  {page.summary}; details: autocoder plan {plan}", err=True)
 
 
-def _say_contents(planned: PlannedRelease) -> None:
-    from tasks.bundle.texts import describe_encoder
-
-    claim = planned.plan.claim
-    epsilon = "none" if claim.epsilon is None else f"{claim.epsilon:.4g}"
-    guarantee = claim.guarantee_kind
-    say(f"{planned.plan.population}, {planned.plan.release_label}: {guarantee}, ε {epsilon}", err=True)
-    encoder = describe_encoder(planned.candidate.model.encoder, planned.output.encoder)
-    say(f"  licence {planned.output.licence}, {planned.output.precision}, encoder {encoder}", err=True)
-    for text in planned.output.texts:
-        say(f"  leaves in the bundle, on no published list: {text}", err=True)
-
-
 _QUOTED = ("leakage", "cost", "outdated", "siblings")
 """Answers that a signer must see."""
 
@@ -239,13 +228,7 @@ def _keep(planned: PlannedRelease, decision: Decision, context: Context, setting
     from tasks.releasing.gate import CheckedPlan
 
     plan = CheckedPlan.of(planned, ledger_access.open_ledger(context, settings))
-    return outcome_of(context, plan, decision, approval.accept_decision(context, plan, decision))
-
-
-def outcome_of(context: Context, plan: CheckedPlan, decision: Decision, name: str) -> str:
-    """Returns what a decision that was accepted changes, and what comes next."""
-    from tasks.releasing import approval
-
+    name = approval.accept_decision(context, plan, decision)
     row = plan.ledger.refusal(plan.plan)
     if decision.decision == "refuse" and row is not None:
         return f"refused by {name}: ledger row {row.sequence}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.commands import options
-from flows.commands.next_steps import command_line
+from flows.commands.terminal import command_line
 from flows.server.run_flow import run_command
 from flows.server.settings import configure_prefect, require_same_workspace
 from tasks.running.failures import private_errors

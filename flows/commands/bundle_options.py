@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from storage.bundle.adoption import AdoptedBundle
     from storage.bundle.trust import Trust
-    from tasks.coding.coder import Coder
 
 Key = Annotated[Path | None, options.privacy("--key", help="First public key (PEM) of the agency, from a safe source.")]
 Roots = Annotated[
@@ -56,12 +55,6 @@ class BundleOptions:
         from tasks.coding.coder import newest_bundle
 
         return open_folder(self.bundle.expanduser() if self.bundle is not None else newest_bundle(home_of(self.home)))
-
-    def require_not_revoked(self, coder: Coder) -> None:
-        """Refuse what was revoked in this workspace."""
-        from tasks.coding.coder import require_not_revoked
-
-        require_not_revoked(coder, home_of(self.home))
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,19 @@ import typer
 from flows.commands import bundle_options, options
 from flows.commands.console import ConsoleListener
 from flows.commands.terminal import say
+from flows.server.settings import home_of
 from storage.errors import InputError
 from tasks.running.failures import private_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from storage.bundle.adoption import AdoptedBundle
     from storage.tables.narratives import Narratives
     from storage.tables.reader import Table
     from tasks.coding.bundles import Bundles
     from tasks.coding.coder import Coder, Coding
-    from tasks.coding.job import CodingJob, CodingReport
+    from tasks.coding.job import CodingReport
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def code(
     with private_errors("code"), ExitStack() as opened:
         from storage.tables.narratives import Narratives
         from tasks.coding.bundles import Bundles
-        from tasks.coding.coder import describe_release, open_bundle
+        from tasks.coding.coder import describe_release, open_bundle, require_not_revoked
 
         if engine and files.data is not None:
             from tasks.running.engine import check
@@ -156,7 +157,7 @@ def code(
                 precision="float32" if exact else "auto",
                 coverage=review.coverage,
             )
-            bundle.require_not_revoked(coder)
+            require_not_revoked(coder, home_of(bundle.home))
             say(f"{prefix.rstrip('_')}{': ' if prefix else ''}{describe_release(folder)}", err=True)
             if coder.sets is not None:
                 say(coder.sets.statement, err=True)
@@ -166,13 +167,22 @@ def code(
             _say_answers(narratives or (), bundles, thresholds, top_k, as_json=as_json)
             return
         from tasks.coding.coded_summary import write_summary
-        from tasks.coding.job import run
+        from tasks.coding.columns import answer_columns
+        from tasks.coding.job import CodingJob, run
+        from tasks.coding.spread import spread
+        from tasks.running import progress
 
-        job = _job(bundles, table, files.out, files, records, top_k, thresholds)
+        added = tuple(
+            answer_columns(coder, top_k=top_k, threshold=thresholds[prefix], prefix=prefix)
+            for prefix, coder in coders.items()
+        )
+        job = CodingJob(table, files.out, records, added, append=files.append, overwrite=files.overwrite)
         with ConsoleListener() as console:
             console.started("code")
-            spread = _spread(bundles, job, folders, files_of, levels, engine) if engine else None
-            coded = run(bundles, job, spread=spread)
+            place: Any = {"bundle": next(iter(folders.values())), "thresholds": next(iter(files_of.values()))}
+            how: Any = {"engine": engine, "report": progress.reporter("code, by workers"), "levels": levels}
+            by_workers = partial(spread, bundles, job, **how, **place) if engine else None
+            coded = run(bundles, job, spread=by_workers)
             try:
                 page = str(write_summary(files.out, columns=columns))
             except OSError as error:  # the coded file is whole all the same
@@ -253,48 +263,6 @@ def _answers(coding: Coding) -> list[str]:
     if coding.members:
         lines.append(f"set: {'; '.join(coding.members)}")
     return lines
-
-
-def _job(
-    bundles: Bundles,
-    table: Table,
-    out: Path,
-    files: FileOptions,
-    records: Narratives,
-    top_k: int,
-    thresholds: Mapping[str, float | None],
-) -> CodingJob:
-    from tasks.coding.columns import answer_columns
-    from tasks.coding.job import CodingJob
-
-    added = tuple(
-        answer_columns(coder, top_k=top_k, threshold=thresholds[prefix], prefix=prefix)
-        for prefix, coder in bundles.coders.items()
-    )
-    return CodingJob(table, out, records, added, append=files.append, overwrite=files.overwrite)
-
-
-def _spread(
-    bundles: Bundles,
-    job: CodingJob,
-    folders: Mapping[str, Path],
-    thresholds: Mapping[str, Path | None],
-    levels: str,
-    engine: str,
-) -> Callable[[], object]:
-    from tasks.coding.spread import spread
-    from tasks.running import progress
-
-    return partial(
-        spread,
-        bundles,
-        job,
-        engine=engine,
-        report=progress.reporter("code, by workers"),
-        bundle=next(iter(folders.values())),
-        thresholds=next(iter(thresholds.values())),
-        levels=levels,
-    )
 
 
 def _notes(coded: CodingReport) -> str:

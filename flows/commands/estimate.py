@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -58,11 +58,16 @@ def estimate(
         from tasks.coding import estimates as measure
         from tasks.coding.quality import agreement, read_double_coded
 
-        how: Any = {"prefix": prefix, "listed": options.listed_codes(codelist), "read": reading}
-        how |= {"allow_unlisted": allow_unlisted}
-        agreed = agreement(read_double_coded(coded, sample, **how))
-        groups = [name.strip() for name in by.split(",") if name.strip()]
-        counted = measure.estimate(coded, sample, by=groups, **how)
+        table = read_double_coded(
+            coded,
+            sample,
+            by=[name.strip() for name in by.split(",") if name.strip()],
+            prefix=prefix,
+            listed=options.listed_codes(codelist),
+            allow_unlisted=allow_unlisted,
+            read=reading,
+        )
+        agreed, counted = agreement(table), measure.estimate(table)
         if out is not None:
             measure.write_table(counted, out)
         if plot is not None:

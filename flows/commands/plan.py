@@ -16,8 +16,7 @@ from rich.text import Text
 from flows.commands import options
 from flows.commands.layout import Console
 from flows.commands.ledger_text import budget_after, cohorts, spent
-from flows.commands.next_steps import command_line
-from flows.commands.terminal import escape_text, say
+from flows.commands.terminal import command_line, escape_text, say
 from flows.server.settings import require_same_workspace
 from storage.durable import write_atomically
 from storage.figures import delta_text

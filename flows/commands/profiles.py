@@ -155,28 +155,23 @@ def parameters(
     if codelist is not None:
         section["codelist"] = str(codelist)
     given = {option: value for option, value in (named or {}).items() if value is not None}
-    _apply(content, given, settings)
+    keys = {setting.partition("=")[0] for setting in settings}
+    for option, value in given.items():
+        if NAMED[option] in keys:
+            raise InputError(f"--{option}: --set {NAMED[option]} is given too. Leave one out.")
+        put(content, NAMED[option], (value or None) if option == "date" else value)
     content = apply_settings(content, settings)
     for key, value in (values or {}).items():
         put(content, key, value)
     if not isinstance(content["data"], dict):
         raise InputError("--set: data is a section. Set a parameter of it, such as data.source=FILE.")
-    keys = {setting.partition("=")[0] for setting in settings} | {NAMED[name] for name in given} | set(values or ())
+    keys |= {NAMED[name] for name in given} | set(values or ())
     _require_population(content, own, keys, profile)
     if not content["data"].get("codelist") and not _section(content["data"], "ingest").get("codes_are_names"):
         content = apply_settings(content, [setting for setting in unlisted if setting.partition("=")[0] not in keys])
     if not content["data"].get("source"):
         raise InputError("--data: missing. Name the file of records (CSV, ZIP holding one CSV, Parquet or JSON Lines).")
     return validate(RetrainParameters, content, where="parameters: ")
-
-
-def _apply(content: dict[str, Any], given: Mapping[str, Any], settings: Sequence[str]) -> None:
-    set_too = {setting.partition("=")[0] for setting in settings}
-    for option, value in given.items():
-        key = NAMED[option]
-        if key in set_too:
-            raise InputError(f"--{option}: --set {key} is given too. Leave one out.")
-        put(content, key, None if key.endswith("date_column") and not value else value)
 
 
 def _section(content: dict[str, Any], name: str) -> dict[str, Any]:

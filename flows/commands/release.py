@@ -9,7 +9,7 @@ import typer
 
 from flows.commands import options
 from flows.commands.ledger_text import KINDS, budget_after, cohorts, delta, relation, spent
-from flows.commands.next_steps import command_line
+from flows.commands.terminal import command_line
 from flows.server.run_flow import run_command
 from flows.server.settings import configure_prefect, require_same_workspace
 from tasks.running.failures import private_errors

@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from flows.commands import options
-from flows.commands.next_steps import command_line
-from flows.commands.terminal import say
+from flows.commands.terminal import command_line, say
 from tasks.running.failures import private_errors
 
 

@@ -15,6 +15,7 @@ import typer
 
 from flows.commands import bundle_options, options
 from flows.commands.terminal import say
+from flows.server.settings import home_of
 from storage.errors import InputError, StorageError
 from tasks.running.failures import private_errors
 
@@ -91,12 +92,12 @@ def serve(
         from service.app import Settings, create_app
         from service.clients import State
         from storage.bundle.check import check
-        from tasks.coding.coder import open_bundle, read_sensitive
+        from tasks.coding.coder import open_bundle, read_sensitive, require_not_revoked
 
         with released.opened() as folder:
             sound = check(folder, trust, unsigned=allow_unsigned)
             coder = open_bundle(folder, thresholds=thresholds, precision="auto")
-        released.require_not_revoked(coder)
+        require_not_revoked(coder, home_of(released.home))
         coder.scores(["warm"])
         watch = Watch(State(clients), api_key_file if clients else None, trust, sound)
         hosts = ("localhost", "127.0.0.1", "[::1]", "::1", host, *(allowed_host or ()))

@@ -14,8 +14,7 @@ from rich.table import Table
 from flows.commands import checks, ledger_text, metrics, options
 from flows.commands.console import duration
 from flows.commands.layout import Console
-from flows.commands.next_steps import command_of
-from flows.commands.terminal import say
+from flows.commands.terminal import command_of, say
 from flows.server.settings import home_of
 from storage.figures import left_text
 

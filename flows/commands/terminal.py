@@ -7,12 +7,16 @@ count as markup.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
+
+from flows.server.settings import home_of
 
 _HARMLESS = {"\n", "\t"}
 _BIDIRECTIONAL = {
@@ -70,3 +74,17 @@ def _is_active(c: str) -> bool:
 
 def _escape(c: str) -> str:
     return f"\\u{ord(c):04x}"  # as in JSON, so that JSON stays valid
+
+
+def command_line(*words: str | Path, home: str | Path | None = None) -> str:
+    """Quotes the words of `autocoder`; capitals such as PARTNER stand for what a person fills in.
+
+    Args:
+        home: workspace that the command must find; it is named unless the command finds it without.
+    """
+    named = [] if home is None or Path(home).resolve() == home_of(None) else ["--home", str(home)]
+    return shlex.join(["autocoder", *map(str, words), *named])
+
+
+def command_of(flow: str) -> str:
+    return "train" if flow == "retrain" else flow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -14,10 +14,9 @@ from rich.text import Text
 from flows.commands import options
 from flows.commands.console import duration
 from flows.commands.layout import Console, say_prose
-from flows.commands.next_steps import command_line
 from flows.commands.plan import summary_of
 from flows.commands.release import ending
-from flows.commands.terminal import say
+from flows.commands.terminal import command_line, say
 from flows.server.run_flow import run_command
 from storage.errors import InputError
 from tasks.running.failures import private_errors
@@ -242,28 +241,17 @@ def _show_dry_run(
         content = {
             "stages": [{"stage": label, "reused": reused} for label, reused in stages.items()],
             "search": search,
-            "release": None if row is None else {"release_id": row.release_id, "state": row.state},
+            "release": row and _fields(row, "release_id", "state"),
             "population": data.population,
             "classification": " ".join((data.classification, data.classification_version)).strip(),
             "codes": {"listed": survey.codes if listed else None, "observed": survey.codes_observed},
-            "code_list": None
-            if preview.code_list is None
-            else {
-                "verdict": preview.code_list.verdict,
-                "published_name": preview.code_list.published_name,
-                "description": preview.code_list.description,
-            },
+            "code_list": preview.code_list and _fields(preview.code_list, "verdict", "published_name", "description"),
             "records": {"read": survey.rows, "usable": survey.usable, **survey.sampled},
             "files": list(survey.reading),
             "notes": list(survey.notes),
             "language": survey.language,
             "cohorts": list(survey.cohorts),
-            "charge": {
-                "guarantee_kind": charge.guarantee_kind,
-                "epsilon": charge.epsilon,
-                "delta": charge.delta,
-                "warning": charge.warning,
-            },
+            "charge": _fields(charge, "guarantee_kind", "epsilon", "delta", "warning"),
             "budget": [
                 {
                     "population": line.account.population,
@@ -277,7 +265,7 @@ def _show_dry_run(
             "estimated_seconds": round(seconds),
             "estimated_disk_bytes": estimate.disk_bytes,
         }
-        say(json.dumps(content, indent=2))
+        say(json.dumps(content, indent=2, default=str))  # of amounts
         _end_over_budget(preview)
         return
     table = Table("stage", "state", title=f"Plan in {context.home}", title_justify="left")
@@ -297,6 +285,10 @@ def _show_dry_run(
     for name, line in (*_facts(preview, parameters), ("to compute", time), ("disk", disk)):
         say_prose(line, name=name)
     _end_over_budget(preview)
+
+
+def _fields(of: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in names}
 
 
 def _end_over_budget(preview: Preview) -> None:

@@ -16,7 +16,7 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.client.schemas.sorting import FlowRunSort
 
-from flows.commands.next_steps import command_of
+from flows.commands.terminal import command_of
 from flows.server.client import server
 from storage.errors import InputError
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 from mechanisms.errors import MechanismError
 from mechanisms.model import packaged
+from mechanisms.model.precision import Choice, Precision, resolved
 
 TARGETS = (0.80, 0.90, 0.95)
 SCHEMA = 1
@@ -23,8 +24,6 @@ Pooling = Literal["first", "mean", "none"]
 Prior = Literal["none", "titles"]
 Lexical = Literal["none", "titles", "hashed"]
 TitlesOf = Literal["codelist", "injuries"]
-Precision = Literal["float32", "bfloat16"]
-Choice = Literal["auto", "float32", "bfloat16"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 """A finite number above 0."""
 
@@ -125,11 +124,6 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid", title="Model"):
     @field_validator("precision")
     @classmethod
     def _by_this_processor(cls, value: Choice) -> Precision:
-        if value != "auto":
-            return value
-
-        from mechanisms.model.precision import resolved
-
         return resolved(value)
 
     @property

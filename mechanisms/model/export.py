@@ -64,8 +64,8 @@ def save(
             standard.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
     _join_merges(within / "tokenizer.json")
-    _forget_origin(within / "config.json")
-    _forget_origin(within / "tokenizer_config.json")
+    _set(within / "config.json")
+    _set(within / "tokenizer_config.json")
     weights = _inference_weights(model)
     if precision == "bfloat16":
         for name in weights:
@@ -90,8 +90,12 @@ def _halve(path: Path) -> None:
     save_file(weights, path, metadata={"format": "pt"})
 
 
+_ORIGIN = {"_name_or_path", "name_or_path", "local_files_only", "is_local"}
+
+
 def _set(path: Path, **values: Any) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | values, indent=2, sort_keys=True) + "\n")
+    content = {k: v for k, v in json.loads(path.read_text()).items() if k not in _ORIGIN}
+    path.write_text(json.dumps(content | values, indent=2, sort_keys=True) + "\n")
 
 
 def _save_modules(model: MeanPooled, tokenizer: Any, folder: Path, *, codes: Sequence[str]) -> None:
@@ -144,16 +148,6 @@ def _join_merges(path: Path) -> None:
     if merges and all(isinstance(pair, list) and not any(" " in part for part in pair) for pair in merges):
         content["model"]["merges"] = [" ".join(pair) for pair in merges]
         path.write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
-
-
-_ORIGIN = {"_name_or_path", "name_or_path", "local_files_only", "is_local"}
-
-
-def _forget_origin(path: Path) -> None:
-    if path.is_file():
-        content = json.loads(path.read_text())
-        remaining = {k: v for k, v in content.items() if k not in _ORIGIN}
-        path.write_text(json.dumps(remaining, indent=2, sort_keys=True) + "\n")
 
 
 @dataclass(frozen=True)

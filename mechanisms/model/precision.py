@@ -8,33 +8,37 @@ gives the same numbers, only more slowly: what was begun on one machine can be f
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-from mechanisms.model.config import Choice, Precision
-from mechanisms.model.linear import fast_linear
-
+Precision = Literal["float32", "bfloat16"]
+Choice = Literal["auto", "float32", "bfloat16"]
 _INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
 
 
-def fastest(device: torch.device | str = "cpu") -> Precision:
-    """bfloat16 where this device has instructions for it, by its flags and never by a timing."""
-    if torch.device(device).type == "cuda":
+def resolved(choice: Choice, device: torch.device | str | None = None) -> Precision:
+    """Resolves a choice on a device; without one, on the GPU where there is one, else on the processor.
+
+    `auto` is bfloat16 where the device has instructions for it, by its flags and never by a timing.
+    """
+    if choice != "auto":
+        return choice
+    import torch
+
+    if torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")).type == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
     known = torch.cpu.get_capabilities()
     return "bfloat16" if any(known.get(name, False) for name in _INSTRUCTIONS) else "float32"
 
 
-def resolved(choice: Choice, device: torch.device | str | None = None) -> Precision:
-    """Resolves a choice on a device; without one, on the GPU where there is one, else on the processor."""
-    if choice != "auto":
-        return choice
-    return fastest(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-
-
 def computing(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
     """Inside the block, in this thread, matrix products are done in this precision, in the fastest way for it."""
+    import torch
+
+    from mechanisms.model.linear import fast_linear
+
     if precision == "bfloat16":
         return torch.autocast(device.type, torch.bfloat16)
     return fast_linear(device)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import Any
 
 import torch
 
@@ -36,24 +36,12 @@ def fitting(inputs: Inputs) -> Iterator[None]:
         yield
 
 
-A = TypeVar("A")
-B = TypeVar("B")
-
-
-class Map(Protocol):
-    """The built-in `map` of one argument: results in order."""
-
-    def __call__(self, work: Callable[[A], B], items: Iterable[A], /) -> Iterator[B]:
-        """Yield `work(item)` for each item."""
-        ...
-
-
 _SIDE_BY_SIDE = 8
 """Batches at a time, at most: beyond that Python's lock is what they wait for."""
 
 
 @contextmanager
-def forward_passes(inputs: Inputs, device: torch.device) -> Iterator[Map]:
+def forward_passes(inputs: Inputs, device: torch.device) -> Iterator[Callable[..., Iterator[Any]]]:
     """A `map` for forward passes over batches.
 
     An encoder's batches on a CPU run side by side, each on its own threads, rather than one after the other on all of
@@ -63,7 +51,7 @@ def forward_passes(inputs: Inputs, device: torch.device) -> Iterator[Map]:
     threads = torch.get_num_threads()
     if device.type != "cpu" or isinstance(inputs, FeatureInputs) or threads == 1:
         with fitting(inputs):
-            yield map  # pyrefly: ignore[invalid-yield]
+            yield map
         return
     workers = min(threads, _SIDE_BY_SIDE)
     with using(threads // workers), ThreadPoolExecutor(workers, thread_name_prefix="forward") as pool:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from storage.artifacts import digest
-from storage.bundle.folder import PROOF, STATEMENT, UnsoundBundle
+from storage.bundle.folder import PROOF, STATEMENT, UnsoundBundle, require_same_files
 from storage.errors import InputError, StorageError
 from storage.ledger import heads
 
@@ -51,7 +51,7 @@ def check_proof(
 ) -> None:
     """Checks that a proof matches a bundle's files, by their digests, and its statement, and who signed its head."""
     row, files = proof["row"], proof["files"]
-    bundle.require_same_files(files, actual, since="the ledger's proof was made")
+    require_same_files(files, actual, since="the ledger's proof was made")
     if digest(files) != row["bundle_digest"]:
         raise UnsoundBundle(PROOF, "its row belongs to another bundle")
     different = [name for name in SHARED if row[name] != statement[name]]

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
 from storage.tables.narratives import SEPARATOR, Narratives, template_fault
-from storage.tables.options import AS_IT_LOOKS, ReadOptions
+from storage.tables.options import AS_IT_LOOKS, ReadOptions, title_of
 
 Sampling = Literal["stratified", "per-record"]
 Cohort = Literal["year", "quarter", "month", "none"]
@@ -38,17 +38,15 @@ class IngestConfig(BaseModel):
     The defaults read OSHA's Severe Injury Reports as published.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Columns and sampling")
+    model_config = ConfigDict(frozen=True, extra="forbid", title="Columns and sampling", field_title_generator=title_of)
 
     text_columns: tuple[str, ...] = Field(
         default=("Final Narrative",),
         min_length=1,
-        title="Text columns",
         description="Columns that the classifier reads, such as the narrative, or job title and incident.",
     )
     template: str | None = Field(
         default=None,
-        title="Template",
         description="How several text columns are joined: `{Job title}: {Narrative}`, every text column once or more. "
         f"Empty: the columns that are not blank, with `{SEPARATOR.strip()}` between them.",
     )
@@ -72,22 +70,19 @@ class IngestConfig(BaseModel):
     )
     unit_column: str | None = Field(
         default=None,
-        title="Unit column",
         description="Person or establishment, where it and not the record is to be protected. Records without one "
         "are then dropped and counted.",
     )
     date_column: str | None = Field(
         default="EventDate",
-        title="Date column",
         description="Gives the cohort of a record. Empty: one cohort, `all`.",
     )
     date_format: str | None = Field(
         default=None,
-        title="Date format",
         description="In strptime's letters, such as %d.%m.%Y. Empty: 2015-01-31 or 1/31/2015, month first, with or "
         "without a time behind.",
     )
-    cohort: Cohort = Field(default="year", title="Cohort", description="The reference period that a budget belongs to.")
+    cohort: Cohort = Field(default="year", description="The reference period that a budget belongs to.")
     cohorts: tuple[str, ...] | None = Field(
         default=None,
         min_length=1,
@@ -100,9 +95,7 @@ class IngestConfig(BaseModel):
         title="Records of other cohorts",
         description="Where cohorts are declared: refuse the file, or drop and count such records.",
     )
-    cap_per_code: int | None = Field(
-        default=200, ge=1, title="Cap per code", description="Records used of a code at most. Empty: all."
-    )
+    cap_per_code: int | None = Field(default=200, ge=1, description="Records used of a code at most. Empty: all.")
     min_per_code: int = Field(
         default=2, ge=1, title="Minimum per code", description="Codes with fewer records than this are dropped."
     )
@@ -111,18 +104,15 @@ class IngestConfig(BaseModel):
         gt=0,
         lt=1,
         allow_inf_nan=False,
-        title="Test share",
         description="Share of each code's records for evaluation, after the holdout is taken.",
     )
     train_before: date | None = Field(
         default=None,
-        title="Train before",
         description="Train on what is dated before this day, evaluate on the rest; test_share is not used then. "
         "Empty: the halves are random.",
     )
     sampling: Sampling = Field(
         default="stratified",
-        title="Sampling",
         description="`stratified`: the paper's protocol; which records are used depends on the other records. "
         "`per-record`: split and holdout by a hash of the record's id (without an id column, of its content) that "
         "is keyed by the seed; no cap and no minimum per code, so that a record more or less moves no other.",
@@ -132,7 +122,6 @@ class IngestConfig(BaseModel):
         ge=0,
         lt=1,
         allow_inf_nan=False,
-        title="Holdout share",
         description="Share of each code's records that nothing trains on or evaluates with, for audits.",
     )
     max_per_unit: int | None = Field(
@@ -156,7 +145,6 @@ class IngestConfig(BaseModel):
     )
     codes_are_names: bool = Field(
         default=False,
-        title="Codes are names",
         description="Without a code list: each code is a public name and serves as its own title.",
     )
     empty_text: Literal["drop", "refuse"] = Field(
@@ -166,13 +154,11 @@ class IngestConfig(BaseModel):
         default=20260101,
         ge=0,
         lt=2**53,
-        title="Seed",
         description="Seed of the sampling and the split; repeatable. It owes nothing to the records.",
     )
 
     split_by_unit: bool = Field(
         default=False,
-        title="Split by unit",
         description="All records of a unit go to the same split.",
     )
 
@@ -242,52 +228,36 @@ class IngestConfig(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> IngestConfig:
-        if fault := template_fault(self.text_columns, self.template):
+        unit, day, capped = self.unit_column is not None, self.train_before is not None, self.cap_per_code is not None
+        names = self.cohorts or ()
+        example = {"year": "2015", "quarter": "2015-Q1", "month": "2015-01"}.get(self.cohort)
+        odd = [name for name in names if not re.fullmatch(_COHORTS.get(self.cohort, ""), name, re.ASCII)]
+        faults = {
+            template_fault(self.text_columns, self.template): True,
+            "label_column is among text_columns, so the classifier would read the answer. Remove it there": (
+                self.label_column in self.text_columns
+            ),
+            "label_column is empty. Name the column of the codes": not self.label_column,
+            "max_per_unit has no unit_column. Name it": self.max_per_unit is not None and not unit,
+            "split_by_unit has no unit_column. Name it": self.split_by_unit and not unit,
+            f"cap_per_code ({self.cap_per_code}) is below min_per_code ({self.min_per_code}). Change one": (
+                (self.cap_per_code or self.min_per_code) < self.min_per_code
+            ),
+            "train_before has no date_column. Name it, or drop train_before (--set data.ingest.train_before=null)": (
+                day and self.date_column is None
+            ),
+            "split_by_unit and train_before conflict: a unit may have records on both sides of a date. Drop one": (
+                day and self.split_by_unit
+            ),
+            "cohorts need dates. Set date_column and cohort, or leave cohorts empty": names and not self.dated_cohorts,
+            "cohorts: a name is repeated. Give it once": len(set(names)) < len(names),
+            f"cohorts: {next(iter(odd), None)!r} is not a {self.cohort}. Write it as {example}": odd,
+            "sampling=per-record excludes a cap and a minimum per code, by which one record moves others. Set "
+            "cap_per_code to null and min_per_code to 1": (
+                self.sampling == "per-record" and (capped or self.min_per_code != 1)
+            ),
+            "date_format has no year. Use %Y": self.date_format and not re.search(r"%[YycxDF]", self.date_format),
+        }
+        if fault := next((fault for fault, holds in faults.items() if fault and holds), None):
             raise ValueError(fault)
-        if self.label_column in self.text_columns:
-            raise ValueError(
-                "label_column is among text_columns, so the classifier would read the answer. Remove it there"
-            )
-        if not self.label_column:
-            raise ValueError("label_column is empty. Name the column of the codes")
-        if self.max_per_unit is not None and self.unit_column is None:
-            raise ValueError("max_per_unit has no unit_column. Name it")
-        if self.split_by_unit and self.unit_column is None:
-            raise ValueError("split_by_unit has no unit_column. Name it")
-        if self.cap_per_code is not None and self.cap_per_code < self.min_per_code:
-            raise ValueError(
-                f"cap_per_code ({self.cap_per_code}) is below min_per_code ({self.min_per_code}). Change one"
-            )
-        self._check_dates()
-        self._check_sampling()
-        if self.date_format is not None and not re.search(r"%[YycxDF]", self.date_format):
-            raise ValueError("date_format has no year. Use %Y")
         return self
-
-    def _check_dates(self) -> None:
-        if self.train_before is not None and self.date_column is None:
-            raise ValueError(
-                "train_before has no date_column. Name it, or drop train_before (--set data.ingest.train_before=null)"
-            )
-        if self.train_before is not None and self.split_by_unit:
-            raise ValueError(
-                "split_by_unit and train_before conflict: a unit may have records on both sides of a date. Drop one"
-            )
-        if self.cohorts is None:
-            return
-        if not self.dated_cohorts:
-            raise ValueError("cohorts need dates. Set date_column and cohort, or leave cohorts empty")
-        if len(set(self.cohorts)) < len(self.cohorts):
-            raise ValueError("cohorts: a name is repeated. Give it once")
-        if wrong := [name for name in self.cohorts if not re.fullmatch(_COHORTS[self.cohort], name, re.ASCII)]:
-            example = {"year": "2015", "quarter": "2015-Q1", "month": "2015-01"}[self.cohort]
-            raise ValueError(f"cohorts: {wrong[0]!r} is not a {self.cohort}. Write it as {example}")
-
-    def _check_sampling(self) -> None:
-        if self.sampling != "per-record":
-            return
-        if self.cap_per_code is not None or self.min_per_code != 1:
-            raise ValueError(
-                "sampling=per-record excludes a cap and a minimum per code, by which one record moves others. Set "
-                "cap_per_code to null and min_per_code to 1"
-            )

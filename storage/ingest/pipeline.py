@@ -6,13 +6,10 @@ texts of the sample.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,13 +25,15 @@ from storage.ingest.cell_digests import SIZE, cell_digests
 from storage.ingest.config import CohortsSource, IngestConfig
 from storage.ingest.sampling import SPLITS, UNUSED, Selection, select
 from storage.ingest.survey import USABLE, Survey, survey
+from storage.tables.csv_rows import open_source
 from storage.tables.reader import Marks, Table, open_table, to_arrow
-from storage.tables.source import open_source, require_columns
+from storage.tables.source import require_columns
 
 REPORT = "report.json"
 _GROUP = 8192
 """Records per row group: independent of the reader's blocks, so that the file is, too."""
 
+_LINE = json.JSONEncoder(separators=(",", ":")).encode
 Progress = Callable[[int, int | None], None]
 LabelSpaceSource = Literal["codelist", "observed"]
 
@@ -158,23 +157,20 @@ def ingest(
         "label_space_source": "codelist" if listed and config.label_space == "codelist" else "observed",
         "fingerprint": digest.hexdigest(),
     }
-    with enough_disk(out_dir):
-        for stale in (*(split_file(out_dir, split) for split in SPLITS), out_dir / CELLS):
-            stale.unlink(missing_ok=True)
-        split = selection.split[selection.split != UNUSED]
-        for number, name in enumerate(counts):
-            rows = sample.filter(to_arrow(split == number))
-            with pa.OSFile(str(_partial(split_file(out_dir, name))), "wb") as file:
-                pq.write_table(rows.combine_chunks(), file, compression="zstd", row_group_size=_GROUP)
-        if cells:  # each once and sorted, which says nothing of its record's place
-            every = pa.FixedSizeBinaryArray.from_buffers(
-                pa.binary(SIZE), len(cells) // SIZE, [None, pa.py_buffer(cells)]
-            )
-            pq.write_table(pa.table({"cell": every.unique()}).sort_by("cell"), out_dir / CELLS)
-        for name in counts:
-            _partial(split_file(out_dir, name)).replace(split_file(out_dir, name))
-        for name, content in ((CODES, [code.as_json() for code in space]), (REPORT, report)):
-            write_atomically(out_dir / name, json.dumps(content, ensure_ascii=False).encode())
+    for stale in (*(split_file(out_dir, split) for split in SPLITS), out_dir / CELLS):
+        stale.unlink(missing_ok=True)
+    split = selection.split[selection.split != UNUSED]
+    for number, name in enumerate(counts):
+        rows = sample.filter(to_arrow(split == number))
+        with pa.OSFile(str(_partial(split_file(out_dir, name))), "wb") as file:
+            pq.write_table(rows.combine_chunks(), file, compression="zstd", row_group_size=_GROUP)
+    if cells:  # each once and sorted, which says nothing of its record's place
+        every = pa.FixedSizeBinaryArray.from_buffers(pa.binary(SIZE), len(cells) // SIZE, [None, pa.py_buffer(cells)])
+        pq.write_table(pa.table({"cell": every.unique()}).sort_by("cell"), out_dir / CELLS)
+    for name in counts:
+        _partial(split_file(out_dir, name)).replace(split_file(out_dir, name))
+    for name, content in ((CODES, [code.as_json() for code in space]), (REPORT, report)):
+        write_atomically(out_dir / name, json.dumps(content, ensure_ascii=False).encode())
     return IngestResult(
         rows_read=len(overview.state),
         train=counts["train"],
@@ -264,22 +260,12 @@ def _sampled(
     for values in zip(split[chosen].tolist(), ids, texts, codes.tolist(), cohorts, units, written, strict=True):
         half, name, text, code, cohort, unit, own = values
         line = (SPLITS[half], name, text, overview.code_names[code], cohort, unit)
-        digest.update(f"[{','.join(map(_json, line))}]\n".encode("ascii"))
+        digest.update(f"{_LINE(line)}\n".encode("ascii"))
         cells += cell_digests(own)
-    kinds = (pa.int64() if config.id_column is None else pa.string(), pa.string(), pa.int32(), pa.string(), pa.string())
-    arrays = [
-        to_arrow(rows + 1) if config.id_column is None else to_arrow(ids),
-        to_arrow(texts),
-        to_arrow(labels[codes]),
-    ]
-    arrays += [to_arrow(cohorts), to_arrow(units)]
     names = ("record_id", "text", "label", "cohort", "unit")
-    fields = [pa.field(n, kind, nullable=n == "unit") for n, kind in zip(names, kinds, strict=True)]
+    arrays = list(map(to_arrow, (rows + 1 if config.id_column is None else ids, texts, labels[codes], cohorts, units)))
+    fields = [pa.field(name, array.type, nullable=name == "unit") for name, array in zip(names, arrays, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
-
-
-def _json(value: str | int | None) -> str:
-    return "null" if value is None else encode_basestring_ascii(value) if isinstance(value, str) else str(value)
 
 
 def _pseudonym(unit: str) -> str:
@@ -325,20 +311,6 @@ def _report(
         "source": [part.source.reading for part in records.files],
         "config": config.model_dump(mode="json"),
     }
-
-
-@contextmanager
-def enough_disk(folder: Path) -> Iterator[None]:
-    """Turns a full disk into an error that says so."""
-    full = False
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        full = True
-    if full:
-        raise StorageError(f"disk: no space left in {folder} while writing the records. Free space and run again")
 
 
 def _partial(path: Path) -> Path:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
 
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from storage.codelist import MAX_CODE, Code, describe_shape, normalise_code
 from storage.errors import InputError
 from storage.ingest.config import Cohort, IngestConfig
-from storage.ingest.language import language_of
 from storage.ingest.sampling import Digests, digests
 from storage.spelling import Spellings, twins
 from storage.tables.reader import Marks, Table
@@ -44,6 +43,19 @@ _FORMATS = (
     *("%d.%m.%y", "%d%b%Y", "%b %d, %Y", "%d %B %Y", "%B %d, %Y", "%Y", "%Y-%m", "%m/%Y"),
 )
 _TRIED = 1000
+_WORDS = {
+    "english": "the of and to was were with from his her he she while when a an on in at by for",
+    "french": "le la les des une dans et est sur avec du en au il par sa son a été",
+    "german": "der die das und mit ein eine wurde auf beim sich dem den im von ist er",
+    "spanish": "el la los las una del con por se su al en y un mientras cuando que",
+    "italian": "il lo di che della nel una con per si al da un è gli la mentre",
+    "portuguese": "o a os um uma do da com na no foi ao e de em quando que seu",
+    "dutch": "de het een van met zijn werd op aan toen en in is bij door hij",
+    "swedish": "och en ett att på med av till från den som när han hon sig var",
+    "danish": "og en et at på med af til fra den som da han hun sig var blev",
+    "finnish": "ja oli on kun hän että sekä kanssa mutta joka myös ei",
+}
+_FEWEST, _SHARE, _AHEAD = 100, 0.08, 1.4
 
 
 @dataclass(frozen=True)
@@ -108,13 +120,13 @@ def survey(
 ) -> Survey:
     named = (config.label_column, config.dates_from, config.unit_column, config.id_column)
     chunks: dict[str, list[pa.DictionaryArray]] = {name: [] for name in named if name is not None}
-    lacking: list[NDArray[np.bool_]] = []
+    empty: list[NDArray[np.bool_]] = []
     identities: list[Digests] = []
     rows, language = 0, None
     for batch in records.texts(config.columns, marks):
         trimmed = {name: pc.call_function("utf8_trim_whitespace", [batch.column(name)]) for name in config.columns}
         lengths = (pc.call_function("binary_length", [trimmed[name]]) for name in config.text_columns)
-        lacking.append(np.logical_and.reduce([np.from_dlpack(length) == 0 for length in lengths]))
+        empty.append(np.logical_and.reduce([np.from_dlpack(length) == 0 for length in lengths]))
         for name, parts in chunks.items():
             parts.append(trimmed[name].dictionary_encode())
         if config.sampling == "per-record":
@@ -126,18 +138,8 @@ def survey(
         rows += batch.num_rows
         progress(rows)
     columns = {name: _Column.of(parts) for name, parts in chunks.items()}
-    return replace(_checked(records, config, listed, columns, np.concatenate(lacking), identities), language=language)
-
-
-def _checked(
-    records: Table,
-    config: IngestConfig,
-    listed: Sequence[Code] | None,
-    columns: Mapping[str, _Column],
-    lacking: NDArray[np.bool_],
-    identities: Sequence[Digests],
-) -> Survey:
-    label, rows = records.source.label, len(lacking)
+    lacking = np.concatenate(empty)
+    label = records.source.label
     coded, code_names, unknown, respelt = _codes(columns[config.label_column], config, listed, label)
     if unknown and config.unknown_codes != "drop":
         spellings = Spellings(code_names)
@@ -184,6 +186,7 @@ def _checked(
         identities=np.concatenate(identities) if identities else None,
         unit_identities=digests([units.values])[units.index] if units is not None and by_unit else None,
         notes=tuple(notes),
+        language=language,
     )
     usable = coded[state == USABLE]
     if not len(usable):
@@ -314,3 +317,12 @@ def _named(rows: NDArray[np.bool_]) -> str:
     numbers = np.flatnonzero(rows) + 1
     more = f" and {len(numbers) - 10} more" if len(numbers) > 10 else ""
     return f"{'row' if len(numbers) == 1 else 'rows'} {', '.join(map(str, numbers[:10]))}{more}"
+
+
+def language_of(texts: Iterable[str]) -> str | None:
+    """Returns the language as Snowball names it; None where the words are few, or of no language known here."""
+    words = Counter(word for text in texts for word in re.findall(r"\w+", text.lower()))
+    scores = sorted(((sum(words[word] for word in own.split()), name) for name, own in _WORDS.items()), reverse=True)
+    (most, name), (second, _) = scores[:2]
+    sure = words.total() >= _FEWEST and most >= _SHARE * words.total() and most >= _AHEAD * second
+    return name if sure else None

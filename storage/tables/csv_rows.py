@@ -12,6 +12,7 @@ import re
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from storage.errors import InputError
-from storage.tables.options import Quotes, ReadOptions
+from storage.tables.options import AS_IT_LOOKS, Quotes, ReadOptions
 from storage.tables.source import (
     HEAD,
     MOST_COLUMNS,
@@ -29,6 +30,7 @@ from storage.tables.source import (
     UNPACK_FAULTS,
     Source,
     read_safely,
+    recognise,
     to_arrow,
 )
 
@@ -75,13 +77,18 @@ class _Layout:
         return self.required, share > 0 and not self.broken, share
 
 
-def look(source: Source, head: bytes, read: ReadOptions, required: Sequence[str], *, whole: bool) -> Source:
-    """Returns the source with the encoding, separator, quotes and header that fit its first rows.
+def open_source(
+    path: Path, option: str = "data", read: ReadOptions = AS_IT_LOOKS, required: Sequence[str] = ()
+) -> Source:
+    """Returns what a file is; of a CSV with the encoding, separator, quotes and header that fit its first rows.
 
     Args:
-        head: its first bytes, or all of them.
         required: columns by which the header is found below lines of titles.
     """
+    source, head = recognise(path, option, read)
+    if source.kind != "csv":
+        return source
+    whole = len(head) < HEAD
     encoding = read.encoding
     if encoding is None:
         for name, marks in _WIDE.items():

@@ -19,28 +19,29 @@ _NO_FILES = frozenset({"idna", "punycode", "raw-unicode-escape", "undefined", "u
 """Codecs of names and of Python's source; the time of `punycode` grows with the square of the length."""
 
 
+def title_of(name: str, _: object) -> str:
+    """Titles a field of a form by its name."""
+    return name.capitalize().replace("_", " ")
+
+
 class ReadOptions(BaseModel):
     """Holds the settings of every command that reads a table; what is left out is found by looking."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Reading")
+    model_config = ConfigDict(frozen=True, extra="forbid", title="Reading", field_title_generator=title_of)
 
     separator: str | None = Field(
         default=None,
-        title="Separator",
         description="One character, or `tab`. Empty: that of , ; tab | by which the first rows have one width.",
     )
     quotes: Quotes | None = Field(
         default=None,
-        title="Quotes",
         description='`double`: "" is a quote inside a quoted cell. `backslash`: \\" is. `none`: quotes are text. '
         "Empty: `double`, or `none` where tabs or | separate and quotes do not pair.",
     )
     encoding: str | None = Field(
-        default=None, title="Encoding", description="Such as cp850, mac_roman or utf-16. Empty: UTF-8, or cp1252."
+        default=None, description="Such as cp850, mac_roman or utf-16. Empty: UTF-8, or cp1252."
     )
-    sheet: str | None = Field(
-        default=None, title="Sheet", description="Of a workbook. Empty: the only one that has rows."
-    )
+    sheet: str | None = Field(default=None, description="Of a workbook. Empty: the only one that has rows.")
     skip: int | None = Field(
         default=None, ge=0, le=1000, title="Lines to skip", description="Lines above the header. Empty: only titles."
     )
@@ -55,7 +56,6 @@ class ReadOptions(BaseModel):
     )
     bad_rows: Literal["refuse", "skip"] = Field(
         default="refuse",
-        title="Bad rows",
         description="Rows with another number of fields or quotes that do not pair: refuse the file, or skip and count "
         "them.",
     )

@@ -25,10 +25,10 @@ import pyarrow.parquet as pq
 from storage.artifacts import file_digest
 from storage.errors import InputError
 from storage.tables import guarded
-from storage.tables.csv_rows import Seen, csv_batches, require_one_encoding
+from storage.tables.csv_rows import Seen, csv_batches, open_source, require_one_encoding
 from storage.tables.json_rows import ABSENT, json_rows, scan_json
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
-from storage.tables.source import SMALL, Kind, Source, open_source, require_columns, to_arrow
+from storage.tables.source import SMALL, Kind, Source, require_columns, to_arrow
 
 Row = tuple[Any, ...]
 T = TypeVar("T")

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from storage.errors import InputError
 from storage.tables import guarded
-from storage.tables.options import AS_IT_LOOKS, Quotes, ReadOptions
+from storage.tables.options import Quotes, ReadOptions
 
 T = TypeVar("T")
 Kind = Literal["csv", "parquet", "jsonl", "npz"]
@@ -53,21 +53,24 @@ UNPACK_FAULTS = (
 """Errors that the libraries raise for a damaged archive, whose offsets they follow."""
 _OTHER_FORMATS: Final = {
     b"%PDF": "a PDF. Ask for the data as CSV or XLSX",
-    b"{\\rtf": "a text document. Save the table as CSV",
-    b"$FL": "an SPSS file. Export it as CSV or Parquet",
+    rb"\{\\rtf": "a text document. Save the table as CSV",
+    rb"\$FL": "an SPSS file. Export it as CSV or Parquet",
     b"<stata_dta>": "a Stata file. Export it as CSV or Parquet",
-    b"\x28\xb5\x2f\xfd": "packed with Zstandard. Unpack it, or pack it with gzip",
+    rb"\(\xb5/\xfd": "packed with Zstandard. Unpack it, or pack it with gzip",
     b"7z\xbc\xaf": "a 7z archive. Unpack it",
     b"Rar!": "a RAR archive. Unpack it",
     b"SQLite format 3": "a SQLite database. Export the table as CSV",
     b"\0\1\0\0Standard ": "an Access database. Export the table as CSV",
-    b"HEADER RECORD*******": "a SAS transport file. Export it as CSV or Parquet",
+    rb"HEADER RECORD\*{7}": "a SAS transport file. Export it as CSV or Parquet",
     b"\0" * 12 + b"\xc2\xea\x81\x60": "a SAS file. Export it as CSV or Parquet",
     b"ARROW1": "a Feather file. Write it as Parquet",
     b"FEA1": "a Feather file. Write it as Parquet",
     b"ORC": "an ORC file. Write it as Parquet",
     b"\x1f\x9d": "packed with compress. Unpack it, or pack it with gzip",
     b"version https://git-lfs": "a pointer of Git LFS, not the file. Fetch it with git lfs pull",
+    rb"\s*<(?i:!doctype|html|head|body)": "an HTML page, so the download failed or asks to log in. Fetch it again",
+    rb"\s*<[?A-Za-z][^,;|]{0,80}>": "HTML or XML. Open it in a spreadsheet, and save the table as XLSX or CSV",
+    rb".{257}ustar": "a tar archive. Unpack it and give the table's path",
 }
 _XLS = b"\xd0\xcf\x11\xe0"
 _PARQUET = b"PAR1"
@@ -155,18 +158,8 @@ class Source:
                 yield cast(IO[bytes], file)
 
 
-def open_source(
-    path: Path, option: str = "data", read: ReadOptions = AS_IT_LOOKS, required: Sequence[str] = ()
-) -> Source:
-    """Inspects the first bytes of a file.
-
-    The columns of JSON stay open: they are complete at its end only.
-
-    Args:
-        required: columns by which the header is found below lines of titles.
-    """
-    from storage.tables.csv_rows import look
-
+def recognise(path: Path, option: str, read: ReadOptions) -> tuple[Source, bytes]:
+    """Returns what a file is by its first bytes, and these, unpacked; the columns of text stay open."""
     if not path.is_file():
         raise InputError(f"{option}: no file {path}")
     size = path.stat().st_size
@@ -177,7 +170,7 @@ def open_source(
     if magic.startswith(_PARQUET) and (
         path.suffix.lower() == ".parquet" or (magic[4:5] < b" " and magic[4:5] not in b"\t\r\n")
     ):
-        return _parquet(path, option)
+        return _parquet(path, option), b""
     source = Source(path, "csv", (), size, option=option, skips_bad_rows=read.bad_rows == "skip")
     name = path
     for first, container in _PACKED.items():
@@ -190,18 +183,12 @@ def open_source(
         name = Path(source.member or path.name)
     head = read_safely(source, lambda: _head(source))
     for first, what in _OTHER_FORMATS.items():
-        if head.startswith(first):
+        if re.match(first, head, re.DOTALL):
             raise InputError(f"{source.label} is {what}")
-    if re.match(rb"\s*<(!doctype|html|head|body)", head, re.IGNORECASE):
-        raise InputError(f"{source.label} is an HTML page, so the download failed or asks to log in. Fetch it again")
-    if re.match(rb"\s*<[?a-z][^,;|]{0,80}>", head, re.IGNORECASE):
-        raise InputError(f"{source.label} is HTML or XML. Open it in a spreadsheet, and save the table as XLSX or CSV")
-    if head[257:262] == b"ustar":
-        raise InputError(f"{source.label} is a tar archive. Unpack it and give the table's path")
     if source.container != "workbook" and (kind := _json_kind(head, name.suffix.lower())):
         rows = 1 if kind == "array" else max(round(head.count(b"\n") * size / len(head)), 1)
-        return replace(source, kind="jsonl", array=kind == "array", rows=rows)
-    return look(source, head, read, required, whole=len(head) < HEAD)
+        source = replace(source, kind="jsonl", array=kind == "array", rows=rows)
+    return source, head
 
 
 def _json_kind(head: bytes, suffix: str) -> Literal["array", "lines"] | None:

@@ -10,7 +10,6 @@ and a contradiction stays: anyone who audits a true claim k times risks k times 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -23,48 +22,39 @@ from tasks.auditing.trials import Trials
 from tasks.running.stage import Step, Work
 
 
-@dataclass(frozen=True)
-class Design:
-    """Holds the design of an audit of one claim. event: of the candidate, as JSON. delta: 0 where none is claimed."""
-
-    confidence: float
-    delta: float
-    event: Mapping[str, Any]
-
-
-def measure(name: str, design: Design, *, seed: int, inputs: Mapping[str, ArtifactRef], trials_of: str) -> Step:
+def measure(name: str, *, seed: int, inputs: Mapping[str, ArtifactRef], **design: Any) -> Step:
     """Declares the audit of one candidate.
 
     Args:
+        confidence, delta, event: of the claim; delta 0 where none is claimed, the event as JSON.
         inputs: `fitted`, the candidate; and `pool` with `trials`, `gradients`, or all of them.
         trials_of: name of the candidate's mechanism in the trials.
     """
     return Step(
         name="audit",
         label=f"audit {name}, seed {seed}",
-        config={"seed": seed, "trials_of": trials_of, **asdict(design)},
+        config={"seed": seed, **design},
         inputs=dict(inputs),
-        body=partial(_measure, design=design, trials_of=trials_of),
+        body=partial(_measure, **design),
         modules=("tasks.auditing.measure",),
     )
 
 
-def _measure(work: Work, *, design: Design, trials_of: str) -> Mapping[str, Any]:
-    alpha, bounds, faults = (1 - design.confidence) / 2, list[Bound](), list[str]()
+def _measure(
+    work: Work, *, confidence: float, delta: float, event: Mapping[str, Any], trials_of: str
+) -> Mapping[str, Any]:
+    alpha, bounds, faults = (1 - confidence) / 2, list[Bound](), list[str]()
     figures: dict[str, Any] = {"trials": 0, "gradient_runs": 0, "checks": {}}
     if "trials" in work.inputs:
         trials = Trials.load(work.inputs["trials"], trials_of)
-        bounds += trial_bounds(Pool.load(work.inputs["pool"]), trials, delta=design.delta, alpha=alpha)
+        bounds += trial_bounds(Pool.load(work.inputs["pool"]), trials, delta=delta, alpha=alpha)
         figures["trials"] = len(trials.ell)
     if "gradients" in work.inputs:
         gradient_figures = work.context.store.figures(work.refs["gradients"])
         each = alpha / (len(Check) + 1)
         if gradient_figures["coins"]:
-            descent, counts = (
-                descent_of(decode(dict(design.event))),
-                (gradient_figures["right"], gradient_figures["coins"]),
-            )
-            bounds.append(gradient_bound(descent, right=counts[0], coins=counts[1], delta=design.delta, alpha=each))
+            counts = {name: gradient_figures[name] for name in ("right", "coins")}
+            bounds.append(gradient_bound(descent_of(decode(dict(event))), **counts, delta=delta, alpha=each))
         faults = [name for name, p_value in gradient_figures["checks"].items() if p_value <= each]
         figures |= {"gradient_runs": int(bool(gradient_figures["checks"])), "checks": gradient_figures["checks"]}
     best = max(bounds, key=lambda bound: bound.refutes, default=None)

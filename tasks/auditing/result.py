@@ -81,7 +81,6 @@ def record(
     *,
     verdict: str,
     confidence: float,
-    prefect_run_id: str | None,
 ) -> int:
     """Writes claim and measurement to the ledger and returns the row's number; the same audit again has its row."""
     details = {name: figures[name] for name in ("trials", "gradient_runs", "checks", "faults")}
@@ -102,5 +101,5 @@ def record(
         claim=outcome.claim,
         key=f"audit-{measured.sha256}",
         settings=digest(study.parameters.model_dump(mode="json", exclude={"release": True})),
-        prefect_run_id=prefect_run_id,
+        prefect_run_id=study.context.run.id,
     ).sequence

@@ -32,13 +32,12 @@ def run(
     chosen: Sequence[Branch],
     *,
     do: Do,
-    prefect_run_id: str | None,
     seeds: int = 1,
     candidate: ArtifactRef | None = None,
 ) -> AuditResult:
     """Audits branches at every seed; trials run once per branch, at the first seed's settings."""
     _refuse_draws(parameters, terms, settings, chosen)
-    parameters, terms = _settled(context, parameters, terms, do=do, prefect_run_id=prefect_run_id)
+    parameters, terms = _settled(context, parameters, terms, do=do)
     groups = comparison.run(context, parameters, terms, chosen, seeds=seeds, do=do)
     study, outcomes = groups[0].study, [outcome for group in groups for outcome in group.outcomes]
     if candidate is not None and {outcome.fitted.sha256 for outcome in outcomes} != {candidate.sha256}:
@@ -49,7 +48,7 @@ def run(
     pool = None
     if settings.trials:
         pool = study.do(audit_pool.pool(canaries=settings.canaries, seed=parameters.fit.seed, prepared=study.prepared))
-    audits = [_audit(study, outcome, settings, pool, prefect_run_id=prefect_run_id) for outcome in outcomes]
+    audits = [_audit(study, outcome, settings, pool) for outcome in outcomes]
     return AuditResult(branches=tuple(audits), trials=settings.trials)
 
 
@@ -82,13 +81,13 @@ def rerun_seconds(estimate: Estimate, chosen: Sequence[Branch]) -> float:
 
 
 def _settled(
-    context: Context, parameters: RetrainParameters, terms: Terms, *, do: Do, prefect_run_id: str | None
+    context: Context, parameters: RetrainParameters, terms: Terms, *, do: Do
 ) -> tuple[RetrainParameters, Terms]:
     if parameters.formal is not None:
         released = formal.formal_branch(parameters)[1]
         target = terms.target_epsilon or released.target_epsilon
         return parameters, terms.model_copy(update={"target_epsilon": target, "delta": released.delta})
-    return search.meet_target(context, parameters, do, prefect_run_id=prefect_run_id), terms
+    return search.meet_target(context, parameters, do), terms
 
 
 def reruns(study: Study, settings: AuditParameters, branch: Branch, pool: ArtifactRef) -> tuple[ArtifactRef, str]:
@@ -110,9 +109,7 @@ def reruns(study: Study, settings: AuditParameters, branch: Branch, pool: Artifa
     return study.do(step), name
 
 
-def _audit(
-    study: Study, outcome: Outcome, settings: AuditParameters, pool: ArtifactRef | None, *, prefect_run_id: str | None
-) -> BranchAudit:
+def _audit(study: Study, outcome: Outcome, settings: AuditParameters, pool: ArtifactRef | None) -> BranchAudit:
     branch, claim, store = outcome.branch, outcome.claim, study.context.store
     is_formal = claim.guarantee_kind == "formal"
     inputs, trials_of = {"fitted": outcome.fitted}, ""
@@ -132,8 +129,9 @@ def _audit(
         )
         inputs["gradients"] = study.do(step)
     delta = (claim.delta or 0.0) if is_formal else 0.0
-    design = measure.Design(settings.confidence, delta, outcome.event.model_dump(mode="json"))
-    measured = study.do(measure.measure(branch.name, design, seed=outcome.seed, inputs=inputs, trials_of=trials_of))
+    design = {"confidence": settings.confidence, "delta": delta, "event": outcome.event.model_dump(mode="json")}
+    step = measure.measure(branch.name, seed=outcome.seed, inputs=inputs, trials_of=trials_of, **design)
+    measured = study.do(step)
     figures = store.figures(measured)
     verdict = Evidence.of(figures | {"confidence": settings.confidence}).judge(claim)
     how = {"verdict": verdict, "confidence": settings.confidence}
@@ -147,6 +145,6 @@ def _audit(
         epsilon_add_remove=of_one_record(claim),
         delta=claim.delta,
         figures=dict(figures),
-        ledger_sequence=result.record(study, outcome, measured, figures, prefect_run_id=prefect_run_id, **how),
+        ledger_sequence=result.record(study, outcome, measured, figures, **how),
         **how,
     )

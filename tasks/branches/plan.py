@@ -21,7 +21,7 @@ from tasks.releasing.claims import NOT_METHOD, method_of, release_method
 from tasks.releasing.plan import PlannedRelease
 
 
-def plan_compared(study: Study, outcome: Outcome, *, prefect_run_id: str | None) -> PlannedRelease:
+def plan_compared(study: Study, outcome: Outcome) -> PlannedRelease:
     """Plans the release of one outcome of a comparison, which its claim says."""
     parameters = study.experiment(outcome.branch, outcome.seed).parameters
     if outcome.sensitivity is not None:
@@ -32,7 +32,7 @@ def plan_compared(study: Study, outcome: Outcome, *, prefect_run_id: str | None)
             prepared=study.prepared,
             posterior=outcome.fitted,
             measured=outcome.sensitivity,
-            prefect_run_id=prefect_run_id,
+            prefect_run_id=study.context.run.id,
         )
     method = {
         "parameters": method_of(parameters, NOT_METHOD | {"pseudo_posterior": True}),
@@ -42,16 +42,16 @@ def plan_compared(study: Study, outcome: Outcome, *, prefect_run_id: str | None)
         "epsilon": study.terms.target_epsilon,
         "event": outcome.event.model_dump(mode="json"),
     }
-    return _plan_fit(study, outcome, method=method, prefect_run_id=prefect_run_id)
+    return _plan_fit(study, outcome, method=method)
 
 
-def plan_formal(study: Study, outcome: Outcome, *, prefect_run_id: str | None) -> PlannedRelease:
+def plan_formal(study: Study, outcome: Outcome) -> PlannedRelease:
     """Plans the release of a formal retrain's fit. The same records, method and label always have the same plan."""
     method = release_method(study.parameters)
-    return _plan_fit(study, outcome, method=method, prefect_run_id=prefect_run_id)
+    return _plan_fit(study, outcome, method=method)
 
 
-def _plan_fit(study: Study, outcome: Outcome, *, method: dict[str, Any], prefect_run_id: str | None) -> PlannedRelease:
+def _plan_fit(study: Study, outcome: Outcome, *, method: dict[str, Any]) -> PlannedRelease:
     parameters = study.experiment(outcome.branch, outcome.seed).parameters
     candidate = Candidate(
         dataset=study.dataset,
@@ -67,7 +67,7 @@ def _plan_fit(study: Study, outcome: Outcome, *, method: dict[str, Any], prefect
         parameters,
         method=method,
         delta=outcome.claim.delta,
-        prefect_run_id=prefect_run_id,
+        prefect_run_id=study.context.run.id,
     )
 
 

@@ -14,9 +14,7 @@ from tasks.running import progress
 from tasks.running.stage import Context
 
 
-def meet_target(
-    context: Context, parameters: RetrainParameters, do: Do, *, prefect_run_id: str | None
-) -> RetrainParameters:
+def meet_target(context: Context, parameters: RetrainParameters, do: Do) -> RetrainParameters:
     """Returns parameters whose c meets their target epsilon; parameters without a target as they are."""
     config = parameters.pseudo_posterior
     target = config.target_epsilon
@@ -36,7 +34,7 @@ def meet_target(
             details={"c": c},
             event=event,
             claim=claimed,
-            prefect_run_id=prefect_run_id,
+            prefect_run_id=context.run.id,
         )
         progress.finished("search", {"c": c, "epsilon": claimed.epsilon, "target": target}, reused=False, seconds=0.0)
         return float(context.store.figures(output.measured[name])["sensitivity"])

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mechanisms.model.config import TARGETS
+from mechanisms.model.conformal import Sets
 from mechanisms.model.scorer import GRAPH
 from storage.bundle.adoption import KEY, REPORT, AdoptedBundle, Adoption
 from storage.bundle.archive import open_folder
@@ -23,7 +25,7 @@ from storage.tables.narratives import Narratives
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.reader import survey
 from tasks.bundle import golden
-from tasks.coding.calibrate import calibrate, lines
+from tasks.bundle.thresholds import best_accuracy, thresholds_on_table
 from tasks.coding.coder import open_bundle
 from tasks.pages.render import render
 from tasks.running import progress
@@ -43,6 +45,10 @@ class OwnRecords:
     allow_unlisted: bool = False
     read: ReadOptions = AS_IT_LOOKS
 
+    @property
+    def narratives(self) -> Narratives:
+        return Narratives(self.columns or ("Final Narrative",), self.template)
+
 
 @dataclass(frozen=True)
 class AdoptionReport:
@@ -57,7 +63,7 @@ class AdoptionReport:
     def threshold_lines(self) -> list[str]:
         """Returns the partner's thresholds in words, or those of the bundle."""
         fitted = self.thresholds or self.sound.contents.get(THRESHOLDS)
-        return [] if fitted is None else list(lines(fitted))
+        return [] if fitted is None else [*_lines(fitted)]
 
     @property
     def coverage(self) -> list[tuple[int, float]]:
@@ -106,8 +112,7 @@ def adopt(source: Path, out: Path, key: Path, roots: Path | None, own: OwnRecord
     if own.data is not None:
         if own.label is None:
             raise InputError("--label: missing. Name the column of --data with the codes that people gave.")
-        texts = own.columns or ("Final Narrative",)
-        survey(own.data, text_columns=[*texts, own.label], option="--data", read=own.read)
+        survey(own.data, text_columns=[*own.narratives.columns, own.label], option="--data", read=own.read)
     out.parent.mkdir(parents=True, exist_ok=True)
     # its own folder, so that two adoptions into one place do not meet
     staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.adopting-", dir=out.parent))
@@ -140,17 +145,20 @@ def _fill(source: Path, folder: Path, key: Path, roots: Path | None, own: OwnRec
     shutil.copyfile(key, folder / KEY)
     fitted: Mapping[str, Any] | None = None
     if own.data is not None and own.label is not None:
-        fitted = calibrate(
-            open_bundle(placed),
+        coder, records = open_bundle(placed), own.narratives
+        fitted = thresholds_on_table(
+            coder.model,
             own.data,
-            Narratives(own.columns or ("Final Narrative",), own.template),
-            folder / THRESHOLDS,
+            columns=records.columns,
+            join=records.texts,
             label=own.label,
+            name="own coded records",
             targets=sorted({*TARGETS} if own.accuracy is None else {*TARGETS, own.accuracy}),
             sets=own.sets,
             allow_unlisted=own.allow_unlisted,
             read=own.read,
-        )
+        ) | {"release": coder.release, "bundle_digest": coder.digest}
+        write_atomically(folder / THRESHOLDS, json.dumps(fitted, indent=2).encode() + b"\n", source=own.data)
     adopted = AdoptedBundle(
         folder,
         Adoption(
@@ -169,3 +177,15 @@ def _fill(source: Path, folder: Path, key: Path, roots: Path | None, own: OwnRec
 def _reached(accuracy: float | None, fitted: Mapping[str, Any] | None) -> bool:
     entries = [] if fitted is None else fitted["thresholds"]
     return any(entry["target_accuracy"] == accuracy and entry["threshold"] is not None for entry in entries)
+
+
+def _lines(fitted: Mapping[str, Any]) -> Iterator[str]:
+    for entry in fitted["thresholds"]:
+        start = f"{100 * entry['target_accuracy']:g} % right: "
+        if entry["threshold"] is None:
+            yield start + "no score reaches it with confidence"
+        else:
+            yield start + f"score {entry['threshold']:.3f} and above, {entry['coverage']:.0%} of the records"
+    yield best_accuracy(fitted)
+    for entry in fitted.get("sets", {}).get("coverages", ()):
+        yield Sets.of(entry).statement

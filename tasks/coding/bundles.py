@@ -67,14 +67,10 @@ class Bundles:
 
     def rows(self, texts: Sequence[str], answers: Sequence[AnswerColumns]) -> list[Row]:
         """Returns the cells of all bundles' columns for each narrative; a blank one gets no code."""
-        filled = [number for number, text in enumerate(texts) if text.strip()]
-        scores = self.scores([texts[number] for number in filled])
+        scores = self.scores([text for text in texts if text.strip()])
         rows: list[Row] = [()] * len(texts)
         for columns in answers:
-            coder = self.coders[columns.prefix]
-            codings = [coder.blank(columns.threshold)] * len(texts)
-            coded = coder.from_scores(scores[columns.prefix], top_k=columns.top_k, threshold=columns.threshold)
-            for number, coding in zip(filled, coded, strict=True):
-                codings[number] = coding
+            how: Any = {"top_k": columns.top_k, "threshold": columns.threshold}
+            codings = self.coders[columns.prefix].from_scores(texts, scores[columns.prefix], **how)
             rows = [row + columns.row(coding) for row, coding in zip(rows, codings, strict=True)]
         return rows

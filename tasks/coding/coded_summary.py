@@ -13,10 +13,9 @@ from storage.durable import write_atomically
 from storage.errors import InputError
 from storage.tables.formulas import unquote
 from storage.tables.reader import survey
-from tasks.coding.coded_table import DIGEST, prefixes_of
 from tasks.pages.render import render
 
-_REVIEW = "needs_review"
+_DIGEST, _REVIEW = "bundle_digest", "needs_review"
 _MOST_CODES = 40
 _TENTHS = 10
 
@@ -68,9 +67,9 @@ class BundleSummary:
 def write_summary(coded: Path, *, columns: Sequence[str] = ()) -> Path:
     """Writes `FILE.summary.html` next to a coded table and returns it; the page's commands name the text columns."""
     table = survey(coded, text_columns=[])
-    prefixes = prefixes_of(table.columns)
+    prefixes = [name.removesuffix(_DIGEST) for name in table.columns if name.endswith(_DIGEST)]
     if not prefixes:
-        raise InputError(f"{coded} is no table that `autocoder code` wrote: it has no column {DIGEST}.")
+        raise InputError(f"{coded} is no table that `autocoder code` wrote: it has no column {_DIGEST}.")
     reviews = [f"{prefix}{_REVIEW}" for prefix in prefixes if f"{prefix}{_REVIEW}" in table.columns]
     wanted = [f"{prefix}{name}" for prefix in prefixes for name in ("code", "title", "score")] + reviews
     summaries = [BundleSummary(prefix) for prefix in prefixes]

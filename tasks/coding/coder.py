@@ -25,7 +25,6 @@ from storage.paths import Workspace
 from storage.tables.formulas import unquote
 from storage.tables.reader import read_small
 from tasks.bundle.thresholds import NONE_FOR_OTHERS, are_generated_for, best_accuracy, read_thresholds
-from tasks.coding.coded_table import TEMPERATURE
 from tasks.coding.groups import Groups, groups_of
 from tasks.coding.rounding import near_tie
 
@@ -102,7 +101,7 @@ class Coder:
             "classification": self.classification,
             "classification_version": self.version,
             "bundle_digest": self.digest,
-            TEMPERATURE: f"{self.temperature:g}",
+            "score_temperature": f"{self.temperature:g}",
         }
 
     @property
@@ -133,19 +132,13 @@ class Coder:
 
     def code(self, texts: Sequence[str], *, top_k: int = 1, threshold: float | None = None) -> list[Coding]:
         """Codes narratives. A blank one gets no code."""
-        filled = [row for row, text in enumerate(texts) if text.strip()]
-        scores = self.scores([texts[row] for row in filled])
-        codings = [self.blank(threshold)] * len(texts)
-        for row, coding in zip(filled, self.from_scores(scores, top_k=top_k, threshold=threshold), strict=True):
-            codings[row] = coding
-        return codings
+        scores = self.scores([text for text in texts if text.strip()])
+        return self.from_scores(texts, scores, top_k=top_k, threshold=threshold)
 
-    def blank(self, threshold: float | None) -> Coding:
-        """Returns the coding of a blank narrative."""
-        return Coding((), None if threshold is None else True, members=None if self.sets is None else ())
-
-    def from_scores(self, scores: Scores, *, top_k: int = 1, threshold: float | None = None) -> list[Coding]:
-        """Returns the codings for scores [n, codes]."""
+    def from_scores(
+        self, texts: Sequence[str], scores: Scores, *, top_k: int = 1, threshold: float | None = None
+    ) -> list[Coding]:
+        """Returns the codings of narratives by the scores [n, codes] of those that are not blank."""
         codings = []
         best = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
         groups: list[tuple[str, float] | None] = [None] * len(scores)
@@ -160,7 +153,9 @@ class Coder:
             unsure = None if threshold is None else round(answers[0].score, 6) < threshold
             coding = Coding(answers, unsure, self._answer(*group) if unsure and group else None)
             codings.append(coding if inside is None else self._with_set(coding, inside))
-        return codings
+        blank = Coding((), None if threshold is None else True, members=None if self.sets is None else ())
+        each = iter(codings)
+        return [next(each) if text.strip() else blank for text in texts]
 
     def _with_set(self, coding: Coding, inside: Sequence[int]) -> Coding:
         members = tuple(self.model.codes[place] for place in inside)

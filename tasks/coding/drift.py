@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from storage.errors import InputError
 from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.reader import survey
-from tasks.coding.coded_table import TEMPERATURE
 from tasks.coding.strata import scores_of
 
 Verdict = Literal["stable", "investigate", "drift"]
@@ -50,7 +49,7 @@ class Period:
 
 def read_period(path: Path, option: str, *, prefix: str = "", read: ReadOptions = AS_IT_LOOKS) -> Period:
     """Reads the coded rows of a table from `autocoder code`; skips rows without a code."""
-    origin = [f"{prefix}{name}" for name in ("model", "classification", "classification_version", TEMPERATURE)]
+    origin = [f"{prefix}{name}" for name in ("model", "classification", "classification_version", "score_temperature")]
     columns = [f"{prefix}code", f"{prefix}title", f"{prefix}score", *origin]
     table = survey(path, text_columns=columns, option=option, read=read)
     codes, scores = map(np.array, scores_of(table, prefix))

@@ -11,7 +11,7 @@ and Donner 2008), so that they are not symmetric. `benchmarks/estimates.py` meas
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import combinations
@@ -25,9 +25,8 @@ from scipy.special import betaincinv
 
 from storage.durable import replace_atomically
 from storage.errors import InputError
-from storage.tables.options import AS_IT_LOOKS, ReadOptions
 from storage.tables.writer import open_writer, output_kind
-from tasks.coding.quality import DoubleCoded, read_double_coded
+from tasks.coding.quality import DoubleCoded
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -38,7 +37,6 @@ TOTAL = "_T"
 _ENDS, _TINY = (0.025, 0.975), 1e-9
 _FEW = 5
 """Rows of the sample with a code, by human or model, below which nothing is said of it."""
-_MOST_GROUPS = 3
 
 
 @dataclass(frozen=True)
@@ -175,28 +173,10 @@ class Estimates:
         return lines
 
 
-def estimate(
-    coded: Path,
-    sample: Path,
-    *,
-    by: Sequence[str] = (),
-    prefix: str = "",
-    listed: Collection[str] = (),
-    allow_unlisted: bool = False,
-    read: ReadOptions = AS_IT_LOOKS,
-) -> Estimates:
-    """Estimates the counts of every code, of the whole table and of each group.
-
-    Args:
-        by: columns of the coded table; groups are their values, each alone and together.
-        sample, prefix, listed, allow_unlisted, read: as in `read_double_coded`.
-    """
-    if len(by) > _MOST_GROUPS or len(set(by)) < len(by):
-        raise InputError(f"--by: name at most {_MOST_GROUPS} different columns.")
-    table = read_double_coded(
-        coded, sample, by=by, prefix=prefix, listed=listed, allow_unlisted=allow_unlisted, read=read
-    )
-    weights = _adjusted(table, sample)
+def estimate(table: DoubleCoded) -> Estimates:
+    """Estimates the counts of every code, of the whole table and of each group: values of `by`, alone and together."""
+    by = table.by
+    weights = _adjusted(table)
     names, numbers = np.unique([*table.codes, *table.human], return_inverse=True)
     model = numbers[: len(table.codes)]
     drawn = Sample(numbers[len(model) :], model[table.rows], weights)
@@ -204,7 +184,7 @@ def estimate(
     of_rows = [table.groups[row] for row in table.rows]
     levels = [level for size in range(len(by) + 1) for level in combinations(range(len(by)), size)]
     every = [estimate for level in levels for estimate in _of_level(drawn, cells, of_rows, level, names.tolist())]
-    return Estimates(tuple(by), table.titles, len(table.rows), len(table.missing), tuple(every), table.people)
+    return Estimates(by, table.titles, len(table.rows), len(table.missing), tuple(every), table.people)
 
 
 def _of_level(
@@ -232,14 +212,14 @@ def _of_level(
             yield Estimate(group, name, rows, count, sampled, counted)
 
 
-def _adjusted(table: DoubleCoded, sample: Path) -> Floats:
+def _adjusted(table: DoubleCoded) -> Floats:
     """Returns weights in which rows with codes stand for those of the same weight that came back without."""
     weights, missing, rows = table.weights, table.missing, len(table.codes)
     total = float(weights.sum() + missing.sum())
     if abs(total - rows) > max(1.0, 0.01 * rows):
         raise InputError(
-            f"--sample: {sample}: its weights add up to {total:,.0f} rows, and the table has {rows:,}. Give the table "
-            "from which it was taken."
+            f"--sample: its weights add up to {total:,.0f} rows, and the table has {rows:,}. Give the table from which "
+            "it was taken."
         )
     new = weights.copy()
     for weight in np.unique(missing):

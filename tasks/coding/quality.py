@@ -29,7 +29,7 @@ from storage.tables.writer import open_writer, output_kind
 from tasks.coding.strata import Stratum, scores_of, stratify
 
 ROW, HUMAN, WEIGHT = "qa_row", "human_code", "qa_weight"
-_BOOTSTRAP, _SEEN = 1000, 1000
+_BOOTSTRAP, _SEEN, _MOST_GROUPS = 1000, 1000, 3
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,8 @@ class DoubleCoded:
     """The weights of sampled rows that came back without a code."""
     people: str
     """Account of the human's codes: on the list, not on it, missing."""
+    by: tuple[str, ...] = ()
+    """Names of the columns that form groups."""
 
 
 def read_double_coded(
@@ -145,6 +147,8 @@ def read_double_coded(
         allow_unlisted: counts codes that are not listed as codes of their own.
         read: how the sample is read.
     """
+    if len(by) > _MOST_GROUPS or len(set(by)) < len(by):
+        raise InputError(f"--by: name at most {_MOST_GROUPS} different columns.")
     table = survey(coded, text_columns=[f"{prefix}code", *by], option="CODED")
     title = [f"{prefix}title"] if f"{prefix}title" in table.columns else []
     codes: list[str] = []
@@ -191,6 +195,7 @@ def read_double_coded(
         weights=weights[has][order],
         missing=weights[~has],
         people=people,
+        by=tuple(by),
     )
 
 

@@ -6,8 +6,6 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeVar
 
 from mechanisms.swag_ppm import SwagPpm
 from storage.artifacts import ArtifactRef
@@ -21,7 +19,6 @@ from tasks.releasing import preflight, publish
 from tasks.releasing.preflight import Estimate
 from tasks.running.stage import Context, Step
 
-T = TypeVar("T")
 RunOnWorkers = Callable[[Sequence[Experiment]], object]
 """Runs experiments on workers; their stages are finished when it returns."""
 
@@ -93,24 +90,18 @@ def run(
         if run_on_workers is not None:
             run_on_workers([each.experiment(branch, seed) for branch in branches for seed in numbers])
         for branch in branches:
-            experiments = [each.experiment(branch, seed) for seed in numbers]
-            outcomes, seconds = stages.timed(partial(_run_all, experiments))
-            groups.append(Group(each, outcomes, seconds))
+            groups.append(Group(each, *stages.timed([each.experiment(branch, seed) for seed in numbers])))
     return groups
 
 
-def _run_all(experiments: Sequence[Experiment]) -> tuple[Outcome, ...]:
-    return tuple(experiment.run() for experiment in experiments)
-
-
-def write_plans(groups: Sequence[Group], *, prefect_run_id: str | None) -> dict[str, str]:
+def write_plans(groups: Sequence[Group]) -> dict[str, str]:
     """Writes release plans of the first seed's outcomes: always that one, so that no seed is chosen by its score."""
     files: dict[str, str] = {}
     for group in groups:
         study, outcome = group.study, group.outcomes[0]
         if outcome.claim.guarantee_kind == "none":
             continue
-        plan = plan_compared(study, outcome, prefect_run_id=prefect_run_id)
+        plan = plan_compared(study, outcome)
         if plan.has_bundle(study.context.store):
             file = publish.save_plan(study.context, plan, study.parameters.release)[1]
             Origin(parameters=study.parameters, terms=study.terms, branch=outcome.branch.name).save(file)
@@ -138,11 +129,11 @@ class _Stages:
         self._taken.add(self._finished[key].sha256)
         return self._finished[key]
 
-    def timed(self, body: Callable[[], T]) -> tuple[T, float | None]:
-        """Returns what the body returns, and the seconds of its stages; None where one of them was never timed here."""
+    def timed(self, experiments: Sequence[Experiment]) -> tuple[tuple[Outcome, ...], float | None]:
+        """Returns the outcomes, and the seconds of their stages; None where one of these was never timed here."""
         self._taken = set()
-        result = body()
+        outcomes = tuple(experiment.run() for experiment in experiments)
         self._file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self._file, json.dumps(self._seconds).encode())
         known = self._taken <= self._seconds.keys()
-        return result, sum(self._seconds[digest] for digest in self._taken) if known else None
+        return outcomes, sum(self._seconds[digest] for digest in self._taken) if known else None

@@ -61,7 +61,7 @@ class BranchSummary(BaseModel, frozen=True):
     """To the first branch of the table, by score; empty for that one."""
 
 
-def record_claims(study: Study, outcomes: Sequence[Outcome], *, prefect_run_id: str | None) -> None:
+def record_claims(study: Study, outcomes: Sequence[Outcome]) -> None:
     """Writes each branch's claim to the ledger as internal: nothing is released or charged."""
     for outcome in outcomes:
         ledger_records.record_evaluation(
@@ -75,7 +75,7 @@ def record_claims(study: Study, outcomes: Sequence[Outcome], *, prefect_run_id: 
             claim=outcome.claim,
             key=f"compare-{outcome.measured.sha256}",
             settings=digest(study.terms.model_dump(mode="json")),
-            prefect_run_id=prefect_run_id,
+            prefect_run_id=study.context.run.id,
         )
 
 

@@ -74,17 +74,15 @@ def warnings_of(data: DataParameters, *, train: int, test: int, codes: int) -> I
         yield "no population is named. Name whose records these are by --population: budgets belong to it"
 
 
-def run(
-    context: Context, parameters: RetrainParameters, do: Callable[[Step], ArtifactRef], *, prefect_run_id: str | None
-) -> RetrainResult:
+def run(context: Context, parameters: RetrainParameters, do: Callable[[Step], ArtifactRef]) -> RetrainResult:
     """Runs every unfinished stage, plans the release, and writes the scores to the ledger."""
     do = _with_code_list_check(context, parameters, do)
     if parameters.formal is not None:
         study, outcome = formal.run(context, parameters, do)
-        summary.record_claims(study, [outcome], prefect_run_id=prefect_run_id)
-        planned = plan_formal(study, outcome, prefect_run_id=prefect_run_id)
+        summary.record_claims(study, [outcome])
+        planned = plan_formal(study, outcome)
         return RetrainResult(parameters, planned, {outcome.branch.title: outcome.figures})
-    parameters = search.meet_target(context, parameters, do, prefect_run_id=prefect_run_id)
+    parameters = search.meet_target(context, parameters, do)
     outputs, last = run_chain(parameters, do), parameters.rounds[-1]
     assert outputs.evaluated is not None
     planned = PlannedRelease.of_posterior(
@@ -94,7 +92,7 @@ def run(
         prepared=outputs.prepared,
         posterior=outputs.posteriors[last],
         measured=outputs.measured[last],
-        prefect_run_id=prefect_run_id,
+        prefect_run_id=context.run.id,
     )
     ledger_records.record_retrain(
         context,

@@ -60,7 +60,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Callable
             {"data": source, "model": model, "formal": {"target_epsilon": 3.0}}
         )
         study, outcome = formal.run(context, parameters, lambda step: run_step(context, step))
-        planned = plan_formal(study, outcome, prefect_run_id=None)
+        planned = plan_formal(study, outcome)
         planned, _ = publish.save_plan(context, planned, parameters.release)
         theta = checkpoint.load(context.store.open(planned.candidate.fitted) / "theta.safetensors")[0]["theta"]
         return context, planned, theta

@@ -80,7 +80,7 @@ def site(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Con
             }
         )
         study, outcome = formal.run(context, parameters, lambda step: run_step(context, step))
-        plan = plan_formal(study, outcome, prefect_run_id=None)
+        plan = plan_formal(study, outcome)
         return publish.save_plan(context, plan, parameters.release)[0]
 
     return context, planned

@@ -59,7 +59,7 @@ def audits(context: Context, chosen: RetrainParameters, *, seeds: int = 1, **cha
     settings = {"trials": 32, "trial_draws": 5, "canaries": 4, "gradient_canaries": 0}
     done = auditing.run(
         context, chosen, Terms(target_epsilon=5.0), AuditParameters.model_validate(settings | changes),
-        (standard_branches()["swag-ppm"],), do=partial(run_step, context), seeds=seeds, prefect_run_id=None,
+        (standard_branches()["swag-ppm"],), do=partial(run_step, context), seeds=seeds,
     )  # fmt: skip
     return done.branches
 

@@ -90,7 +90,7 @@ def test_a_target_is_met_by_the_unit(finished: tuple[Context, RetrainParameters,
     aimed: Any = chosen.model_copy(update={"pseudo_posterior": config})
     lines = Lines()
     with progress.listening(lines):
-        settled = search.meet_target(context, aimed, lambda step: run_step(context, step), prefect_run_id=None)
+        settled = search.meet_target(context, aimed, lambda step: run_step(context, step))
     again = run_chain(settled, lambda step: run_step(context, step), rounds=settled.rounds)
     assert lines.shown["search"]["epsilon"] == pytest.approx(6 * sensitivity(again))
     assert lines.shown["search"]["epsilon"] <= target

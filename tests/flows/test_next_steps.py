@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from in_process import invoke
 
-from flows.commands.next_steps import command_line
 from flows.commands.profiles import parameters
+from flows.commands.terminal import command_line
 from tasks.retraining.run import warnings_of
 
 

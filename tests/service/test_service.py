@@ -97,17 +97,6 @@ def test_a_body_of_another_kind_is_named(client: TestClient) -> None:
     assert "zebrafinch" not in answer.text
 
 
-def test_a_body_is_cut_off_at_the_limit_even_if_it_does_not_say_its_length(client: TestClient) -> None:
-    """No more than the limit is read of an endless one."""
-
-    def endless() -> Iterator[bytes]:
-        for _ in range(1000):
-            yield b"x" * 100_000
-
-    headers = HEADER | {"content-type": "application/json"}
-    assert client.post("/code", content=endless(), headers=headers).status_code == 413
-
-
 def test_a_failure_of_the_model_says_no_text(
     coder: Coder, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

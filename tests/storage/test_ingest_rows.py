@@ -31,17 +31,6 @@ def said_by_both(content: bytes, folder: Path) -> list[str]:
     return said
 
 
-@pytest.mark.parametrize(("opened", "closed"), [(5, 10), (3, 11), (29, 30)])
-def test_a_quote_left_open_swallows_no_rows(tmp_path: Path, opened: int, closed: int) -> None:
-    """A quote that opens a cell and is never closed, and another one rows below: the first row is named."""
-    rows = lines()
-    for at in (opened, closed):
-        rows[at - 1] = rows[at - 1].replace(b",PLANTED", b',"PLANTED')
-    training, coding = said_by_both(HEADER + b"".join(rows), tmp_path)
-    assert f"row {opened}: a cell has line breaks" in training
-    assert training == coding
-
-
 def test_quotes_that_meet_by_chance_swallow_no_rows(tmp_path: Path) -> None:
     """The second quote ends a cell, so that the swallowed rows make one cell of sound CSV: its lines are records."""
     rows = lines()

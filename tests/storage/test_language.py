@@ -2,7 +2,7 @@
 
 import pytest
 
-from storage.ingest.language import language_of
+from storage.ingest.survey import language_of
 
 ENGLISH = (
     "Employee fell from a ladder and broke a wrist",

@@ -10,7 +10,7 @@ from torch import nn
 from mechanisms.model import classifier
 from mechanisms.model.config import ModelConfig, OptimiserPhase
 from mechanisms.model.inputs import FeatureInputs
-from mechanisms.model.precision import fastest, resolved
+from mechanisms.model.precision import resolved
 from mechanisms.model.training import train
 
 
@@ -26,7 +26,7 @@ from mechanisms.model.training import train
 def test_the_processors_flags_choose(flags: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By instructions only for bfloat16: tiles and AVX-512 without them do not help."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: flags)
-    assert fastest("cpu") == expected
+    assert resolved("auto", "cpu") == expected
     assert resolved("auto", "cpu") == expected
     assert resolved("float32", "cpu") == "float32"
     assert resolved("bfloat16", "cpu") == "bfloat16"

@@ -44,7 +44,7 @@ def test_from_a_file_to_one_release(context: Context, data: Mapping[str, Any], t
 
     def released() -> tuple[publish.Released, PlannedRelease]:
         study, outcome = formal.run(context, chosen, lambda step: run_step(context, step))
-        planned = plan_formal(study, outcome, prefect_run_id=None)
+        planned = plan_formal(study, outcome)
         planned, file = publish.save_plan(context, planned, chosen.release)
         assert PlannedRelease.load(file) == planned
         return publish.release(context, planned, chosen.release), planned

@@ -116,14 +116,14 @@ def test_the_walk(tiny_roberta: Path, tmp_path: Path, settings: Terms) -> None:
     assert "Noisy votes" in (results.write(groups, summarise(groups, context)) / "results.md").read_text()
 
     audit = AuditParameters(trials=16, canaries=2)
-    (audited,) = auditing.run(context, chosen, settings, audit, branches[1:], do=do, prefect_run_id=None).branches
+    (audited,) = auditing.run(context, chosen, settings, audit, branches[1:], do=do).branches
     # so few reruns and canaries could not have shown an epsilon of 4, and the audit says so
     assert (audited.mechanism, audited.verdict) == ("noisy-votes", "inconclusive")
     assert 0 <= audited.figures["epsilon_lower_bound"] <= audited.figures["reach"] < 4
     assert audited.figures["trials"] == 16
 
-    assert run.write_plans(groups, prefect_run_id=None) == {}
-    planned = plan_compared(study, votes, prefect_run_id=None)
+    assert run.write_plans(groups) == {}
+    planned = plan_compared(study, votes)
     file = publish.save_plan(context, planned, chosen.release)[1]
     planned = PlannedRelease.load(file)
     assert isinstance(planned.plan.event, VoteEvent), "decoded by its tag"

@@ -35,7 +35,7 @@ def test_found_recorded_and_reused(parameters: RetrainParameters, tmp_path: Path
         return known or run_step(context, step)
 
     def settle() -> RetrainParameters:
-        return search.meet_target(context, parameters, do, prefect_run_id=None)
+        return search.meet_target(context, parameters, do)
 
     settled = settle()
     fits = [label for label in ran if label.startswith("fine-tune")]
@@ -81,4 +81,4 @@ def test_without_a_target_nothing_is_fitted(parameters: RetrainParameters, tmp_p
     def never(*_: Any) -> Any:
         raise AssertionError("nothing is to be fitted")
 
-    assert search.meet_target(Context(home=str(tmp_path)), plain, never, prefect_run_id=None) is plain
+    assert search.meet_target(Context(home=str(tmp_path)), plain, never) is plain

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from storage.errors import InputError
 from tasks.coding.estimates import TOTAL, Sample, estimate, plot, write_table
-from tasks.coding.quality import draw
+from tasks.coding.quality import draw, read_double_coded
 from tasks.coding.strata import allocate
 
 Ints = NDArray[np.int64]
@@ -134,7 +134,7 @@ def test_a_table_s_counts_add_up_and_say_what_they_do_not_know(tmp_path: Path) -
     sample = tmp_path / "s.csv"
     draw(coded, sample, columns=["Text"], seed=1, size=240)
     fill_in(sample, true, but=7)
-    found = estimate(coded, sample, by=["quarter"])
+    found = estimate(read_double_coded(coded, sample, by=["quarter"]))
     assert (found.sampled, found.missing) == (233, 7)
     assert {one.group for one in found.every} == {(TOTAL,), ("q1",), ("q2",), ("q3",), ("q4",)}
     counts = Counter(true.tolist())
@@ -147,7 +147,7 @@ def test_a_table_s_counts_add_up_and_say_what_they_do_not_know(tmp_path: Path) -
     rare = re.sub("text 3,q4,1[0-3]", "text 3,q4,19", coded.read_text().replace(",15,code 5,", ",10,code 0,"))
     coded.write_text(rare)
     fill_in(sample, lost)
-    found = estimate(coded, sample)
+    found = estimate(read_double_coded(coded, sample))
     (alone,) = [one for one in found.every if one.code == "19"]
     assert (alone.machine, alone.sampled, alone.estimate, alone.note) == (1, 0, None, "few")
     assert any("fewer than 5 rows in the sample, and no estimate" in line for line in found.warnings())
@@ -167,6 +167,6 @@ def test_another_table_s_sample_is_refused(tmp_path: Path) -> None:
     draw(coded, sample, columns=["Text"], seed=1)
     fill_in(sample, true)
     with pytest.raises(InputError, match="add up to 2,000 rows, and the table has 2,200"):
-        estimate(other, sample)
+        estimate(read_double_coded(other, sample))
     with pytest.raises(InputError, match="state"):
-        estimate(coded, sample, by=["state"])
+        read_double_coded(coded, sample, by=["state"])
