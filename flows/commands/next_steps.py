@@ -1,7 +1,5 @@
 """Writes the command to type next, as it can be pasted: quoted, with the workspace where the command would miss it."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tells the language of narratives by their commonest words."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Fits a coder's temperature and thresholds on records that an agency coded manually."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Names the columns of a coded table. Imports no model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 DIGEST = "bundle_digest"
