@@ -3,8 +3,6 @@
 Nothing is released and nothing is charged. Each audit is a row of the ledger, which the gate of a release reads.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

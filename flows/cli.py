@@ -1,7 +1,5 @@
 """Runs the `autocoder` command."""
 
-from __future__ import annotations
-
 import atexit
 import gc
 import os

@@ -1,7 +1,5 @@
 """Codes a file of narratives with a released bundle, as a deployment."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Annotated

@@ -3,8 +3,6 @@
 SWAG-PPM comes from the stages of the training flow: a comparison and a training run reuse each other's.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from pydantic import BaseModel

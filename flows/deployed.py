@@ -1,7 +1,5 @@
 """Flows that the server's page offers, each around the function that a command calls; see deployments/prefect.yaml."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

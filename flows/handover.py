@@ -1,7 +1,5 @@
 """Hands a release over to a partner, or revokes it: what the commands and the deployments of these names call."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

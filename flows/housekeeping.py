@@ -5,8 +5,6 @@ deployments/automations.yaml when its heartbeat stops, or, where the rule missed
 files and a release from the ledger, so resuming a run is always safe; it is done a few times, not for ever.
 """
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 

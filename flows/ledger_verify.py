@@ -1,7 +1,5 @@
 """Verifies the ledger every night: every row, against the head that the previous check saved."""
 
-from __future__ import annotations
-
 import json
 from typing import Annotated
 

@@ -4,8 +4,6 @@ A run of the deployment suspends until it has the approvals that the policy requ
 starts from the top at each answer, which Prefect stores. A run without a deployment is refused instead.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -8,8 +8,6 @@ ingest -> features or tokens -> fine-tune -> SWAG -> risk weights
 With `formal` set, one formally private fit is released instead (`tasks.branches.formal`), by the same path.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from pydantic import BaseModel, ConfigDict, Field

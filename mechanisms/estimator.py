@@ -4,8 +4,6 @@ Each fit spends epsilon again; this class does not track the sum. Two fits diffe
 scikit-learn's tag `non_deterministic` says so.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import lru_cache

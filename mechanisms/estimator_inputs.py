@@ -1,7 +1,5 @@
 """Checks what a caller of `PrivateClassifier` passes, before a text is encoded. No message quotes a cell."""
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Sequence

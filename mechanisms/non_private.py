@@ -1,7 +1,5 @@
 """Training without protection: what everything else is measured against. Never released."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 

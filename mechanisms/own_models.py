@@ -5,8 +5,6 @@ The call fits and claims as a branch of the pipeline with the same settings does
 calls on the same records cost is the caller's affair. DP-SGD of a module of one's own is Opacus' `PrivacyEngine`.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -21,8 +21,6 @@ a larger epsilon, make it descend further; where there are few it stays near the
 docs/explanation/formal-method.md has what else was part of it, and what each part gave under the same rule.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import ClassVar, Literal

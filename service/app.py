@@ -1,7 +1,5 @@
 """Builds the service: `/code`, `/file`, `/codes`, `/explain`, `/version`, `/health`, and its two pages."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

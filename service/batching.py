@@ -4,8 +4,6 @@ Nothing waits for a batch to fill: an idle service codes a lone narrative at onc
 batch is bounded by its number and its characters, so that a narrative waits for one such batch and is in the next.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

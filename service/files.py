@@ -3,8 +3,6 @@
 Nothing is written to a disk, and nothing remains when the answer ends, however it ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence

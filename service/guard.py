@@ -3,8 +3,6 @@
 Deadlines of connections, headers and bodies, and limits of rates are the proxy's (deployments/serve.Caddyfile).
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """Defines requests and answers of the service."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """Defines `autocoder adopt`: takes a received bundle over, once for all later commands."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Checks the installation, for `autocoder status --check`."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

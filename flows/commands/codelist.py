@@ -1,7 +1,5 @@
 """Defines `autocoder codelist`: makes code lists of published classifications."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Defines `autocoder compare`."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Annotated

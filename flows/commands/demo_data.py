@@ -1,7 +1,5 @@
 """Defines `autocoder demo-data`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

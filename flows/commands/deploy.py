@@ -1,7 +1,5 @@
 """Defines `autocoder deploy`: work pools, deployments and automations of the Prefect server."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

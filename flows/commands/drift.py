@@ -1,7 +1,5 @@
 """Defines `autocoder drift`: compares codes and scores of a period with a reference."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

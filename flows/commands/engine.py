@@ -1,7 +1,5 @@
 """Defines `autocoder engine`: a cluster that computes the parts of large stages."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Defines `autocoder handover` and `autocoder revoke`: bundles for partners, and their revocation."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Commands whose help fits a terminal, and which refuse an option that is given twice."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Mapping

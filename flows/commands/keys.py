@@ -1,7 +1,5 @@
 """Defines `autocoder keys`: signing keys, and the roots that replace them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Builds parameters from a profile (YAML), options and `--set key=value`; errors name the option."""
 
-from __future__ import annotations
-
 import copy
 import difflib
 import types

@@ -1,7 +1,5 @@
 """Defines `autocoder purge`: removes old records, features and models from the private workspace."""
 
-from __future__ import annotations
-
 import getpass
 from collections import defaultdict
 from typing import Annotated

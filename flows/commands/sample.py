@@ -1,7 +1,5 @@
 """Defines `autocoder sample`: rows of a coded table for people to code again."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated

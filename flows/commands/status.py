@@ -1,7 +1,5 @@
 """Defines `autocoder status`: runs, waiting plans, the remaining budget, and the state of the installation."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

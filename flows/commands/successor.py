@@ -1,7 +1,5 @@
 """Defines `autocoder successor`: compares a bundle with the one that may follow it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated

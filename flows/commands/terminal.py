@@ -5,8 +5,6 @@ screen, rename the window or overwrite the verdict; a bidirectional mark could s
 count as markup.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Defines `autocoder verify`: checks of a bundle without network and, except test vectors, without a model."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated

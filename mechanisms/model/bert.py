@@ -4,8 +4,6 @@ transformers' own module of such an encoder takes longer to import than torch. W
 this one is in its place: it reads and writes the same files, weight for weight.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast

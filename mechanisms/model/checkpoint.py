@@ -1,7 +1,5 @@
 """Tensors that survive a power cut: written beside the old file, synced, then renamed over it."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

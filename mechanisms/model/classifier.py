@@ -14,8 +14,6 @@ The trainable parameters are views into `Classifier.flat`, float32 [P]: writing 
 *is* loading the draw, with no copy and no name look-ups.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Finds the files of an encoder, and reads from them what it is; needs no torch."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Loads encoders, and names the parts of each family."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

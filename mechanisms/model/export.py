@@ -7,8 +7,6 @@ A head that reads words next to the encoder has `lexicon.json` and a dense layer
 sentence-transformers would give the encoder's features for scores. `onnx_graph` writes it whole.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ own MKL is as fast forward and a tenth to a third faster backward, and stays. Th
 shapes only, never on a timing, so that a resumed run takes the same one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache

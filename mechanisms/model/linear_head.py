@@ -1,7 +1,5 @@
 """The linear head on cached features that several mechanisms fit: its features, its layer and its parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -8,8 +8,6 @@ file of the same folder, so that it follows only from the model's configuration.
 the encoder in eight bits.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 import warnings

@@ -4,8 +4,6 @@ Anyone who brings a module brings everything that can be wrong with one, so it i
 that mix the records of a batch, buffers that training would fill with records. What it is tried on is invented.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

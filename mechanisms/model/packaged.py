@@ -1,7 +1,5 @@
 """Encoders that come in packages of PyPI, for machines that no model hub answers."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import os

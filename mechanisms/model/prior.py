@@ -13,8 +13,6 @@ is read, so it costs nothing. A code without a text has W_c = 0 and b_c = 0: wha
 head reads words next to the encoder (`lexicon`), f has both blocks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -5,8 +5,6 @@ that noise, clips and optimiser are those of one process. Only rank 0 writes; th
 key of the noise there. Where nothing was joined, all is one rank's.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Seeds for every random step that may be repeated. The release draw is not one of them."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager

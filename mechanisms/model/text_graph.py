@@ -4,8 +4,6 @@ Every node is in onnxruntime from 1.17 on, in any language and in the browser. A
 expression, each distinct word is taken apart once, and pieces are found by the longest match (Wu et al. 2016).
 """
 
-from __future__ import annotations
-
 import json
 import re
 import unicodedata

@@ -1,7 +1,5 @@
 """Sets the number of torch's threads on a CPU, by the size of the work."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager

@@ -13,8 +13,6 @@ A resumed run equals an unbroken one bit for bit: the order of records and the d
 phase, epoch), and the checkpoint holds the parameters and the optimiser's state.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

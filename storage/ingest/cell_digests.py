@@ -6,8 +6,6 @@ letters, small capitals and the dotless i as their letters. Unicode promises tha
 look-alike letters do change, and with them the same records would become new ones, so that none is used.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import unicodedata

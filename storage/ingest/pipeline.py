@@ -4,8 +4,6 @@ The first pass surveys every row without its text, then the sample is drawn, and
 texts of the sample.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Sequence

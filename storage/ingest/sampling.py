@@ -11,8 +11,6 @@ depends on the unit's records. A record's id identifies it; without one every ce
 byte, and, of several with the same cells, a number from 0 on: removing one removes the last number.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Arrow's errors quote rows, so they are caught and replaced outside their handlers, which leaves no chain to them.
 """
 
-from __future__ import annotations
-
 import codecs
 import csv
 import io

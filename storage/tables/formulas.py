@@ -1,7 +1,5 @@
 """Turns cells that a table program would take for formulas into text."""
 
-from __future__ import annotations
-
 import re
 
 _NUMBER = re.compile(r"[+-]?\d+([.,]\d+)*([eE][+-]?\d+)?%?")

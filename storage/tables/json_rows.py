@@ -1,7 +1,5 @@
 """Reads records of JSON: an object a line, or an array of objects. No message quotes a value."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Joins a record's text columns into the one text that a coder reads, in training and in use."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Says how a table is to be read, where what it looks like is not what it is."""
 
-from __future__ import annotations
-
 import codecs
 from typing import Final, Literal
 

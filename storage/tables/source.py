@@ -4,8 +4,6 @@ Nothing here puts a cell into a message: the libraries' errors quote the faulty 
 outside their handlers, which leaves no chain to them.
 """
 
-from __future__ import annotations
-
 import bz2
 import codecs
 import difflib

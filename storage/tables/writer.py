@@ -1,7 +1,5 @@
 """Writes rows as CSV that no table program runs, as JSON Lines and as Parquet."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import io

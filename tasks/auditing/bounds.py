@@ -1,7 +1,5 @@
 """Computes the lower bounds of one audit from reruns and from gradient canaries, each with its reach."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

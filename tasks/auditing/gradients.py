@@ -1,7 +1,5 @@
 """Stage: one more fit of a plan with canary records, whose every noisy sum is looked at; counts and p-values remain."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -7,8 +7,6 @@ contradicted by one audit with probability 1 - confidence at most. An audit repe
 and a contradiction stays: anyone who audits a true claim k times risks k times as much.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Defines the result of an audit, aggregates alone; words it, and records it as a row of the ledger."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

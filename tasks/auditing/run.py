@@ -1,7 +1,5 @@
 """Audits branches: fits or reuses candidates, reruns their mechanisms, and compares both with the claims."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from mechanisms.mechanism import Batched

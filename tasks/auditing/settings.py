@@ -1,7 +1,5 @@
 """Defines the settings of an audit: the work to spend, and the branches."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from pydantic import BaseModel, Field, field_validator

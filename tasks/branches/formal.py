@@ -3,8 +3,6 @@
 ingest -> titles -> features -> plan (the noise that meets the target) -> fit -> predictions -> scores
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

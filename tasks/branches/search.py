@@ -1,7 +1,5 @@
 """Searches the scale c that meet a target epsilon. Each fit is recorded as tuning; finished fits are reused."""
 
-from __future__ import annotations
-
 from mechanisms.model import checkpoint
 from mechanisms.posterior.target import search
 from storage.ledger import SearchFit

@@ -1,7 +1,5 @@
 """Takes a bundle over: checks it, unpacks it, fits the partner's own thresholds and writes one report."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

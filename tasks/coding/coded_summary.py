@@ -1,7 +1,5 @@
 """Summarises a coded table on a page next to it: what a person must check, the scores, the codes."""
 
-from __future__ import annotations
-
 import shlex
 from collections import Counter
 from collections.abc import Sequence

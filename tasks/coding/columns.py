@@ -1,7 +1,5 @@
 """Defines the columns that coding adds to a table."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any

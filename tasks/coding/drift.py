@@ -9,8 +9,6 @@ The verdict requires a significant difference that is also large enough to matte
 limits in credit scoring; KS over 0.1 or 0.2). With a million rows any difference is significant, with fifty none is.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal

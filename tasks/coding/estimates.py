@@ -8,8 +8,6 @@ row, or of less where errors are rarer in the whole sample. Both are joined by t
 and Donner 2008), so that they are not symmetric. `benchmarks/estimates.py` measures how often they cover.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -7,8 +7,6 @@ The logit of a code is taken relative to the mean over all codes, which changes 
   (Shrikumar et al. 2017, "Learning Important Features Through Propagating Activation Differences", section 1).
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ useful level is the first with as many groups as the square root of the codes, s
 about as many.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

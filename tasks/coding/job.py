@@ -6,8 +6,6 @@ missing pieces. Before the output is put in place, a mark next to it names its j
 job that died during cleanup counts as finished.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import shutil

@@ -5,8 +5,6 @@ sample, or one of strata. Each row has the weight one over its sampling probabil
 the whole table and not for the sample.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence

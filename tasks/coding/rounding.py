@@ -1,7 +1,5 @@
 """Tests on the test vectors of a bundle whether its graph in eight bits codes as the one in float32."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -7,8 +7,6 @@ folder. A piece that is there is not coded again. Each worker reads the table on
 their order.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Generator
 from contextlib import closing

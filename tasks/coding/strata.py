@@ -5,8 +5,6 @@ of the human's and the model's code has the variance e (2 - e), summed over code
 stratum rows in proportion to its size times that standard deviation; e is one minus the mean score.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ McNemar's exact test (1947) reads the records that only one of them has right. T
 together (Holm 1979). On records without codes it shows which answers change.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace

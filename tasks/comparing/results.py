@@ -1,7 +1,5 @@
 """Writes a comparison: `results.json`, and one table and one plot of it, only in the private workspace. Aggregates."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from decimal import Decimal

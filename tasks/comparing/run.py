@@ -1,7 +1,5 @@
 """Runs all branches on the same records: one ingest, one preparation, then branches times seeds, at each target."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ their stages are finished. A request holds digests, a branch's name, the seed an
 artifact, as records are. A worker needs neither the records' file nor the ledger.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Summarises a comparison over seeds and resamples of the test records, and records its claims in the ledger."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

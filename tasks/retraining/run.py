@@ -1,7 +1,5 @@
 """Takes records to a release plan: the last round of SWAG-PPM's chain, or one formally private fit."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

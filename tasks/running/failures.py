@@ -4,8 +4,6 @@ Errors of our own carry text made to be shown. For any other exception only its 
 shown: the text of a library's error may quote the value that caused it.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

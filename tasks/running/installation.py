@@ -1,7 +1,5 @@
 """Tells the light installation, of partners, from the one that trains (the extra `train`)."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 EXTRA = "pip install '.[train]'"

@@ -5,8 +5,6 @@ hardware the bytes are equal. A part is asked for by its settings and the digest
 from the workspace or from the store that machines share; its output goes there too.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

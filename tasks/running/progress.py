@@ -3,8 +3,6 @@
 Stages call `report` and `finished`; the flow sets the listeners (a terminal, Prefect's page, none).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar

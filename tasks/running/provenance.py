@@ -1,7 +1,5 @@
 """Identifies the software behind a ledger row: code and library versions."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from dataclasses import dataclass

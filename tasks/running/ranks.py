@@ -4,8 +4,6 @@ A follower is told by its standard input what to fit: settings and paths, never 
 pipe, so that none outlives the stage. Locks, checkpoints, progress and what is stored remain in the stage's process.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess

@@ -4,8 +4,6 @@ Prefect records runs and shows them. What a result depends on (locks, keys, resu
 that a command alone on one machine needs no server.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 

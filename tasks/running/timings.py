@@ -3,8 +3,6 @@
 One small file, `private/timings.json`: kind of stage, and the multiple when it was last computed as a whole.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from contextlib import suppress
