@@ -2,6 +2,7 @@
 what it costs its siblings: nothing. Their stages keep their keys, whatever is registered beside them."""
 
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -86,8 +87,9 @@ class NoisyVotes(Aimed, frozen=True):
 
     def fit(self, plan: Plan, records: Records, run: Run) -> Fitted:
         assert isinstance(plan.event, VoteEvent)
-        counts = torch.bincount(records.labels, minlength=run.classes).float()
-        SecretStream(new_key()).add_normal_(counts, std=plan.event.noise_multiplier, purpose="votes", step=0)
+        counts = torch.bincount(records.labels, minlength=run.classes).double()
+        std = Fraction(plan.event.noise_multiplier)
+        SecretStream(new_key()).add_rounded_normal_(counts, std=std, purpose="votes", step=0)
         return Fitted(Votes(counts.clamp(min=1).log()), plan.event, {"losses": [1.0]})
 
     def load(self, folder: Path, run: Run, *, purpose: str = "evaluate") -> Votes:
