@@ -84,8 +84,8 @@ def test_scheduled_noise_and_clips_run_in_order(linear: MakeLinear, monkeypatch:
 
 
 def test_micro_batches_do_not_change_the_step(tiny_roberta: Path, narratives: Callable[..., list[str]]) -> None:
-    """Sorted by length and cut in pieces of 3 or of 100, the same sample gives the same parameters to the precision of floats
-    and of the grid, whose step is 3e-5 of a clip for a record: the encoder's own dropout, which pieces would share out differently, is off."""
+    """Sorted by length and cut in pieces of 3 or of 100, the same sample gives the same parameters to the precision of
+    floats and of the grid, whose step is 3e-5 of a clip: the encoder's dropout, which pieces would share, is off."""
     model = ModelConfig(encoder=str(tiny_roberta), max_length=32)
     labels = torch.arange(20) % 4
     config = DpSgd(batch_size=20, **PLAIN_SGD)
