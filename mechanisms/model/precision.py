@@ -5,6 +5,8 @@ weights, norms, sums and everything that is stored stay float32. On a processor 
 gives the same numbers, only more slowly: what was begun on one machine can be finished on another.
 """
 
+from __future__ import annotations
+
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal
 
