@@ -67,12 +67,12 @@ def faults(schema: Any, value: Any, place: tuple[str, ...] = ()) -> Iterator[tup
         for number, entry in enumerate(value):
             yield from faults(schema["items"], entry, (*place, str(number)))
     if isinstance(value, dict):
-        for field in schema.get("required", ()):
-            if field not in value:
-                yield place, f"'{field}' is a required property"
         if not _FIELDS.isdisjoint(schema):
             for field, entry in value.items():
                 yield from _faults_of_field(schema, field, entry, (*place, field))
+        for field in schema.get("required", ()):
+            if field not in value:
+                yield place, f"'{field}' is a required property"
 
 
 def _faults_of_field(

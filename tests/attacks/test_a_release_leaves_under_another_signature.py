@@ -198,7 +198,7 @@ def test_weights_of_another_fit_where_the_draw_lies(
     draw.parent.mkdir(parents=True, exist_ok=True)
     for plan_digest in (quiet.digest, loud.digest):
         checkpoint.save(draw, {"theta": theta}, described | {"plan_digest": plan_digest})
-        refused(context, quiet, release_id, match=r"draw")
+        refused(context, quiet, release_id, match="sample")
     (finding,) = [one for one in recover(ledger_at(context), context.workspace) if one.done]
     assert finding.step is Step.BURN
 

@@ -255,7 +255,7 @@ def test_rows_that_come_or_go_between_count_and_reading(
     from storage.tables import reader
     from storage.tables.reader import open_table
 
-    monkeypatch.setattr(reader, "_HELD", 0)
+    monkeypatch.setattr(reader, "_IN_MEMORY", 0)
     (tmp_path / "in.csv").write_text("Text,n\nfell,1\ncut,2\n")
     table = open_table(tmp_path / "in.csv", ["Text"])
     (tmp_path / "in.csv").write_text("Text,n\n" + change)

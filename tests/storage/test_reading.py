@@ -293,7 +293,7 @@ def test_files_that_no_one_expects(tmp_path: Path, name: str) -> None:
 
 def test_a_second_reading_leaves_out_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a file that is not kept in memory, where a repeated header shows only beside its other cells."""
-    monkeypatch.setattr(reader, "_HELD", 0)
+    monkeypatch.setattr(reader, "_IN_MEMORY", 0)
     text = written(rows=[*ROWS, ("13", "text", "code"), HEADER, ("id", "text", "7")])
     rows = read(tmp_path / "in.csv", text, ["text"])
     assert rows == [*(row[1:2] for row in ROWS), ("text",), ("text",)]
