@@ -149,10 +149,7 @@ print(mib("VmHWM") - before)
 
 
 def test_memory_does_not_grow_with_the_records(tmp_path: Path) -> None:
-    """By the kernel's mark, files that are mapped included: a fit of 400 MiB of features takes less than half of it.
-
-    It was 1.5 times the features before records were read part by part.
-    """
+    """By the kernel's mark, files that are mapped included: a fit of 400 MiB of features takes less than half of it."""
     n, path = 400_000, Path(__file__).parents[1] / "support"
     save_features(tmp_path / "features.safetensors", (n, 256), (torch.rand(40_000, 256) for _ in range(10)))
     command = [sys.executable, "-c", _IN_A_PROCESS_OF_ITS_OWN, str(tmp_path), str(n)]
