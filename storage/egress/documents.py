@@ -113,7 +113,7 @@ _RULES: dict[str, tuple[str | None, Callable[[Any, Any], Any]]] = {
     ),
     "enum": (None, lambda value, entries: any(_equal(value, entry) for entry in entries)),
     "const": (None, _equal),
-    "anyOf": (None, lambda value, schemas: not all(any(faults(one, value)) for one in schemas)),
+    "anyOf": (None, lambda value, schemas: not all(any(faults(schema, value)) for schema in schemas)),
     "pattern": ("string", lambda value, pattern: re.search(pattern, value)),
     "minLength": ("string", _least),
     "maxLength": ("string", _most),
