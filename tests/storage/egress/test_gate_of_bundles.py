@@ -5,6 +5,7 @@ import pickle
 import re
 import struct
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from sealed_bundle import Sealed
 
 from storage.bundle.folder import CARD, GOLDEN, UnsoundBundle, bundle_digest
+from storage.egress import documents
 from storage.egress.documents import check_schema, read_shapes, strict_json
 from storage.egress.gate import Expected, inspect
 
@@ -142,6 +144,23 @@ def test_json_is_read_strictly() -> None:
             strict_json("x.json", content)
     with pytest.raises(UnsoundBundle, match="field `epsilon`"):
         check_schema("x.json", {"epsilon": "1"}, "config")
+
+
+def test_every_rule_of_the_schema_is_known() -> None:
+    """A rule that the reader does not know would hold of everything."""
+    schema = json.loads((Path(documents.__file__).parents[1] / "schemas" / "bundle.schema.json").read_text())
+    known = {*documents._RULES, *documents._FIELDS, "$ref", "items", "required", "$defs", "$schema", "$id"}
+    known |= {"title", "description", "$comment"}
+
+    def unknown(part: Any) -> set[str]:
+        if not isinstance(part, dict):
+            return set()
+        named = [part.get(rule, {}).values() for rule in ("properties", "patternProperties", "$defs")]
+        inner = [*chain(*named), *part.get("anyOf", ()), *(part.get(r) for r in ("items", "propertyNames"))]
+        return (part.keys() - known).union(*map(unknown, [*inner, part.get("additionalProperties")]))
+
+    assert unknown(schema) == set()
+    assert unknown({"properties": {"a": {"minProperties": 1}}}) == {"minProperties"}
 
 
 def test_a_file_that_is_no_safetensors(tmp_path: Path) -> None:
