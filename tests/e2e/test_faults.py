@@ -4,10 +4,7 @@ five of them, and a full disk where one may be mounted, hit one run one after th
 minutes ($AUTOCODER_TEST_CUT_SECONDS)."""
 
 import os
-import signal
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -186,32 +183,6 @@ def test_cancelled_it_stops_within_seconds_and_leaves_nothing(stack: Stack) -> N
     assert not list((home / "bundles").iterdir())
     assert release_run(stack, run["id"]) is None
     assert releases(stack, of_run=run["id"]) == []
-
-
-@contextmanager
-def postgres_away(stack: Stack) -> Iterator[None]:
-    """Stops PostgreSQL, which the stack cannot start again inside the block."""
-    data, away = (stack.folder / "postgres" / name for name in ("data", "away"))
-    data.rename(away)
-    os.kill(stack.state["processes"]["postgres"], signal.SIGINT)
-    try:
-        yield
-    finally:
-        away.rename(data)
-
-
-def test_a_database_that_is_away_ends_no_run(stack: Stack) -> None:
-    """For 25 s in the middle of a training, as in an upgrade of PostgreSQL: the run completes at its first start."""
-    home = stack.folder / "outage"
-    settings = {"fit": {"adamw": {"epochs": 20 * PACE}}, "release": {"enabled": False}, "run": {"home": str(home)}}
-    parameters = with_settings(small(stack, seed=SEED), settings)
-    run = start(stack, "retrain/demo", parameters).json()
-    stack.wait("training", lambda: list((home / "private" / "work").glob("fine-tune*/*/*")), pause=0.2)
-    with postgres_away(stack):
-        time.sleep(25)
-        assert processes_of(run), "it ended with the database"
-    done = stack.wait("its end", lambda: ended(stack, run["id"]))
-    assert (done["state_type"], done["run_count"]) == ("COMPLETED", 1), done["state"]
 
 
 def _alive(process: psutil.Process) -> bool:

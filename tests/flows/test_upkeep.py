@@ -358,6 +358,7 @@ def test_a_pool_needs_a_worker_once_runs_are_late(client: SyncPrefectClient) -> 
     assert waited["longest"] == waited["seconds"] >= 90
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("asked", "shown"), [(True, StateType.CANCELLED), (False, StateType.CRASHED)])
 def test_the_stage_of_a_cancelled_run_is_cancelled_too(
     asked: bool, shown: StateType, client: SyncPrefectClient
