@@ -183,7 +183,7 @@ def create_app(coder: Coder, settings: Settings) -> FastAPI:
         try:
             upload = await asyncio.shield(reading)
         except asyncio.CancelledError:
-            # a thread cannot be stopped: it holds its place to its end, also where nobody waits for it
+            # a thread cannot be stopped: it holds its place to its end, also where no one waits for it
             reading.add_done_callback(end)
             raise
         except InputError as error:

@@ -76,7 +76,7 @@ def unpack(archive: Path, into: Path) -> Path:
                 if len(tops) > 1:
                     raise UnsoundBundle(archive.name, "contains two folders")
                 _extract(unpacked, entry, into.joinpath(*place.parts))
-            unpacked.read(2 * tarfile.RECORDSIZE)  # to the end of the frame, where its checksum is compared
+            unpacked.read(2 * tarfile.RECORDSIZE)  # to the end of the frame, so that a cut one is refused
     except (OSError, EOFError, tarfile.TarError, UnicodeError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # not of the decompressor, which states none
             if error.filename is None or Path(error.filename) != archive:

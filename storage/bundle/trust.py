@@ -117,7 +117,7 @@ class Root(BaseModel):
         Without the key that sealed it, the revocations alone are checked.
         """
         for entry in self.revoked:
-            # guard: test_a_revoked_bundle (what was revoked is believed by nobody)
+            # guard: test_a_revoked_bundle (what was revoked is believed by no one)
             if entry.release_id == release_id or entry.bundle_digest == bundle_digest:
                 problem = f"release {release_id} was revoked on {entry.revoked_on}: {entry.reason}"
                 raise UnsoundBundle(STATEMENT, problem)
