@@ -106,7 +106,8 @@ def fit(
             active = sum(s > step for s in steps)
             chosen = (slice(active), step)
             gradient = _gradient(parameters[:active], records, index[chosen], share[chosen], raised[chosen])
-            gradient.add_(parameters[:active] - start[:active], alpha=phase.pull)
+            if phase.pull:
+                gradient.add_(parameters[:active] - start[:active], alpha=phase.pull)
             for position, row in enumerate(rows):
                 row.grad = gradient[position] if position < active else None
             done = (epoch - 1) * steps[0] + step
