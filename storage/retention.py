@@ -27,7 +27,6 @@ class Expired:
     stage: str
     folder: Path
     bytes: int
-    age_days: float
 
 
 def expired(private: Path, *, older_than_days: float) -> list[Expired]:
@@ -37,8 +36,7 @@ def expired(private: Path, *, older_than_days: float) -> list[Expired]:
         private: the private folder of a workspace.
         older_than_days: age of a folder's newest file; plans as young as that keep the stages that they name.
     """
-    now = time.time()
-    cutoff = now - older_than_days * _DAY
+    cutoff = time.time() - older_than_days * _DAY
     named = _named_by_plans(private / "plans", since=cutoff)
     entries = []
     for place, folder in _folders(private):
@@ -46,7 +44,7 @@ def expired(private: Path, *, older_than_days: float) -> list[Expired]:
         newest = max((status.st_mtime for status in files), default=folder.stat().st_mtime)
         if newest < cutoff and folder.name[:32] not in named:
             size = sum(status.st_size for status in files)
-            entries.append(Expired(place, folder.parent.name, folder, size, (now - newest) / _DAY))
+            entries.append(Expired(place, folder.parent.name, folder, size))
     return sorted(entries, key=lambda entry: -entry.bytes)
 
 

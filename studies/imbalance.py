@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import pandas as pd
 import torch
+import typer
 import yaml
-from scipy.stats import rankdata
 from sklearn.metrics import average_precision_score, f1_score, precision_score, recall_score, roc_auc_score
 from sklearn.model_selection import train_test_split
 
@@ -23,12 +25,12 @@ from mechanisms.errors import MechanismError
 from mechanisms.model.seeding import derive_seed
 from studies import results
 from studies.linear import Bagging, Objective, PlainLogistic, WeightedDescent
+from studies.options import Data, Epsilons, Out, Seeds, Sets, names, numbers
 from studies.results import Row
 from studies.synthetic import BayesTable, Gem, PlainTrees, PrivBayes
 from studies.tables import System, Table, read
 from studies.transformer import FtTransformer
 
-EPSILONS = (0.05, 0.1, 0.5, 1, 5)
 TEST_SHARE = 0.2
 NAMES = {
     "auc": "AUC",
@@ -113,8 +115,7 @@ def evaluate(labels: np.ndarray, scores: torch.Tensor) -> dict[str, float]:
     """Metrics of log-probabilities [n, 2] at threshold one half, and two without a threshold."""
     predicted, probability = scores.argmax(1).numpy(), scores[:, 1].exp().numpy()
     none: Any = 0
-    recall = float(recall_score(labels, predicted, zero_division=none))
-    specificity = float(recall_score(1 - labels, 1 - predicted, zero_division=none))
+    specificity, recall = recall_score(labels, predicted, average=None, labels=[0, 1], zero_division=none).tolist()
     return {
         "auc": float(roc_auc_score(labels, probability)),
         "f1": float(f1_score(labels, predicted, zero_division=none)),
@@ -127,88 +128,49 @@ def evaluate(labels: np.ndarray, scores: torch.Tensor) -> dict[str, float]:
 
 
 def places(sets: Sequence[str], systems: Sequence[str], epsilons: Sequence[float], seeds: int) -> list[Row]:
-    cells = []
-    for seed in range(seeds):
-        for name in sets:
-            for system in systems:
-                limits = LIMITS.get(system, {})
-                if seed >= limits.get("seeds", seeds) or name not in limits.get("sets", sets):
-                    continue
-                allowed = [e for e in epsilons if e in limits.get("epsilons", EPSILONS)]
-                at: Sequence[float | None] = [None] if system in PLAIN else allowed
-                cells += [{"set": name, "system": system, "epsilon": e, "seed": seed} for e in at]
-    return cells
+    def within_limits(cell: Row) -> bool:
+        limits = LIMITS.get(cell["system"], {})
+        return (
+            cell["seed"] < limits.get("seeds", seeds)
+            and cell["set"] in limits.get("sets", sets)
+            and cell["epsilon"] in limits.get("epsilons", (None, *epsilons))
+        )
+
+    every = results.grid({"set": sets, "system": systems}, epsilons, seeds, plain=PLAIN)
+    return list(filter(within_limits, every))
 
 
-class Cells:
-    """Rows of a run, by system and place (a set and an epsilon)."""
-
-    def __init__(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        self._by: dict[tuple[str, str, Any], dict[int, Mapping[str, Any]]] = {}
-        for row in rows:
-            self._by.setdefault((row["system"], row["set"], row["epsilon"]), {})[row["seed"]] = row
-        self.systems = tuple(dict.fromkeys(system for system, _, _ in self._by))
-        self.sets = tuple(dict.fromkeys(name for _, name, _ in self._by))
-        self.epsilons = tuple(sorted({e for _, _, e in self._by if e is not None})) or (1,)
-
-    def of(self, system: str, name: str, epsilon: Any) -> dict[int, Mapping[str, Any]]:
-        return self._by.get((system, name, epsilon)) or self._by.get((system, name, None), {})
-
-    def mean(self, system: str, name: str, epsilon: Any, metric: str) -> float | None:
-        """Over seeds; None without cells."""
-        rows = self.of(system, name, epsilon)
-        return float(np.mean([row[metric] for row in rows.values()])) if rows else None
-
-    def pairs(self, systems: Iterable[str]) -> list[tuple[str, Any]]:
-        chosen = list(systems)
-        every = [(name, epsilon) for name in self.sets for epsilon in self.epsilons]
-        return [place for place in every if all(self.of(system, *place) for system in chosen)]
+def cells_of(rows: Sequence[Row]) -> pd.DataFrame:
+    """A line a fit; one that takes no epsilon has a line for every epsilon."""
+    cells = pd.DataFrame(rows)
+    epsilons = sorted(cells["epsilon"].dropna().unique()) or [1]
+    cells["epsilon"] = [epsilons if pd.isna(epsilon) else [epsilon] for epsilon in cells["epsilon"]]
+    return cells.explode("epsilon").astype({"epsilon": float})
 
 
-def ranks(cells: Cells, systems: Sequence[str], metric: str) -> dict[str, float] | None:
-    """Mean rank of each system over the places that all have, 1 the best, ties averaged; None: no place."""
-    each = []
-    for place in cells.pairs(systems):
-        means = [cells.mean(system, *place, metric) for system in systems]
-        each.append(rankdata([-round(mean, 12) for mean in means if mean is not None]))
-    return dict(zip(systems, np.mean(each, axis=0).tolist(), strict=True)) if each else None
+def means(cells: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Over seeds, by set and epsilon (lines) and system (columns)."""
+    systems = cells["system"].unique().tolist()
+    return cells.groupby(["set", "epsilon", "system"])[metric].mean().unstack()[systems]
 
 
-def gap(cells: Cells, first: str, second: str, metric: str) -> list[float]:
+def ranks(cells: pd.DataFrame, systems: Sequence[str], metric: str) -> dict[Any, float]:
+    """Mean rank of each system over the places that all have, 1 the best, ties averaged; empty: no place."""
+    each = means(cells, metric)[list(systems)].dropna()
+    return (-each.round(12)).rank(axis=1).mean().to_dict() if len(each) else {}
+
+
+def gap(cells: pd.DataFrame, first: str, second: str, metric: str) -> list[float]:
     """By seed the mean of first minus second over the places that both have."""
-    places = [(cells.of(first, *place), cells.of(second, *place)) for place in cells.pairs((first, second))]
-    return results.by_seed((s, a[s][metric] - b[s][metric]) for a, b in places for s in a.keys() & b.keys())
+    scores = cells.set_index(["set", "epsilon", "seed", "system"])[metric].unstack()
+    both = (scores[first] - scores[second]).dropna()
+    return results.by_seed(zip(both.index.get_level_values("seed"), both, strict=True))
 
 
-ORDERINGS = (
-    ("GEM + XGBoost above DP logistic regression", "gem", "objective", tuple(NAMES)),
-    (
-        "GEM + XGBoost above weighted DP logistic regression except for recall",
-        "gem",
-        "weighted-objective-paper",
-        tuple(name for name in NAMES if name != "recall"),
-    ),
-    (
-        "weighted above plain DP logistic regression where classes count alike",
-        "weighted-objective-paper",
-        "objective",
-        ("balanced_accuracy", "recall", "worst_class_accuracy"),
-    ),
-    ("… and below it in AUC", "objective", "weighted-objective-paper", ("auc",)),
-    (
-        "weighted DP logistic regression above FTTransformer",
-        "weighted-objective-paper",
-        "ft-transformer",
-        ("f1", "balanced_accuracy"),
-    ),
-    ("GEM above PrivBayes before XGBoost", "gem", "privbayes", tuple(NAMES)),
-    ("one DP logistic regression above bags of it", "objective", "bagging", ("f1", "auc")),
-)
-"""What the paper reports: the first is above the second in these metrics."""
-
-
-def rank_table(cells: Cells, systems: Sequence[str], published: Mapping[str, Mapping[str, float]] | None = None) -> str:
-    by_metric = {metric: ranks(cells, systems, metric) or {} for metric in NAMES}
+def rank_table(
+    cells: pd.DataFrame, systems: Sequence[str], published: Mapping[str, Mapping[str, float]] | None = None
+) -> str:
+    by_metric = {metric: ranks(cells, systems, metric) for metric in NAMES}
     rows: list[list[str]] = []
     for system in systems:
         row = [SYSTEMS[system][0]]
@@ -220,92 +182,85 @@ def rank_table(cells: Cells, systems: Sequence[str], published: Mapping[str, Map
     return results.show(["system", *NAMES.values()], rows)
 
 
-def tables(cells: Cells) -> str:
+def tables(cells: pd.DataFrame) -> str:
     """All tables in Markdown: ranks, orderings, F1 of plain trees, means over sets, and every set."""
-    published = suite()["published"]
-    private = [system for system in cells.systems if system in SYSTEMS and system not in PLAIN]
-    every = len(cells.sets) * len(cells.epsilons)
-    ranked = [system for system in private if len(cells.pairs([system])) >= 2 / 3 * every]
+    published, aucs = suite()["published"], means(cells, "auc")
+    sets, epsilons = cells["set"].unique(), sorted(cells["epsilon"].unique())
+    every = len(sets) * len(epsilons)
+    ranked = [
+        system for system in aucs.columns.tolist() if system not in PLAIN and aucs[system].count() >= 2 / 3 * every
+    ]
     papers = [system for system in ranked if system in published["ranks"]]
-    parts = [f"## Ranks over {len(cells.pairs(papers))} of {every} pairs, the paper's in brackets\n"]
+    parts = [f"## Ranks over {len(aucs[papers].dropna())} of {every} pairs, the paper's in brackets\n"]
     parts.append(rank_table(cells, papers, published["ranks"]))
-    parts.append(f"## Ranks of all private systems over {len(cells.pairs(ranked))} pairs\n")
+    parts.append(f"## Ranks of all private systems over {len(aucs[ranked].dropna())} pairs\n")
     parts.append(rank_table(cells, ranked))
     parts.append("## The paper's orderings: first minus second, ± two standard errors over seeds\n")
     answers = [
         (text, NAMES[metric], results.verdict(gap(cells, first, second, metric)))
-        for text, first, second, metrics in ORDERINGS
-        if {first, second} <= set(cells.systems)
-        for metric in metrics
+        for text, (first, second, of) in published["orderings"].items()
+        if {first, second} <= set(aucs)
+        for metric in of
     ]
     parts.append(results.show(["the paper's ordering", "in", "here"], answers))
-    trees = {name: cells.mean("plain-trees", name, None, "f1") for name in cells.sets}
+    trees = cells[cells["system"] == "plain-trees"].groupby("set", sort=False)["f1"].mean()
     known = published["f1_of_plain_trees"]
-    rows = [(name, f"{own:.3f}", known.get(name, "–")) for name, own in trees.items() if own is not None]
+    rows = [(name, f"{own:.3f}", known.get(name, "–")) for name, own in trees.items()]
     parts.append("## F1 of plain XGBoost\n\n" + results.show(["set", "here", "paper"], rows))
-    for metric, title in (*NAMES.items(), ("average_precision", "average precision")):
-        parts.append(f"## {title}: means over all sets\n\n" + _over_epsilon(cells, metric))
-    for name in cells.sets:
-        for epsilon in cells.epsilons:
-            parts.append(f"## {name}, ε {epsilon:g}: means ± two standard errors\n\n" + _of_set(cells, name, epsilon))
+    metrics = NAMES | {"average_precision": "average precision"}
+    for metric, title in metrics.items():
+        over = means(cells, metric).unstack("set").T.groupby("system", sort=False).mean(skipna=False)
+        rows = [
+            [SYSTEMS[system][0], *(results.figure([mean]) for mean in own)]
+            for system, *own in over.reset_index().to_numpy().tolist()
+        ]
+        parts.append(f"## {title}: means over all sets\n")
+        parts.append(results.show(["system", *(f"ε {e:g}" for e in epsilons)], rows))
+    for name, epsilon in product(sets, epsilons):
+        rows = []
+        for system, own in cells[(cells["set"] == name) & (cells["epsilon"] == epsilon)].groupby("system", sort=False):
+            first = own.iloc[0]
+            claim = "none" if pd.isna(first["claimed"]) else f"{first['relation']}, ε {first['claimed']:.2g}"
+            rows.append([SYSTEMS[system][0], claim, *(results.figure(own[metric]) for metric in metrics)])
+        parts.append(f"## {name}, ε {epsilon:g}: means ± two standard errors\n")
+        parts.append(results.show(["system", "claim", *metrics.values()], rows))
     return "\n".join(parts)
 
 
-def _title(system: str) -> str:
-    return SYSTEMS[system][0] if system in SYSTEMS else system
-
-
-def _over_epsilon(cells: Cells, metric: str) -> str:
-    rows = []
-    for system in cells.systems:
-        row = [_title(system)]
-        for epsilon in cells.epsilons:
-            means = [m for name in cells.sets if (m := cells.mean(system, name, epsilon, metric)) is not None]
-            row.append(f"{np.mean(means):.3f}" if len(means) == len(cells.sets) else "–")
-        rows.append(row)
-    return results.show(["system", *(f"ε {e:g}" for e in cells.epsilons)], rows)
-
-
-def _of_set(cells: Cells, name: str, epsilon: float) -> str:
-    metrics, rows = (*NAMES, "average_precision"), []
-    for system in cells.systems:
-        over = list(cells.of(system, name, epsilon).values())
-        if over:
-            claim = "none" if not over[0]["relation"] else f"{over[0]['relation']}, ε {over[0]['claimed']:.2g}"
-            rows.append([_title(system), claim, *(results.figure([row[m] for row in over]) for m in metrics)])
-    return results.show(["system", "claim", *NAMES.values(), "average precision"], rows)
-
-
-def draw(cells: Cells, file: Path) -> None:
+def draw(cells: pd.DataFrame, file: Path) -> None:
     """Writes the plot: mean AUC over all sets against epsilon, by system that has them all."""
-    lines = {}
-    for system in cells.systems:
-        means, errors = [], []
-        for epsilon in cells.epsilons:
-            rows = [cells.of(system, name, epsilon) for name in cells.sets]
-            whole = (
-                results.by_seed((seed, row["auc"]) for own in rows for seed, row in own.items()) if all(rows) else []
-            )
-            if whole:
-                means.append(float(np.mean(whole)))
-                errors.append(results.two_errors(whole) if len(whole) > 1 else 0.0)
-        if len(means) == len(cells.epsilons):
-            lines[_title(system)] = (cells.epsilons, means, errors)
+    by_seed = cells.set_index(["system", "epsilon", "seed", "set"])["auc"].unstack().dropna().mean(axis=1)
+    epsilons, lines = sorted(cells["epsilon"].unique()), {}
+    for system in by_seed.index.unique("system").tolist():
+        values = [scores.tolist() for _, scores in by_seed.loc[system].groupby("epsilon")]
+        if len(values) == len(epsilons):
+            lines[SYSTEMS[system][0]] = (epsilons, values)
     results.plot(file, lines, title="AUC, mean over sets ± two standard errors", x="ε of one record replaced", y="AUC")
 
 
 def run(
-    folder: Path, out: Path, *, sets: Sequence[str], systems: Sequence[str], epsilons: Sequence[float], seeds: int
+    data: Data,
+    out: Out,
+    sets: Sets = "all",
+    systems: Annotated[str, typer.Option(help="names by comma, such as gem,privbayes,objective")] = "all",
+    epsilons: Epsilons = "0.05,0.1,0.5,1,5",
+    seeds: Seeds = 10,
 ) -> Path:
-    """Fits what `imbalance.csv` lacks, and writes `imbalance-tables.md` and `imbalance.svg` of what was asked for."""
-    loaded = read_sets(folder, sets)
+    """Every system on every set: ranks and figures (Rosenblatt et al. 2025, tables 3 to 9 and 13 to 20). Epsilons are
+    of one record replaced.
+
+    Example: python -m studies imbalance --data imblearn --sets mammography --systems bayes-table,gem --out results
+    """
+    chosen = names(sets, suite()["sets"], "--sets")
+    wanted = places(chosen, names(systems, SYSTEMS, "--systems"), numbers(epsilons), seeds)
+    loaded = read_sets(data, chosen)
 
     def fit(cell: Mapping[str, Any]) -> Row:
         train, test = split(loaded[cell["set"]], cell["set"], cell["seed"])
         return measure(SYSTEMS[cell["system"]][1], train, test, cell["epsilon"], cell["seed"])
 
-    rows = results.fill(out / "imbalance.csv", places(sets, systems, epsilons, seeds), fit)
-    cells, page = Cells(rows), out / "imbalance-tables.md"
+    cells = cells_of(results.fill(out / "imbalance.csv", wanted, fit))
+    page = out / "imbalance-tables.md"
     page.write_text(tables(cells), encoding="utf-8")
     draw(cells, out / "imbalance.svg")
     return page

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
+from sklearn.utils.class_weight import compute_sample_weight
 from torch import Tensor
 
 from mechanisms.errors import MechanismError
 from mechanisms.model.seeding import generator
 from mechanisms.privacy import class_counts
 from mechanisms.privacy.class_counts import ClassWeightsConfig
-from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, GaussianReleaseEvent, NoiseSegment
+from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, GaussianReleaseEvent, NoiseSegment, descent_of
 from mechanisms.privacy.noise import SecretStream, new_key
 from studies import accounting
 from studies.accounting import Constants, Perturbation, Weights
@@ -76,11 +77,10 @@ class PlainLogistic:
     regularisation: float = 1e-4
 
     def __call__(self, train: Table, epsilon: float, delta: float, seed: int) -> Fit:
-        counts = torch.bincount(train.labels, minlength=2).double().clamp(min=1)
-        weights = (counts.mean() / counts if self.balanced else torch.ones(2, dtype=torch.float64))[train.labels]
-        x = train.columns.unit(train.features)
-        zero = torch.zeros(x.shape[1], dtype=torch.float64)
-        beta = minimise(x, 2.0 * train.labels - 1, weights, regularisation=self.regularisation, linear=zero)
+        weights = compute_sample_weight("balanced" if self.balanced else None, train.labels.numpy())
+        x, y = train.columns.unit(train.features), 2.0 * train.labels - 1
+        zero = torch.zeros_like(x[0])
+        beta = minimise(x, y, torch.from_numpy(weights), regularisation=self.regularisation, linear=zero)
         return Fit(of_coefficients(beta, train.columns), accounting.nothing())
 
 
@@ -144,7 +144,7 @@ class Bagging:
 
     | split        | a record is in           | cost of all bags                                                       |
     |--------------|--------------------------|------------------------------------------------------------------------|
-    | `subsamples` | any number, once in each | the smaller of basic and advanced composition                          |
+    | `subsamples` | any number, once in each | the sum; advanced composition costs more below 2 ln(1/delta) bags      |
     | `disjoint`   | one                      | one bag's: a record that is replaced stays in its bag                  |
     | `stratified` | one of its class         | one bag's, for neighbours that keep the label: else others change bags |
 
@@ -158,23 +158,11 @@ class Bagging:
     vote: Literal["soft", "hard"] = "soft"
     regularisation: float = 0.01
 
-    def cost(self, epsilon: float, delta: float) -> float:
-        return accounting.composed(epsilon, self.bags, delta=delta) if self.split == "subsamples" else epsilon
-
-    def of_each(self, epsilon: float, delta: float) -> float:
-        if self.split != "subsamples":
-            return epsilon * (1 - 1e-9)
-
-        def excess(each: float) -> float:
-            return self.cost(each, delta) - epsilon
-
-        return accounting.root(excess, epsilon / self.bags * (1 - 1e-6), epsilon, xtol=1e-12) * (1 - 1e-6)
-
     def __call__(self, train: Table, epsilon: float, delta: float, seed: int) -> Fit:
-        x, each = train.columns.unit(train.features), self.of_each(epsilon, delta)
+        x, paid = train.columns.unit(train.features), self.bags if self.split == "subsamples" else 1
         size = round(self.share * len(x)) if self.split == "subsamples" else len(x) // self.bags
         size -= self.split == "stratified"
-        how = Objective(regularisation=self.regularisation).plan(size, x.shape[1], each)
+        how = Objective(regularisation=self.regularisation).plan(size, x.shape[1], epsilon / paid)
         chosen = filled(train.labels, self.bags, self.split, size, generator(seed, "bagging"))
         betas = [perturbed(how, x[bag], train.labels[bag], SecretStream(new_key())) for bag in chosen]
 
@@ -185,13 +173,7 @@ class Bagging:
             votes = torch.nn.functional.one_hot(members.argmax(-1), 2).sum(0).double()
             return ((votes + 0.5) / (len(betas) + 1)).log()
 
-        total = self.cost(how.epsilon, delta)
-        advanced = self.split == "subsamples" and total < self.bags * how.epsilon
-        claim = accounting.replace_one(
-            total,
-            delta if advanced else 0.0,
-            "advanced composition (Dwork and Roth 2014, thm. 3.20)" if advanced else "pure parts",
-        )
+        claim = accounting.pure(paid * how.epsilon)
         if self.split == "stratified":
             kept = "bags are filled class by class: neighbours keep the label, and the size of each class is public"
             claim = claim.model_copy(update={"assumptions": (*claim.assumptions, kept)})
@@ -199,23 +181,27 @@ class Bagging:
 
 
 def filled(labels: Tensor, bags: int, split: Split, size: int, draws: torch.Generator) -> list[Tensor]:
-    n = len(labels)
     if split == "subsamples":
-        return [torch.randperm(n, generator=draws)[:size] for _ in range(bags)]
-    order = torch.randperm(n, generator=draws)
-    if split == "disjoint":
-        return [order[bag::bags][:size] for bag in range(bags)]
-    by_class = [order[labels[order] == label] for label in labels.unique().tolist()]
+        return [torch.randperm(len(labels), generator=draws)[:size] for _ in range(bags)]
+    order = torch.randperm(len(labels), generator=draws)
+    strata = labels[order] if split == "stratified" else torch.zeros_like(order)
     # the smallest class first, so that what a bag has above its size is of the largest
-    by_class.sort(key=len)
-    return [torch.cat([own[: len(own) // bags * bags][bag::bags] for own in by_class])[:size] for bag in range(bags)]
+    groups = sorted((order[strata == stratum] for stratum in strata.unique()), key=len)
+    return [torch.cat([own[bag::bags][: len(own) // bags] for own in groups])[:size] for bag in range(bags)]
 
 
-def class_weights(counts: GaussianReleaseEvent, labels: Tensor, stream: SecretStream) -> tuple[Tensor, Tensor]:
-    """Weights in (0, 1] of both classes from private counts, and these counts, raised to the smallest allowed."""
-    noisy = class_counts.noisy_counts(labels, 2, event=counts, stream=stream)
-    settings = ClassWeightsConfig(noise_multiplier=counts.noise_multiplier, smallest_count=SMALLEST_COUNT)
-    return class_counts.class_weights(noisy, settings).double(), noisy.clamp(min=SMALLEST_COUNT).double()
+def weighted_descent(counts_noise: float, *, prob: float, steps: int, noise: float, clip: float) -> ComposedEvent:
+    counts = GaussianReleaseEvent(what="class counts", noise_multiplier=counts_noise, l2_sensitivity=1.0)
+    segment = NoiseSegment(steps=steps, noise_multiplier=noise, l2_clip_norm=clip)
+    return ComposedEvent(events=(counts, DpSgdEvent(sampling_prob=prob, segments=(segment,))))
+
+
+def class_weights(event: ComposedEvent, labels: Tensor, stream: SecretStream) -> tuple[Tensor, float]:
+    """Weights in (0, 1] of both classes from private counts, and the total of all records' by these counts."""
+    (counts,) = event.releases
+    noisy = class_counts.noisy_counts(labels, 2, event=counts, stream=stream).clamp(min=SMALLEST_COUNT)
+    weights = class_counts.class_weights(noisy, ClassWeightsConfig(smallest_count=SMALLEST_COUNT)).double()
+    return weights, float((weights * noisy).sum())
 
 
 @dataclass(frozen=True)
@@ -234,23 +220,17 @@ class WeightedDescent:
 
     def event(self, noise: float) -> ComposedEvent:
         """Counts and descent that cost together what one Gaussian of this noise multiplier costs."""
-        counts = GaussianReleaseEvent(
-            what="class counts", noise_multiplier=noise / math.sqrt(self.counts_share), l2_sensitivity=1.0
-        )
         each = noise * math.sqrt(self.steps / (1 - self.counts_share))
-        segment = NoiseSegment(steps=self.steps, noise_multiplier=each, l2_clip_norm=self.clip)
-        return ComposedEvent(events=(counts, DpSgdEvent(sampling_prob=1.0, segments=(segment,))))
+        counts_noise = noise / math.sqrt(self.counts_share)
+        return weighted_descent(counts_noise, prob=1.0, steps=self.steps, noise=each, clip=self.clip)
 
     def __call__(self, train: Table, epsilon: float, delta: float, seed: int) -> Fit:
         event, stream = self.event(accounting.noise_for(self.event, epsilon, delta)), SecretStream(new_key())
-        counts, descent = event.events
-        assert isinstance(counts, GaussianReleaseEvent)
-        assert isinstance(descent, DpSgdEvent)
         x, target = train.columns.unit(train.features), torch.nn.functional.one_hot(train.labels, 2).double()
-        weights, noisy = class_weights(counts, train.labels, stream)
-        own, norms, total = weights[train.labels], x.norm(dim=1), float((weights * noisy).sum())
+        weights, total = class_weights(event, train.labels, stream)
+        own, norms = weights[train.labels], x.norm(dim=1)
         theta = velocity = torch.zeros(2, x.shape[1], dtype=torch.float64)
-        (segment,) = descent.segments
+        (segment,) = descent_of(event).segments
         for step in range(segment.steps):
             residual = (x @ theta.T).softmax(1) - target
             factor = own * self.clip / (residual.norm(dim=1) * norms).clamp(min=self.clip)

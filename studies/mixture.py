@@ -10,13 +10,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 from scipy.stats import norm
+from sklearn import metrics
 from sklearn.linear_model import LogisticRegression
 
 from studies import results
+from studies.options import Out
 from studies.oversampling import DELTA, descend, interpolated, neighbours
 
 EPSILONS, DRAWS = (0.1, 0.5, 1.0, 5.0), 8
@@ -35,9 +38,7 @@ class Mixture:
         """Recall, precision, balanced accuracy, F1 and accuracy, expected over a threshold with normal error.
 
         Args:
-            noise_variance: of the threshold, in units of sigma^2; it widens what a record is compared with. (Of
-            rates: the
-                precision and F1 are those of the expected rates.)
+            noise_variance: of the threshold, in units of sigma^2; precision and F1 are those of the expected rates.
         """
         width = math.sqrt(1 + noise_variance)
         hit = float(norm.cdf((1 - gamma) * self.delta / width))
@@ -64,7 +65,7 @@ class Mixture:
         """Gamma of the fewest errors: 1/2 + ln(r)/Delta^2. The midpoint is right only for equal classes."""
         return 0.5 + math.log(self.r) / self.delta**2
 
-    def threshold_variance(self, majority: int, *, radius: float, epsilon: float) -> float:
+    def threshold_variance(self, majority: int, *, radius: float, epsilon: float, printed: bool = False) -> float:
         """Returns the variance of the mean of two private class means (proposition 12), in units of sigma^2.
 
         (1/4) (1/n_0 + 1/n_1 + s_0^2 + s_1^2) with s_b = (2 R/n_b) sqrt(2 ln(1.25/delta))/epsilon. The printed one
@@ -73,28 +74,21 @@ class Mixture:
         Args:
             radius: R, to which records are cut, in units of sigma; it should cut none.
         """
-        return self._variance(majority, 2 * radius**2, epsilon)
-
-    def printed_variance(self, majority: int, *, radius: float, epsilon: float) -> float:
-        return self._variance(majority, 0.5 * radius**2, epsilon)
-
-    def _variance(self, majority: int, noise: float, epsilon: float) -> float:
-        spent = math.log(1.25 / DELTA) / epsilon**2
-        return (1 + self.r) / (4 * majority) + noise * spent * (1 + self.r**2) / majority**2
+        noise = (0.5 if printed else 2) * radius**2 * math.log(1.25 / DELTA) / epsilon**2
+        return (1 + self.r) / (4 * majority) + noise * (1 + self.r**2) / majority**2
 
 
-def monte_carlo(mixture: Mixture, gamma: float, *, records: int, seed: int) -> dict[str, float]:
+def monte_carlo(mixture: Mixture, gamma: float, *, records: int, seed: int) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     labels = rng.random(records) < 1 / (1 + mixture.r)
     called = rng.standard_normal(records) + mixture.delta * labels >= gamma * mixture.delta
-    hit, false = int((called & labels).sum()), int((called & ~labels).sum())
-    positive, negative = int(labels.sum()), int((~labels).sum())
+    nothing: Any = np.nan
     return {
-        "recall": hit / positive,
-        "precision": hit / (hit + false) if hit + false else math.nan,
-        "balanced accuracy": (hit / positive + 1 - false / negative) / 2,
-        "F1": 2 * hit / (hit + false + positive),
-        "accuracy": (hit + negative - false) / records,
+        "recall": metrics.recall_score(labels, called),
+        "precision": metrics.precision_score(labels, called, zero_division=nothing),
+        "balanced accuracy": metrics.balanced_accuracy_score(labels, called),
+        "F1": metrics.f1_score(labels, called),
+        "accuracy": metrics.accuracy_score(labels, called),
     }
 
 
@@ -112,24 +106,21 @@ def private_thresholds(
 
 
 def drawn(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """The paper's records of figure 4: [n, 2], and labels."""
+    """The paper's records of figure 4, scaled: [n, 2], and labels."""
     rng = np.random.default_rng(seed)
     labels = (rng.random(RECORDS) < SHARE).astype(int)
-    return np.array(MEANS)[labels] + SPREAD * rng.standard_normal((RECORDS, 2)), labels
-
-
-def scaled(points: np.ndarray) -> np.ndarray:
-    return (points - 2.0) / 4.0
+    points = np.array(MEANS)[labels] + SPREAD * rng.standard_normal((RECORDS, 2))
+    return (points - 2.0) / 4.0, labels
 
 
 def private_line(points: np.ndarray, labels: np.ndarray, *, epsilon: float, weighted: bool, seed: int) -> np.ndarray:
-    _, head = descend(scaled(points), labels, epsilon=epsilon, seed=seed, weighted=weighted)
-    weight, bias = head.weight.detach().numpy(), head.bias.detach().numpy()
+    model = descend(points, labels, epsilon=epsilon, seed=seed, weighted=weighted)
+    weight, bias = (values.detach().numpy() for values in model.classifier.part.parameters())
     return np.append(weight[1] - weight[0], bias[1] - bias[0])
 
 
 def line(points: np.ndarray, labels: np.ndarray, **options: Any) -> np.ndarray:
-    fitted = LogisticRegression(C=100, **options).fit(scaled(points), labels)
+    fitted = LogisticRegression(C=100, **options).fit(points, labels)
     return np.concatenate([fitted.coef_[0], fitted.intercept_])
 
 
@@ -189,34 +180,32 @@ def thresholds(runs: int = 4000) -> list[results.Row]:
             mixture, majority, radius = Mixture(r=r, delta=2.0), 900, 8.0
             errors = private_thresholds(mixture, majority, radius=radius, epsilon=epsilon, runs=runs, seed=2)
             closed = mixture.threshold_variance(majority, radius=radius, epsilon=epsilon)
-            printed = mixture.printed_variance(majority, radius=radius, epsilon=epsilon)
+            printed = mixture.threshold_variance(majority, radius=radius, epsilon=epsilon, printed=True)
             row = {"r": r, "epsilon": epsilon, "closed_form": math.sqrt(closed), "counted": float(errors.std())}
             recall = mixture.metrics(0.5, noise_variance=closed)["recall"]
             rows.append(row | {"printed": math.sqrt(printed), "expected_recall": recall})
     return rows
 
 
-def run(out: Path, *, draws: int = DRAWS) -> Path:
-    """Writes `mixture-formulas.csv`, `mixture-thresholds.csv`, `mixture.csv` (lines) and `mixture.svg`."""
+def run(out: Out, draws: Annotated[int, typer.Option(help="fits of each private line")] = DRAWS) -> Path:
+    """Two Gaussians in closed form (2024, table 10, proposition 12, figure 4).
+
+    Example: python -m studies mixture --out results
+    """
     results.save(out / "mixture-formulas.csv", formulas())
     results.save(out / "mixture-thresholds.csv", thresholds())
     scores = {name: [balanced_accuracy(fit) for fit in lines] for name, lines in fits(draws).items()}
-    rows: list[dict[str, Any]] = [
+    rows: list[results.Row] = [
         {"fit": name, "draw": number, "balanced_accuracy": score}
         for name, own in scores.items()
         for number, score in enumerate(own)
     ]
     results.save(out / "mixture.csv", rows)
-    private = {
-        title: (
-            EPSILONS,
-            [float(np.mean(scores[f"ε {e:g}{suffix}"])) for e in EPSILONS],
-            [results.two_errors(scores[f"ε {e:g}{suffix}"]) for e in EPSILONS],
-        )
+    drawn = {
+        title: (EPSILONS, [scores[f"ε {epsilon:g}{suffix}"] for epsilon in EPSILONS])
         for title, suffix in (("DP descent", ""), ("DP descent, private class weights", ", private weights"))
     }
-    for name in ("non-private", "class weights"):
-        private[name] = (EPSILONS, scores[name] * len(EPSILONS), [0.0] * len(EPSILONS))
+    drawn |= {name: (EPSILONS, [scores[name]] * len(EPSILONS)) for name in ("non-private", "class weights")}
     title = "A line between two Gaussians, a tenth positive (mean ± two standard errors)"
-    results.plot(out / "mixture.svg", private, title=title, x="ε", y="balanced accuracy, exact for the mixture")
+    results.plot(out / "mixture.svg", drawn, title=title, x="ε", y="balanced accuracy, exact for the mixture")
     return out / "mixture.csv"

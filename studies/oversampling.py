@@ -2,7 +2,7 @@
 
 Rosenblatt et al., "Differential Privacy Under Class Imbalance" (2024), proposition 2 (copies) and theorem 3 (SMOTE).
 One record reaches the learner as a group of rows, and the group's privacy is what is claimed. `printed_smote` has the
-paper's formula, only for comparison; `copies` and `smote` have what can be proved:
+paper's formula, only for comparison; `group` and `smote` have what can be proved:
 
 - **Copies.** An (epsilon, delta) learner is (m epsilon, delta (e^{m epsilon} - 1)/(e^epsilon - 1)) for a group of m
   rows (Dwork and Roth 2014, theorem 2.2 and its proof); the printed delta m is too small. m is a public number of
@@ -35,7 +35,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,19 +45,21 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import train_test_split
 from sklearn.neighbors import NearestNeighbors
-from torch import nn
+from sklearn.preprocessing import MinMaxScaler
 
 from mechanisms.dp_sgd import DpSgd
-from mechanisms.errors import MechanismError
-from mechanisms.mechanism import Model, Plan, Records, Run, Task
+from mechanisms.mechanism import ClassifierModel, Records, Run, Task
 from mechanisms.model import classifier
 from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.privacy.class_counts import ClassWeightsConfig
 from studies import results
+from studies.imbalance import suite
+from studies.options import Data, Out, Seeds, Sets, names
 from studies.results import Row
+from studies.tables import frame_of
 
-K, TAIL, SEEDS, DELTA = 5, 1e-6, 5, 1e-5
+K, TAIL, DELTA = 5, 1e-6, 1e-5
 EPSILONS = (1.0, 5.0)
 
 KISSING_UPPER_BOUNDS = (
@@ -85,25 +86,19 @@ def kissing_upper_bound(dimension: int) -> float:
     By table to 24. Beyond it, by area: caps of 30 degrees around the touching points do not overlap, and one has the
     share I_{1/4}((d - 1)/2, 1/2) / 2 of the sphere.
     """
-    if dimension < 1:
-        raise MechanismError(f"dimension is {dimension}; it must be at least 1")
     if dimension <= len(KISSING_UPPER_BOUNDS):
         return KISSING_UPPER_BOUNDS[dimension - 1]
     share = special.betainc((dimension - 1) / 2, 0.5, 0.25) / 2
     return math.floor(1 / share) if share else math.inf
 
 
-def most_neighbours_of(dimension: int, k: int, *, minority_at_most: int | None = None, distinct: bool = True) -> float:
-    """l: how many records may have one record among their k nearest.
+def most_neighbours_of(dimension: int, k: int, *, minority_at_most: float = math.inf) -> float:
+    """l: how many of distinct records may have one record among their k nearest.
 
     Args:
         minority_at_most: a public bound on the number of minority records; the number itself is private.
-        distinct: no two records are equal. Otherwise ties among equal ones are broken by a cyclic order.
     """
-    if k < 1:
-        raise MechanismError(f"k is {k}; it must be at least 1")
-    geometric = k * kissing_upper_bound(dimension) + (0 if distinct else k)
-    return geometric if minority_at_most is None else min(geometric, minority_at_most)
+    return min(k * kissing_upper_bound(dimension), minority_at_most)
 
 
 def group(epsilon: float, delta: float, rows: float) -> Guarantee:
@@ -115,20 +110,13 @@ def group(epsilon: float, delta: float, rows: float) -> Guarantee:
     return Guarantee(rows, rows * epsilon, min(1.0, together))
 
 
-def copies(epsilon: float, delta: float, *, number: int) -> Guarantee:
-    _check(number)
-    return group(epsilon, delta, number + 1)
-
-
 def smote(epsilon: float, delta: float, *, neighbours: float, rounds: int) -> Guarantee:
     """SMOTE with R `rounds` rows a base, whatever its randomness: at most l `neighbours` lists change."""
-    _check(rounds)
     return group(epsilon, delta, 1 + rounds + 2 * neighbours * rounds)
 
 
 def smote_with_tail(epsilon: float, delta: float, *, neighbours: int, rounds: int, k: int, tail: float) -> Guarantee:
     """The same, except for an event of probability `tail`, in which more rows change than are paid for."""
-    _check(rounds)
     replaced = float(stats.binom.isf(tail, neighbours * rounds, 1 / k))
     paid = group(epsilon, delta, 1 + rounds + 2 * replaced)
     return Guarantee(paid.rows, paid.epsilon, min(1.0, paid.delta + tail))
@@ -138,11 +126,6 @@ def printed_smote(epsilon: float, *, dimension: int, rounds: int) -> Guarantee:
     """States theorem 3's pure bound as printed: without k, and with 2^(0.4042 d), which is below the kissing number."""
     rows = 2 ** (0.4042 * dimension) * rounds + 1
     return Guarantee(rows, epsilon * rows, 0.0)
-
-
-def _check(number: int) -> None:
-    if number < 0:
-        raise MechanismError(f"{number} rows a record; it must be at least 0")
 
 
 def neighbours(points: np.ndarray, k: int) -> np.ndarray:
@@ -165,19 +148,10 @@ def interpolated(points: np.ndarray, ids: np.ndarray, lists: np.ndarray, *, roun
     return rows
 
 
-@cache
-def _planned(epsilon: float, records: int, weighted: bool) -> Plan:
-    weights = ClassWeightsConfig(noise_multiplier=20 / epsilon, smallest_count=20) if weighted else None
-    mechanism = DpSgd(
-        optimiser="sgd", learning_rate=1.0, momentum=0.9, epochs=40, sampling_prob=1.0, class_weights=weights
-    )
-    return mechanism.plan(Task(records=records, classes=2, target_epsilon=epsilon, delta=DELTA))
-
-
 def descend(
     x: np.ndarray, y: np.ndarray, *, epsilon: float, seed: int, rows: float = 1, weighted: bool = False
-) -> tuple[Model, nn.Linear]:
-    """Fits a linear head by the product's full-batch DP-SGD; returns the model and its layer.
+) -> ClassifierModel:
+    """Fits a linear head by the product's full-batch DP-SGD.
 
     Every row is in every step, so the whole is one Gaussian mechanism: its noise does not depend on how many rows there
     are, and for a group of m it is m times that for one.
@@ -185,21 +159,20 @@ def descend(
     Args:
         rows: of the input that one record decides, by which the noise is multiplied.
     """
-    plan = _planned(epsilon, 1000, weighted)
-    mechanism = plan.mechanism.model_copy(update={"batch_size": len(y)})
-    task = plan.task.model_copy(update={"records": len(y)})
-    plan = plan.model_copy(update={"mechanism": mechanism, "task": task, "noise": rows * plan.noise})
-    heads: list[classifier.Classifier] = []
+    weights = ClassWeightsConfig(noise_multiplier=20 / epsilon, smallest_count=20) if weighted else None
+    mechanism = DpSgd(
+        optimiser="sgd", learning_rate=1.0, momentum=0.9, epochs=40, sampling_prob=1.0, class_weights=weights
+    )
+    plan = mechanism.plan(Task(records=len(y), classes=2, target_epsilon=epsilon, delta=DELTA))
+    plan = plan.model_copy(update={"noise": rows * plan.noise})
 
     def untrained() -> classifier.Classifier:
-        heads.append(classifier.build(ModelConfig(pooling="none"), num_labels=2, seed=seed, width=x.shape[1]))
-        return heads[-1]
+        return classifier.build(ModelConfig(pooling="none"), num_labels=2, seed=seed, width=x.shape[1])
 
-    run = Run(classes=2, seed=seed, classifier=untrained)
-    model = plan.fit(Records(FeatureInputs(torch.from_numpy(x).float()), torch.from_numpy(y).long()), run).model
-    head = heads[-1].part
-    assert isinstance(head, nn.Linear)
-    return model, head
+    records = Records(FeatureInputs(torch.from_numpy(x).float()), torch.from_numpy(y).long())
+    model = plan.fit(records, Run(classes=2, seed=seed, classifier=untrained)).model
+    assert isinstance(model, ClassifierModel)
+    return model
 
 
 def auc(
@@ -221,13 +194,13 @@ def auc(
     if epsilon is None:
         scores = LogisticRegression(C=100, max_iter=2000).fit(x, y).decision_function(features[test])
     else:
-        model, _ = descend(x, y, epsilon=epsilon, seed=seed, rows=rows)
+        model = descend(x, y, epsilon=epsilon, seed=seed, rows=rows)
         both = model.log_probabilities(FeatureInputs(torch.from_numpy(features[test]).float()))
         scores = (both[:, 1] - both[:, 0]).numpy()
     return float(roc_auc_score(labels[test], scores))
 
 
-def study(name: str, features: np.ndarray, labels: np.ndarray, *, seeds: int = SEEDS) -> Row:
+def study(features: np.ndarray, labels: np.ndarray, *, seeds: int) -> Row:
     """One set: its shape, its largest in-degree, what SMOTE costs, and AUC with and without it.
 
     Args:
@@ -263,35 +236,30 @@ def study(name: str, features: np.ndarray, labels: np.ndarray, *, seeds: int = S
 
 
 def draw(file: Path) -> None:
-    dimensions = list(range(1, 41))
-
-    def rows(k: int) -> list[float]:
-        return [smote(1, 0, neighbours=int(most_neighbours_of(d, k)), rounds=10).rows for d in dimensions]
-
-    flat = [0.0] * len(dimensions)
-    lines = {f"corrected, k = {k}": (dimensions, rows(k), flat) for k in (1, 5, 10)}
-    printed = [printed_smote(1, dimension=d, rounds=10).rows for d in dimensions]
-    lines["as printed, every k"] = (dimensions, printed, flat)
+    dimensions = range(1, 41)
+    rows = {
+        f"corrected, k = {k}": [smote(1, 0, neighbours=int(most_neighbours_of(d, k)), rounds=10) for d in dimensions]
+        for k in (1, 5, 10)
+    }
+    rows["as printed, every k"] = [printed_smote(1, dimension=d, rounds=10) for d in dimensions]
+    lines = {name: (dimensions, [[cost.rows] for cost in own]) for name, own in rows.items()}
     title = "Rows of the learner's input that one record decides (R = 10)"
     results.plot(file, lines, title=title, x="features d", y="rows m: ε is m times the learner's", log="y")
 
 
-def run(folder: Path, out: Path, *, sets: tuple[str, ...], seeds: int) -> Path:
-    import pandas as pd
+def run(data: Data, out: Out, sets: Sets = "all", seeds: Seeds = 5) -> Path:
+    """What SMOTE costs before a private learner (2024, proposition 2, theorem 3, table 2).
 
-    frames = {}
-    for name in sets:
-        if not (folder / f"{name}.csv").is_file():
-            raise MechanismError(f"{folder / f'{name}.csv'} is not there. --data is a folder with one CSV per set")
-        frames[name] = pd.read_csv(folder / f"{name}.csv")
+    Example: python -m studies oversampling --data imblearn --sets ecoli --out results
+    """
+    chosen = names(sets, suite()["sets"], "--sets")
+    frames = {name: frame_of(data / f"{name}.csv") for name in chosen}
 
     def measure(cell: Mapping[str, Any]) -> Row:
         frame = frames[cell["set"]]
-        values = frame.drop(columns="label").to_numpy(dtype=np.float64)
-        low, high = values.min(0), values.max(0)
-        scaled = (values - low) / np.where(high > low, high - low, 1)
-        return study(cell["set"], scaled, frame["label"].to_numpy(), seeds=seeds)
+        scaled = MinMaxScaler().fit_transform(frame.drop(columns="label"))
+        return study(scaled, frame["label"].to_numpy(), seeds=seeds)
 
-    results.fill(out / "oversampling.csv", [{"set": name} for name in sets], measure)
+    results.fill(out / "oversampling.csv", [{"set": name} for name in chosen], measure)
     draw(out / "oversampling.svg")
     return out / "oversampling.csv"

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, cast
 
 import numpy as np
+import pandas as pd
+import typer
 from sklearn.metrics import f1_score
 from sklearn.model_selection import train_test_split
+from torch import Tensor
 
 from mechanisms.dp_sgd import DpSgd
 from mechanisms.errors import MechanismError
@@ -25,13 +28,14 @@ from mechanisms.prior_descent import PriorDescent
 from mechanisms.privacy.class_counts import ClassWeightsConfig
 from mechanisms.privacy.schedules import SadSchedule
 from studies import imbalance, results
+from studies.options import FOLDER, CodeList, Epsilons, Label, NarrativeFile, Out, Seeds, Text, numbers
 from studies.results import Row
 
 BINS = ((1, 4), (5, 9), (10, 19), (20, 49), (50, None))
 SIZES = (5, 10, 20, 50)
 """Training records of label 1 that thinned tables keep."""
 THINNED = ("mammography", "abalone", "car_eval_34")
-DELTA, SENTENCE = 1e-4, "An employee suffered {}."
+DELTA = 1e-4
 _TUNED: dict[str, Any] = {"optimiser": "sgd", "learning_rate": 3.0, "momentum": 0.9, "epochs": 40, "sampling_prob": 1.0}
 _PLAIN = NonPrivate(phase=OptimiserPhase(optimiser="adamw", learning_rate=0.003, epochs=30, batch_size=8))
 BRANCHES: dict[str, tuple[Mechanism, bool]] = {
@@ -48,63 +52,58 @@ BRANCHES: dict[str, tuple[Mechanism, bool]] = {
 """Mechanism, and whether the head starts at the titles of the codes."""
 
 
-def sampled(file: Path, codelist: Path, *, text: str, label: str) -> tuple[list[str], np.ndarray, dict[str, str]]:
-    import pandas as pd
-
-    for path in (file, codelist):
+def sampled(
+    records: Path | None, codelist: Path | None, text: str, label: str
+) -> tuple[Tensor, np.ndarray, np.ndarray, Tensor]:
+    """Returns features of narratives, their codes, every code once, and the features of its title."""
+    if records is None or codelist is None:
+        raise MechanismError("give --records and --codelist")
+    for path in (records, codelist):
         if not path.is_file():
             raise MechanismError(f"{path} is not there. Give --records CSV and --codelist CSV (code, title)")
-    frame = pd.read_csv(file, dtype=str).dropna(subset=[text, label])
+    frame = pd.read_csv(records, dtype=str).dropna(subset=[text, label])
     frame = frame.sample(frac=1, random_state=0).groupby(label).head(200)
     frame = frame[frame.groupby(label)[label].transform("size") >= 2]
-    titles = dict(pd.read_csv(codelist, dtype=str)[["code", "title"]].itertuples(index=False))
+    titles = pd.read_csv(codelist, dtype=str).set_index("code")["title"].to_dict()
     frame = frame[frame[label].isin(list(titles))]
-    return frame[text].tolist(), frame[label].to_numpy(dtype=str), titles
+    codes = frame[label].to_numpy(dtype=str)
+    known = np.unique(codes)
+    encoder = ModelConfig(encoder="packaged-minilm", trainable="head", pooling="mean")
+    sentences = [f"An employee suffered {titles[code]}." for code in known]
+    features, vectors = (prior.embed(encoder, each, device="cpu") for each in (frame[text].tolist(), sentences))
+    return features, codes, known, vectors
 
 
 def by_bin(truth: np.ndarray, said: np.ndarray, train: np.ndarray) -> dict[str, float]:
     """Mean F1 over the codes of each bin of training records, over those that occur in the test half."""
-    codes, counts = np.unique(train, return_counts=True)
-    found = np.unique(truth)
-    size = dict(zip(codes.tolist(), counts.tolist(), strict=True))
-    none: Any = 0
-    each = dict(zip(found, f1_score(truth, said, labels=found, average=None, zero_division=none), strict=True))
-    figures = {"macro_f1": float(np.mean(list(each.values())))}
-    for low, high in BINS:
-        own = [f1 for code, f1 in each.items() if low <= size.get(code, 0) <= (high or np.inf)]
-        figures[f"f1_{low}_{high or 'up'}"] = float(np.mean(own)) if own else float("nan")
-    return figures
+    found, none = np.unique(truth), cast(Any, 0)
+    each = f1_score(truth, said, labels=found, average=None, zero_division=none)
+    sizes = pd.Series(train).value_counts().reindex(found, fill_value=0)
+    bins = {f"f1_{low}_{high or 'up'}": sizes.between(low, high or np.inf).to_numpy() for low, high in BINS}
+    return {"macro_f1": each.mean()} | {name: pd.Series(each[own]).mean() for name, own in bins.items()}
 
 
-def text(
-    file: Path, codelist: Path, out: Path, *, epsilons: Sequence[float], seeds: int, columns: tuple[str, str]
+def narratives(
+    given: tuple[Tensor, np.ndarray, np.ndarray, Tensor], out: Path, *, epsilons: Sequence[float], seeds: int
 ) -> list[Row]:
-    texts, codes, titles = sampled(file, codelist, text=columns[0], label=columns[1])
-    known = np.unique(codes)
-    config = ModelConfig(encoder="packaged-minilm", trainable="head", pooling="mean")
-    features = prior.embed(config, texts, device="cpu").numpy()
-    vectors = prior.embed(config, [SENTENCE.format(titles[code]) for code in known], device="cpu").numpy()
+    features, codes, known, titles = given
 
     def measure(cell: Mapping[str, Any]) -> Row:
         mechanism, from_titles = BRANCHES[cell["branch"]]
-        halves = train_test_split(features, codes, test_size=0.5, stratify=codes, random_state=cell["seed"])
+        halves = train_test_split(features.numpy(), codes, test_size=0.5, stratify=codes, random_state=cell["seed"])
         model = PrivateClassifier(
             mechanism,
             epsilon=cell["epsilon"],
             delta=DELTA,
             classes=known,
-            titles=vectors if from_titles else None,
+            titles=titles.numpy() if from_titles else None,
             random_state=cell["seed"],
         )
         model.fit(halves[0], halves[2])
         return by_bin(halves[3], model.predict(halves[1]), halves[2]) | {"claimed": model.claim.epsilon}
 
-    wanted = [
-        {"branch": branch, "epsilon": epsilon, "seed": seed}
-        for seed in range(seeds)
-        for branch, (mechanism, _) in BRANCHES.items()
-        for epsilon in (epsilons if mechanism.has_target else [None])
-    ]
+    plain = [branch for branch, (mechanism, _) in BRANCHES.items() if not mechanism.has_target]
+    wanted = results.grid({"branch": BRANCHES}, epsilons, seeds, plain=plain)
     return results.fill(out / "rare-codes.csv", wanted, measure)
 
 
@@ -118,14 +117,8 @@ def tables(folder: Path, out: Path, *, epsilons: Sequence[float], seeds: int) ->
         train, test = imbalance.split(loaded[cell["set"]], cell["set"], cell["seed"], minority=cell["minority"])
         return imbalance.measure(imbalance.SYSTEMS[cell["system"]][1], train, test, cell["epsilon"], cell["seed"])
 
-    wanted = [
-        {"set": name, "minority": size, "system": system, "epsilon": epsilon, "seed": seed}
-        for seed in range(seeds)
-        for name in THINNED
-        for size in SIZES
-        for system in systems
-        for epsilon in ([None] if system in imbalance.PLAIN else epsilons)
-    ]
+    axes = {"set": THINNED, "minority": SIZES, "system": systems}
+    wanted = results.grid(axes, epsilons, seeds, plain=imbalance.PLAIN)
     return results.fill(out / "rare-tables.csv", wanted, measure)
 
 
@@ -133,37 +126,55 @@ def show(narratives: Sequence[Row], thinned: Sequence[Row], epsilons: Sequence[f
     parts = []
     names = [f"f1_{low}_{high or 'up'}" for low, high in BINS]
     for epsilon in epsilons:
-        rows = [row for row in narratives if row["epsilon"] in (None, epsilon)]
+        rows = pd.DataFrame(row for row in narratives if row["epsilon"] in (None, epsilon))
         lines = [
-            [branch, *(results.figure([r[n] for r in rows if r["branch"] == branch]) for n in (*names, "macro_f1"))]
-            for branch in dict.fromkeys(row["branch"] for row in rows)
+            [branch, *(results.figure(own[name]) for name in (*names, "macro_f1"))]
+            for branch, own in (rows.groupby("branch", sort=False) if narratives else ())
         ]
         if lines:
             head = [f"{low} to {high}" if high else f"{low} and more" for low, high in BINS]
             parts.append(f"## Narratives, ε {epsilon:g}: F1 by training records a code\n")
             parts.append(results.show(["branch", *head, "all codes"], lines))
-        own = [row for row in thinned if row["epsilon"] in (None, epsilon)]
-        for metric in ("auc", "f1", "recall") if own else ():
-            lines = [
-                [imbalance.SYSTEMS[s][0], *(results.figure(_over_sets(own, s, size, metric)) for size in SIZES)]
-                for s in dict.fromkeys(row["system"] for row in own)
-            ]
+        for metric in ("auc", "f1", "recall") if thinned else ():
+            lines = [[system, *map(results.figure, own)] for system, own in by_size(thinned, epsilon, metric).items()]
             parts.append(f"## Tables, ε {epsilon:g}: {metric} by training records of the rare class\n")
             parts.append(results.show(["system", *map(str, SIZES)], lines))
     return "\n".join(parts)
 
 
-def _over_sets(rows: Sequence[Row], system: str, size: int, metric: str) -> list[float]:
-    """By seed the mean over sets."""
-    return results.by_seed((r["seed"], r[metric]) for r in rows if (r["system"], r["minority"]) == (system, size))
+def by_size(thinned: Sequence[Row], epsilon: float, metric: str) -> dict[str, list[list[float]]]:
+    """Means over sets, by system, by size of the rare class, and by seed."""
+    own = [row for row in thinned if row["epsilon"] in (None, epsilon)]
+    return {
+        imbalance.SYSTEMS[system][0]: [
+            results.by_seed((r["seed"], r[metric]) for r in own if (r["system"], r["minority"]) == (system, size))
+            for size in SIZES
+        ]
+        for system in dict.fromkeys(row["system"] for row in own)
+    }
 
 
-def draw(thinned: Sequence[Row], file: Path, epsilon: float) -> None:
-    own, lines = [row for row in thinned if row["epsilon"] in (None, epsilon)], {}
-    for system in dict.fromkeys(row["system"] for row in own):
-        over = [_over_sets(own, system, size, "auc") for size in SIZES]
-        if all(len(values) > 1 for values in over):
-            means, errors = [float(np.mean(v)) for v in over], [results.two_errors(v) for v in over]
-            lines[imbalance.SYSTEMS[system][0]] = (SIZES, means, errors)
-    title = f"AUC over three sets at ε {epsilon:g}, mean ± two standard errors"
-    results.plot(file, lines, title=title, x="training records of the rare class", y="AUC")
+def run(
+    out: Out,
+    records: NarrativeFile = None,
+    codelist: CodeList = None,
+    data: Annotated[Path | None, typer.Option(help=f"{FOLDER}; without it, only narratives")] = None,
+    text: Text = "Final Narrative",
+    label: Label = "Nature",
+    epsilons: Epsilons = "1,5",
+    seeds: Seeds = 5,
+) -> Path:
+    """What is learned of classes with few records, on narratives and on thinned tables.
+
+    Example: python -m studies rare-codes --records osha.csv --codelist nature.csv --data imblearn --out results
+    """
+    chosen = numbers(epsilons)
+    given = sampled(records, codelist, text, label) if records or not data else None
+    of_codes = narratives(given, out, epsilons=chosen, seeds=seeds) if given else []
+    thinned = tables(data, out, epsilons=chosen, seeds=seeds) if data else []
+    (out / "rare-codes-tables.md").write_text(show(of_codes, thinned, chosen), encoding="utf-8")
+    if thinned:
+        title = f"AUC over three sets at ε {chosen[0]:g}, mean ± two standard errors"
+        lines = {system: (SIZES, own) for system, own in by_size(thinned, chosen[0], "auc").items()}
+        results.plot(out / "rare-codes.svg", lines, title=title, x="training records of the rare class", y="AUC")
+    return out / "rare-codes-tables.md"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+
+from mechanisms.errors import MechanismError
 
 Row = dict[str, Any]
+Values = Sequence[float] | np.ndarray | pd.Series
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#999999")
 
 
@@ -18,82 +22,63 @@ def load(file: Path) -> list[Row]:
     """Returns the rows of a CSV, numbers as numbers and empty cells as None; none where there is no file."""
     if not file.is_file():
         return []
-    with file.open(encoding="utf-8", newline="") as source:
-        return [{name: _value(cell) for name, cell in row.items()} for row in csv.DictReader(source)]
-
-
-def _value(cell: str) -> Any:
-    if cell == "":
-        return None
-    try:
-        number = float(cell)
-    except ValueError:
-        return cell
-    return int(number) if number.is_integer() and "." not in cell and "e" not in cell.lower() else number
+    frame: Any = pd.read_csv(file)
+    return frame.astype(object).where(frame.notna(), None).to_dict("records")
 
 
 def save(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".partial")
-    with partial.open("w", encoding="utf-8", newline="") as target:
-        writer = csv.DictWriter(
-            target, fieldnames=list(dict.fromkeys(n for row in rows for n in row)), lineterminator="\n"
-        )
-        writer.writeheader()
-        writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+    pd.DataFrame(list(rows)).to_csv(partial, index=False, float_format="%.6g", lineterminator="\n")
     partial.replace(file)
 
 
-def _cell(value: Any) -> Any:
-    return f"{value:.6g}" if isinstance(value, float) else value
-
-
-def fill(
-    file: Path, wanted: Iterable[Mapping[str, Any]], measure: Callable[[Mapping[str, Any]], Mapping[str, Any]]
-) -> list[Row]:
+def fill(file: Path, wanted: Sequence[Row], measure: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> list[Row]:
     """Measures every wanted key that the file lacks, one row after another; returns the rows of all wanted ones.
 
     Each row is saved when it is measured, so that the same call continues after a kill.
     """
-    rows = load(file)
+    if not wanted:
+        raise MechanismError("no fit is asked for: what was named never runs together. Name other systems or sets")
+    asked = [tuple(cell.values()) for cell in wanted]
+    done = {tuple(row[name] for name in wanted[0]): row for row in load(file)}
+    for number, (cell, key) in enumerate(zip(wanted, asked, strict=True), start=1):
+        if key not in done:
+            done[key] = {**cell, **measure(cell)}
+            save(file, list(done.values()))
+            print(f"{number}/{len(asked)} {' '.join(str(v) for v in key if v is not None)}", flush=True)
+    return [done[key] for key in asked]
 
-    def key(row: Mapping[str, Any], names: Iterable[str]) -> tuple[Any, ...]:
-        return tuple(row[name] for name in names)
 
-    asked = list(wanted)
-    names = list(asked[0]) if asked else []
-    done = {key(row, names): row for row in rows}
-    for number, one in enumerate(asked, start=1):
-        if key(one, names) not in done:
-            row = dict(one) | dict(measure(one))
-            rows.append(row)
-            done[key(one, names)] = row
-            save(file, rows)
-            print(f"{number}/{len(asked)} {' '.join(str(v) for v in one.values() if v is not None)}", flush=True)
-    return [done[key(one, names)] for one in asked]
+def grid(
+    axes: Mapping[str, Iterable[Any]], epsilons: Sequence[float], seeds: int, *, plain: Container[Any]
+) -> list[Row]:
+    """Every cell, the seed outermost. A value of the last axis that is `plain` takes no epsilon."""
+    return [
+        dict(zip(axes, values, strict=True)) | {"epsilon": epsilon, "seed": seed}
+        for seed, *values in product(range(seeds), *axes.values())
+        for epsilon in ([None] if values[-1] in plain else epsilons)
+    ]
 
 
 def by_seed(values: Iterable[tuple[int, float]]) -> list[float]:
     """Returns the mean of each seed's values, of the seeds that have as many as any other."""
-    own: dict[int, list[float]] = {}
-    for seed, value in values:
-        own.setdefault(seed, []).append(value)
-    most = max(map(len, own.values()), default=0)
-    return [float(np.mean(each)) for _, each in sorted(own.items()) if len(each) == most]
+    seeds = pd.DataFrame(values, columns=["seed", "value"]).groupby("seed")["value"].agg(["mean", "size"])
+    return seeds["mean"][seeds["size"] == seeds["size"].max()].tolist()
 
 
-def two_errors(values: Sequence[float]) -> float:
+def two_errors(values: Values) -> float:
     """Two standard errors of a mean: the one rule by which a gap counts here. NaN for a single value."""
     return 2 * float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
-def figure(values: Sequence[float]) -> str:
-    if not values or any(map(math.isnan, values)):
+def figure(values: Values) -> str:
+    if not len(values) or any(map(pd.isna, values)):
         return "–"
     return f"{np.mean(values):.3f}" + (f" ± {two_errors(values):.3f}" if len(values) > 1 else "")
 
 
-def verdict(gaps: Sequence[float]) -> str:
+def verdict(gaps: Values) -> str:
     """Says whether a mean gap over seeds exceeds two standard errors: `holds`, `within the error`, `does not hold`."""
     if len(gaps) < 2:
         return "not answered: fewer than two seeds"
@@ -109,28 +94,27 @@ def show(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 def plot(
     file: Path,
-    lines: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[float]]],
+    lines: Mapping[str, tuple[Sequence[float], Sequence[Sequence[float]]]],
     *,
     title: str,
     x: str,
     y: str,
     log: str = "x",
 ) -> None:
-    """Writes an SVG of lines by name: places, means, and what is above and below each (two standard errors)."""
+    """Writes an SVG of lines by name: places, and the values at each, drawn as mean and two standard errors. A line
+    that lacks values at a place is left out."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     drawing = Figure(figsize=(7.2, 4.2), layout="constrained")
     FigureCanvasSVG(drawing)
     axes = drawing.add_subplot()
-    for number, (name, (places, means, errors)) in enumerate(lines.items()):
+    whole = {name: line for name, line in lines.items() if all(line[1])}
+    for number, (name, (places, values)) in enumerate(whole.items()):
         style, colour = "-o" if number < len(COLOURS) else "--s", COLOURS[number % len(COLOURS)]
+        means, errors = [np.mean(own) for own in values], np.nan_to_num([two_errors(own) for own in values])
         axes.errorbar(places, means, yerr=errors, fmt=style, color=colour, label=name, markersize=3, capsize=2)
-    axes.set(title=title, xlabel=x, ylabel=y)
-    if "x" in log:
-        axes.set_xscale("log")
-    if "y" in log:
-        axes.set_yscale("log")
+    axes.set(title=title, xlabel=x, ylabel=y, **{f"{log}scale": "log"})
     axes.legend(fontsize=7)
     file.parent.mkdir(parents=True, exist_ok=True)
     drawing.savefig(file, format="svg", metadata={"Date": None})

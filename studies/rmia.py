@@ -8,26 +8,26 @@ chosen on half of the target's coins and measured on the other half: a lower bou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 import torch
+import typer
 from torch import Tensor
 
 from mechanisms.audit import bounds
 from mechanisms.audit.trials import Records
 from mechanisms.estimator import PrivateClassifier
 from mechanisms.mechanism import Task
-from mechanisms.model import prior
-from mechanisms.model.config import ModelConfig, OptimiserPhase
+from mechanisms.model.config import OptimiserPhase
 from mechanisms.posterior.config import PseudoPosteriorConfig
 from mechanisms.prior_descent import PriorDescent
-from mechanisms.privacy.claims import claim_of, of_one_record
+from mechanisms.privacy.claims import of_one_record
 from mechanisms.swag_ppm import SwagPpm
-from studies import results
-from studies.rare_codes import DELTA, SENTENCE, sampled
+from studies import accounting, results
+from studies.options import CodeList, Label, NarrativeFile, Out, Text
+from studies.rare_codes import DELTA, sampled
 
 GAMMA, POPULATION, EPSILON = 2.0, 0.2, 5.0
 
@@ -68,13 +68,7 @@ def fits(features: Tensor, labels: Tensor, titles: Tensor, included: Tensor) -> 
     assert isinstance(plan.mechanism, SwagPpm)
     pool = Records(features, labels, included, seeds=seeds)
     many = plan.mechanism.fit_many(plan, pool, torch.zeros(classes, features.shape[1] + 1))[swag.round]
-    unit: dict[str, Any] = {
-        "delta": None,
-        "privacy_unit": "record",
-        "max_records_per_unit": 1,
-        "unprotected_inputs": (),
-    }
-    claimed = [of_one_record(claim_of(event, **unit)) for event in many.events]
+    claimed = [of_one_record(accounting.of_event(event, None)) for event in many.events]
     found = {"swag-ppm": (many.ell, [float(epsilon or np.nan) for epsilon in claimed])}
     alone = []
     for own in included:
@@ -86,25 +80,33 @@ def fits(features: Tensor, labels: Tensor, titles: Tensor, included: Tensor) -> 
     return found | {"prior-descent": (torch.tensor(np.array(alone)), [EPSILON] * len(included))}
 
 
-def run(records: Path, codelist: Path, out: Path, *, columns: tuple[str, str], targets: int, references: int) -> Path:
-    texts, codes, titles = sampled(records, codelist, text=columns[0], label=columns[1])
-    known, labels = np.unique(codes, return_inverse=True)
-    config = ModelConfig(encoder="packaged-minilm", trainable="head", pooling="mean")
-    features = prior.embed(config, texts, device="cpu")
-    vectors = prior.embed(config, [SENTENCE.format(titles[code]) for code in known], device="cpu")
+def run(
+    out: Out,
+    records: NarrativeFile = None,
+    codelist: CodeList = None,
+    text: Text = "Final Narrative",
+    label: Label = "Nature",
+    targets: Annotated[int, typer.Option(help="fits that are attacked")] = 5,
+    references: Annotated[int, typer.Option(help="further fits that the attacker has")] = 5,
+) -> Path:
+    """A membership attack of others, RMIA, on SWAG-PPM and prior descent: bounds beside claims.
+
+    Example: python -m studies rmia --records osha.csv --codelist oiics201_nature.csv --out results
+    """
+    features, codes, _, titles = sampled(records, codelist, text, label)
+    labels = np.unique(codes, return_inverse=True)[1]
     draws = np.random.default_rng(0)
     population = draws.random(len(labels)) < POPULATION
     included = (draws.random((targets + references, len(labels))) < 0.5) & ~population
-    made: Mapping[str, Any] = fits(features, torch.tensor(labels), vectors, torch.tensor(included))
     rows = []
-    for name, (ell, claimed) in made.items():
+    for name, (ell, claimed) in fits(features, torch.tensor(labels), titles, torch.tensor(included)).items():
         right = np.exp(ell.numpy().astype(float))
         for target in range(targets):
             others = np.arange(len(right)) != target
             score = scores(right[target], right[others], included[others], population)
             delta = DELTA if name == "prior-descent" else 0.0
             least, correct = bound(score[~population], included[target][~population], delta, draws)
-            figures = {"claimed": claimed[target], "bound": least, "right": correct}
-            rows.append({"mechanism": name, "target": target} | figures)
+            place = {"mechanism": name, "target": target, "claimed": claimed[target]}
+            rows.append(place | {"bound": least, "right": correct})
     results.save(out / "rmia.csv", rows)
     return out / "rmia.csv"

@@ -11,22 +11,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import prod
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
 import torch
+from imblearn.over_sampling import SMOTE
+from sklearn.utils.class_weight import compute_sample_weight
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from xgboost import XGBClassifier
 
-from mechanisms.errors import MechanismError
 from mechanisms.model.seeding import derive_seed, generator, seeded
+from mechanisms.privacy.events import Claim
 from mechanisms.privacy.noise import SecretStream, new_key
 from studies import accounting
 from studies.tables import Fit, Table, projected
 
 SMALLEST = 1e-7
 """A class that trees give less is given this: a log-likelihood has to be finite."""
-ROUNDS, DEPTH, RATE = 100, 6, 0.3
-"""XGBoost's own defaults."""
 
 
 def laplace(stream: SecretStream, count: int, *, scale: float, purpose: str, step: int) -> Tensor:
@@ -42,35 +43,18 @@ def choose(utility: Tensor, *, epsilon: float, sensitivity: float, stream: Secre
     return int((epsilon * utility / (2 * sensitivity) + gumbel).argmax())
 
 
-def grow(features: Tensor, labels: Tensor, *, seed: int, weights: Tensor | None = None) -> Any:
-    """XGBoost's booster on features [n, d] and labels int64 [n]; one thread, so that a fit can be repeated."""
-    try:
-        import xgboost
-    except ImportError:
-        raise MechanismError("trees need XGBoost: install the extra `studies`: pip install '.[studies]'") from None
-    how = {"objective": "binary:logistic", "max_depth": DEPTH, "eta": RATE, "seed": seed % (1 << 31), "nthread": 1}
+def trees(features: Tensor, labels: Tensor, claim: Claim, *, seed: int, weights: Tensor | None = None) -> Fit:
+    """The fit of XGBoost on features [n, d] and labels int64 [n]; one thread, so that it can be repeated."""
+    grown = XGBClassifier(random_state=seed % (1 << 31), n_jobs=1)
     # synthetic numbers are drawn in float32, as trees read them
-    given = features.float().numpy(), labels.numpy(), None if weights is None else weights.numpy()
-    data = xgboost.DMatrix(given[0], label=given[1], weight=given[2])
-    return xgboost.train({"verbosity": 0, **how}, data, num_boost_round=ROUNDS)
-
-
-def of_trees(booster: Any, claim: Any) -> Fit:
-    """The fit of a booster."""
+    grown.fit(features.float().numpy(), labels.numpy(), sample_weight=None if weights is None else weights.numpy())
 
     def scores(features: Tensor) -> Tensor:
-        import xgboost
-
-        raw = booster.predict(xgboost.DMatrix(features.clamp(0, 1).float().numpy()))
-        positive = torch.from_numpy(np.asarray(raw, dtype=np.float64))
+        positive = torch.from_numpy(grown.predict_proba(features.clamp(0, 1).float().numpy())[:, 1]).double()
         both = torch.stack([1 - positive, positive], dim=1).clamp(min=SMALLEST)
         return (both / both.sum(1, keepdim=True)).log()
 
     return Fit(scores, claim)
-
-
-def balanced_labels(records: int) -> Tensor:
-    return torch.arange(records) % 2
 
 
 @dataclass(frozen=True)
@@ -82,21 +66,21 @@ class PlainTrees:
     def __call__(self, train: Table, epsilon: float, delta: float, seed: int) -> Fit:
         features, labels, weights = train.features, train.labels, None
         if self.balance == "smote":
-            from imblearn.over_sampling import SMOTE
-
             fewest = int(torch.bincount(labels).min())
             how = {"k_neighbors": min(5, fewest - 1), "random_state": derive_seed(seed, "smote") % (1 << 32)}
             more = SMOTE(**how).fit_resample(features.numpy(), labels.numpy())
             features, labels = map(torch.from_numpy, more[:2])
         elif self.balance == "weights":
-            counts = torch.bincount(labels, minlength=2).double().clamp(min=1)
-            weights = (len(labels) / (2 * counts))[labels]
-        return of_trees(grow(features, labels, seed=seed, weights=weights), accounting.nothing())
+            weights = torch.from_numpy(compute_sample_weight("balanced", labels.numpy()))
+        return trees(features, labels, accounting.nothing(), seed=seed, weights=weights)
 
 
-BAYES_L1 = 2.0
-"""l1 sensitivity of all tables of class by value, divided by their number: a replaced record leaves one cell of every
-table and enters another."""
+TABLE_L1 = 2.0
+"""l1 sensitivity of a table of counts: a replaced record leaves one cell and enters another."""
+LABEL = 0
+"""Place of the label among PrivBayes' attributes; columns follow."""
+Node = tuple[int, tuple[int, ...]]
+"""An attribute and its parents."""
 
 
 @dataclass(frozen=True)
@@ -104,47 +88,11 @@ class BayesTable:
     """A table of class by value for every column, in one Laplace release; columns independent given the class."""
 
     def __call__(self, train: Table, epsilon: float, delta: float, seed: int) -> Fit:
-        columns, stream = train.columns, SecretStream(new_key())
-        multiplier = 1 / (epsilon * (1 - 1e-9))
-        noisy = released(columns.encode(train.features), columns.sizes, train.labels, multiplier, stream)
-        labels, draws = balanced_labels(len(train)), generator(seed, "bayes-table")
-        codes = sampled_independently(noisy, labels, draws)
-        return of_trees(grow(columns.decode(codes, draws), labels, seed=seed), accounting.pure(1 / multiplier))
-
-
-def counts_by_class(codes: Tensor, sizes: tuple[int, ...], labels: Tensor) -> list[Tensor]:
-    """Tables float64 [2, size] of class by value, one a column."""
-    return [
-        torch.bincount(labels * size + code, minlength=2 * size).double().view(2, size)
-        for code, size in zip(codes.unbind(1), sizes, strict=True)
-    ]
-
-
-def released(
-    codes: Tensor, sizes: tuple[int, ...], labels: Tensor, multiplier: float, stream: SecretStream
-) -> list[Tensor]:
-    scale = multiplier * BAYES_L1 * len(sizes)
-    return [
-        table + laplace(stream, table.numel(), scale=scale, purpose="class by value", step=step).view_as(table)
-        for step, table in enumerate(counts_by_class(codes, sizes, labels))
-    ]
-
-
-def sampled_independently(noisy: list[Tensor], labels: Tensor, draws: torch.Generator) -> Tensor:
-    """Codes int64 [n, columns] for these labels, columns independent given the label."""
-    totals = torch.stack([table.sum(1) for table in noisy]).mean(0)
-    codes = []
-    for table in noisy:
-        given = projected(table, totals)
-        given = torch.where(totals[:, None] > 0, given, torch.full_like(given, 1 / given.shape[1]))
-        codes.append(torch.multinomial(given[labels], 1, generator=draws)[:, 0])
-    return torch.stack(codes, dim=1)
-
-
-LABEL = 0
-"""Place of the label among PrivBayes' attributes; columns follow."""
-Node = tuple[int, tuple[int, ...]]
-"""An attribute and its parents."""
+        spent, network = epsilon * (1 - 1e-9), [(column, (LABEL,)) for column in range(1, len(train.columns) + 1)]
+        noisy = released(attributes(train), network, spent, SecretStream(new_key()))
+        totals = torch.stack([table.sum(1) for table in noisy]).mean(0)
+        given = [torch.where(totals[:, None] > 0, projected(table, totals), 0.0) for table in noisy]
+        return of_network(train, network, given, generator(seed, "bayes-table"), accounting.pure(spent), seed=seed)
 
 
 @dataclass(frozen=True)
@@ -163,33 +111,57 @@ class PrivBayes:
     usefulness: float = 4.0
 
     def __call__(self, train: Table, epsilon: float, delta: float, seed: int) -> Fit:
-        columns, stream, n = train.columns, SecretStream(new_key()), len(train)
-        spent = epsilon * (1 - 1e-9)
-        codes = torch.cat([train.labels[:, None], columns.encode(train.features)], dim=1)
-        sizes = (2, *columns.sizes)
-        scale = 2.0 * len(columns) / (spent * (1 - self.structure_share))
-        largest = n / (self.usefulness * scale)
-        each = spent * self.structure_share / len(columns)
+        stream, spent = SecretStream(new_key()), epsilon * (1 - 1e-9)
+        codes, sizes = attributes(train)
+        for_tables = spent * (1 - self.structure_share)
+        largest = len(codes) * for_tables / (self.usefulness * TABLE_L1 * len(train.columns))
+        each = spent * self.structure_share / len(train.columns)
         network = choose_network(codes, sizes, each, stream, degree=self.degree, largest=largest)
-        noisy = []
-        for step, node in enumerate(network):
-            table = joint(codes, sizes, node)
-            noise = laplace(stream, table.numel(), scale=scale, purpose="counts", step=step)
-            noisy.append(table + noise.view_as(table))
-        labels, draws = balanced_labels(n), generator(seed, "privbayes")
-        drawn = sample_network(network, noisy, sizes, labels, draws)
-        return of_trees(grow(columns.decode(drawn, draws), labels, seed=seed), accounting.pure(spent))
+        noisy = released((codes, sizes), network, for_tables, stream)
+        return of_network(train, network, noisy, generator(seed, "privbayes"), accounting.pure(spent), seed=seed)
+
+
+def attributes(train: Table) -> tuple[Tensor, tuple[int, ...]]:
+    """Codes int64 [n, 1 + columns] with the label first, and how many values each has."""
+    codes = torch.cat([train.labels[:, None], train.columns.encode(train.features)], dim=1)
+    return codes, (2, *train.columns.sizes)
+
+
+def released(
+    attributes: tuple[Tensor, Sequence[int]], network: Sequence[Node], epsilon: float, stream: SecretStream
+) -> list[Tensor]:
+    """The counts of every node with Laplace noise, which cost epsilon together."""
+    scale, noisy = TABLE_L1 * len(network) / epsilon, []
+    for step, node in enumerate(network):
+        table = joint(*attributes, node)
+        noise = laplace(stream, table.numel(), scale=scale, purpose="counts", step=step)
+        noisy.append(table + noise.view_as(table))
+    return noisy
+
+
+def of_network(
+    train: Table, network: Sequence[Node], noisy: Sequence[Tensor], draws: torch.Generator, claim: Claim, *, seed: int
+) -> Fit:
+    """The fit of trees on records drawn for balanced labels."""
+    labels = torch.arange(len(train)) % 2
+    codes = sample_network(network, noisy, (2, *train.columns.sizes), labels, draws)
+    return trees(train.columns.decode(codes, draws), labels, claim, seed=seed)
+
+
+def mixed(codes: Tensor, sizes: Sequence[int], columns: Sequence[int]) -> Tensor:
+    """One number for the values of these columns, int64 [n]."""
+    flat = torch.zeros(len(codes), dtype=torch.int64)
+    for column in columns:
+        flat = flat * sizes[column] + codes[:, column]
+    return flat
 
 
 def joint(codes: Tensor, sizes: Sequence[int], node: Node) -> Tensor:
     """Counts float64 [values of the parents, values of the attribute]."""
     attribute, parents = node
-    flat = torch.zeros(len(codes), dtype=torch.int64)
-    for parent in parents:
-        flat = flat * sizes[parent] + codes[:, parent]
-    rows = prod(sizes[parent] for parent in parents)
-    flat = flat * sizes[attribute] + codes[:, attribute]
-    return torch.bincount(flat, minlength=rows * sizes[attribute]).double().view(rows, sizes[attribute])
+    cells = prod(sizes[parent] for parent in parents) * sizes[attribute]
+    counts = torch.bincount(mixed(codes, sizes, (*parents, attribute)), minlength=cells)
+    return counts.double().view(-1, sizes[attribute])
 
 
 def score(codes: Tensor, sizes: Sequence[int], node: Node) -> float:
@@ -201,9 +173,7 @@ def score(codes: Tensor, sizes: Sequence[int], node: Node) -> float:
 def candidates(sizes: Sequence[int], placed: Sequence[int], *, degree: int, largest: float) -> list[Node]:
     """Attributes not yet placed with every useful set of parents: maximal ones, of at most `largest` cells."""
     found: list[Node] = []
-    for attribute in range(1, len(sizes)):
-        if attribute in placed:
-            continue
+    for attribute in sorted(set(range(1, len(sizes))).difference(placed)):
         for count in range(min(degree, len(placed)), 0, -1):
             fitting = [
                 parents
@@ -221,13 +191,13 @@ def candidates(sizes: Sequence[int], placed: Sequence[int], *, degree: int, larg
 def choose_network(
     codes: Tensor, sizes: Sequence[int], epsilon: float, stream: SecretStream, *, degree: int, largest: float
 ) -> list[Node]:
-    placed, network, n = [LABEL], [], len(codes)
+    network, n = [], len(codes)
     for step in range(len(sizes) - 1):
+        placed = [LABEL, *(attribute for attribute, _ in network)]
         offered = candidates(sizes, placed, degree=degree, largest=largest)
         scores = torch.tensor([score(codes, sizes, node) for node in offered], dtype=torch.float64)
         best = choose(scores, epsilon=epsilon, sensitivity=3 / n + 2 / n**2, stream=stream, step=step)
         network.append(offered[best])
-        placed.append(offered[best][0])
     return network
 
 
@@ -241,15 +211,12 @@ def sample_network(
         given = table.clamp(min=0)
         total = given.sum(1, keepdim=True)
         given = torch.where(total > 0, given / total.clamp(min=1e-12), torch.full_like(given, 1 / given.shape[1]))
-        row = torch.zeros(len(labels), dtype=torch.int64)
-        for parent in parents:
-            row = row * sizes[parent] + codes[:, parent]
-        codes[:, attribute] = torch.multinomial(given[row], 1, generator=draws)[:, 0]
+        codes[:, attribute] = torch.multinomial(given[mixed(codes, sizes, parents)], 1, generator=draws)[:, 0]
     return codes[:, 1:]
 
 
-GEM_L1, GEM_L2 = 2.0, math.sqrt(2)
-"""Sensitivities of the counts of one marginal, one record replaced."""
+GEM_L2 = math.sqrt(2)
+"""l2 sensitivity of the counts of one marginal, one record replaced."""
 Marginal = tuple[int, ...]
 """Columns that a marginal has beside the label."""
 
@@ -300,30 +267,29 @@ class Gem:
         with seeded(seed, "gem"):
             mixture = Mixture(self, blocks)
         target, weight = torch.zeros_like(exact), torch.zeros_like(exact)
-        smallest = GEM_L2 * min(one_way, measured)
 
         def measure(marginal: Marginal, multiplier: float, purpose: str, step: int) -> None:
             rows, cols = blocks.place(marginal)
             own, std = exact[:, rows, cols], GEM_L2 * multiplier
             noise = stream.normal_(torch.empty(own.shape, dtype=own.dtype), purpose=purpose, step=step)
             target[:, rows, cols] = (own + std * noise) / n
-            weight[:, rows, cols] = (smallest / std) ** 2
+            weight[:, rows, cols] = (min(one_way, measured) / multiplier) ** 2
 
         for column in range(len(columns)):
             measure((column,), one_way, "one-way marginals", column)
         mixture.fit(target.float(), weight.float(), self)
         offered = workload(len(columns))
         for step in range(rounds):
-            errors = (exact - n * mixture.all_marginals().double()).abs()
+            errors = (exact - n * mixture.marginals().detach().double()).abs()
             utility = torch.stack([errors[:, *blocks.place(marginal)].sum() for marginal in offered])
-            best = choose(utility, epsilon=choice, sensitivity=GEM_L1, stream=stream, step=step)
+            best = choose(utility, epsilon=choice, sensitivity=TABLE_L1, stream=stream, step=step)
             measure(offered.pop(best), measured, "marginals", step)
             mixture.fit(target.float(), weight.float(), self)
-        labels, draws = balanced_labels(n), generator(seed, "gem", "records")
+        labels, draws = torch.arange(n) % 2, generator(seed, "gem", "records")
         features = columns.decode(mixture.sampled(labels, draws), draws)
         cost = accounting.epsilon_of_rho(self.spent(rho, len(columns)), delta)
         claim = accounting.replace_one(cost, delta, "zero-concentrated, converted by dp-accounting's Renyi accountant")
-        return of_trees(grow(features, labels, seed=seed), claim)
+        return trees(features, labels, claim, seed=seed)
 
 
 def workload(columns: int) -> list[Marginal]:
@@ -375,7 +341,7 @@ class Mixture:
         """Each attribute's marginal, float32 [K, size]; the label first."""
         return [part.softmax(1) for part in self._network(self._z).split(self._sizes, dim=1)]
 
-    def _marginals(self) -> Tensor:
+    def marginals(self) -> Tensor:
         """Probabilities in the blocks' places; a column alone is on its block's diagonal."""
         label, *columns = self._factors()
         values = torch.cat(columns, dim=1)
@@ -384,26 +350,17 @@ class Mixture:
         diagonal = torch.eye(values.shape[1])
         return products * (1 - diagonal) + alone[:, :, None] * diagonal
 
-    def all_marginals(self) -> Tensor:
-        """Float32 [2, S, S]."""
-        with torch.no_grad():
-            return self._marginals()
-
     def fit(self, target: Tensor, weight: Tensor, config: Gem) -> None:
         """Steps on the weighted squared error of everything measured; then the moving average of their networks."""
-        parameters = list(self._network.parameters())
-        averaged = [p.detach().clone() for p in parameters]
+        averaged = AveragedModel(self._network, multi_avg_fn=get_ema_multi_avg_fn(config.average))
+        averaged.update_parameters(self._network)
         for _ in range(config.steps):
-            loss = (weight * (self._marginals() - target).square()).sum()
+            loss = (weight * (self.marginals() - target).square()).sum()
             self._optimiser.zero_grad()
             loss.backward()
             self._optimiser.step()
-            with torch.no_grad():
-                for average, p in zip(averaged, parameters, strict=True):
-                    average.mul_(config.average).add_(p, alpha=1 - config.average)
-        with torch.no_grad():
-            for average, p in zip(averaged, parameters, strict=True):
-                p.copy_(average)
+            averaged.update_parameters(self._network)
+        self._network.load_state_dict(averaged.module.state_dict())
 
     def sampled(self, labels: Tensor, draws: torch.Generator) -> Tensor:
         """Codes int64 [n, columns] given labels: a product distribution by its share of the label, then each column."""

@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from mechanisms.errors import MechanismError
 from mechanisms.privacy.events import Claim
@@ -51,20 +53,15 @@ class Columns:
                 within = torch.rand(len(code), generator=draws, dtype=torch.float64)
                 parts.append(((code + within) / self.bins)[:, None])
             else:
-                parts.append(torch.nn.functional.one_hot(code, width).double())
+                parts.append(one_hot(code, width).double())
         return torch.cat(parts, dim=1)
 
     def unit(self, features: Tensor) -> Tensor:
         """Records of norm at most 1, float64 [n, d + 1]: numbers in [-1, 1], one-hots, a constant, over the root of
         columns + 1. The bound holds by construction, whatever a record says."""
         parts = features.split(list(self.widths), dim=1)
-        scaled = [2 * part - 1 if part.shape[1] == 1 else _one_hot(part) for part in parts]
-        constant = torch.ones(len(features), 1, dtype=features.dtype)
-        return torch.cat([*scaled, constant], dim=1) / (len(self) + 1) ** 0.5
-
-
-def _one_hot(part: Tensor) -> Tensor:
-    return torch.nn.functional.one_hot(part.argmax(1), part.shape[1]).to(part.dtype)
+        scaled = [2 * part - 1 if part.shape[1] == 1 else one_hot(part.argmax(1), part.shape[1]) for part in parts]
+        return torch.cat([*scaled, torch.ones_like(features[:, :1])], dim=1) / (len(self) + 1) ** 0.5
 
 
 @dataclass(frozen=True)
@@ -95,15 +92,19 @@ System = Callable[[Table, float, float, int], Fit]
 seed: it comes from the operating system's entropy."""
 
 
+def frame_of(file: Path) -> pd.DataFrame:
+    if not file.is_file():
+        raise MechanismError(f"{file} is not there. --data is a folder with one CSV per set, the label (0 or 1) last")
+    return pd.read_csv(file, dtype=float)
+
+
 def read(file: Path, described: Mapping[str, Any]) -> Table:
     """Reads a set and checks it against its description: see `studies/suite.yaml`.
 
     Raises:
         MechanismError: names the file and the column, and what was expected.
     """
-    if not file.is_file():
-        raise MechanismError(f"{file} is not there. --data is a folder with one CSV per set, the label (0 or 1) last")
-    frame = pd.read_csv(file, dtype=float)
+    frame = frame_of(file)
     numeric, values = described.get("numeric", {}), described.get("values", {})
     hot = {base: [c for c in frame if str(c).partition("=")[0] == base] for base in described.get("one_hot", ())}
     if lacking := [base for base, own in hot.items() if len(own) < 2]:
@@ -117,26 +118,22 @@ def read(file: Path, described: Mapping[str, Any]) -> Table:
             f"{file.name} has {counts[0]:,} records, {counts[1]:,} of label 1; the suite expects "
             f"{described['records']:,} and {described['minority']:,}. Check the version of the set"
         )
-    features, widths = [], []
+    features = []
     for name, (low, high) in numeric.items():
-        column = torch.tensor(frame[name].to_numpy())
-        features.append(((column.clamp(low, high) - low) / (high - low))[:, None])
-        widths.append(1)
+        features.append((frame[[name]].to_numpy().clip(low, high) - low) / (high - low))
     for name, allowed in values.items():
         if not frame[name].isin(allowed).all():
             raise MechanismError(f"{file.name}, column `{name}`: values must be {', '.join(map(str, allowed))}")
-        places = torch.tensor(frame[name].map({value: at for at, value in enumerate(allowed)}).to_numpy(dtype=int))
-        features.append(torch.nn.functional.one_hot(places, len(allowed)).double())
-        widths.append(len(allowed))
+        features.append(frame[[name]].to_numpy() == np.array(allowed))
     for base, own in hot.items():
         if not (frame[own].isin([0, 1]).all(axis=None) and (frame[own].sum(axis=1) == 1).all()):
             raise MechanismError(f"{file.name}: exactly one of the columns `{base}=…` must be 1 in every row")
-        features.append(torch.tensor(frame[own].to_numpy()))
-        widths.append(len(own))
-    matrix = torch.cat(features, dim=1)
+        features.append(frame[own].to_numpy())
+    matrix = torch.from_numpy(np.concatenate(features, axis=1, dtype=float))
     if not torch.isfinite(matrix).all():
         raise MechanismError(f"{file.name} has cells that are not numbers")
-    return Table(matrix, torch.tensor(frame["label"].to_numpy(dtype=int)), Columns(tuple(widths)))
+    widths = tuple(part.shape[1] for part in features)
+    return Table(matrix, torch.tensor(frame["label"].to_numpy(dtype=int)), Columns(widths))
 
 
 def projected(noisy: Tensor, total: Tensor) -> Tensor:

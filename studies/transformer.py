@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from rtdl_revisiting_models import FTTransformer
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mechanisms.errors import MechanismError
 from mechanisms.model.seeding import seeded
-from mechanisms.privacy.events import ComposedEvent, DpSgdEvent, GaussianReleaseEvent, NoiseSegment
+from mechanisms.privacy.events import ComposedEvent, descent_of
 from mechanisms.privacy.noise import SecretStream, new_key
 from studies import accounting
-from studies.linear import class_weights
+from studies.linear import class_weights, weighted_descent
 from studies.tables import Columns, Fit, Table
 
 _BLOCK = 128
@@ -32,12 +32,6 @@ class Network(nn.Module):
     """Reads features float [n, d] in [0, 1] by columns; returns logits float32 [n, 2]."""
 
     def __init__(self, columns: Columns, *, depth: int, width: int, heads: int) -> None:
-        try:
-            from rtdl_revisiting_models import FTTransformer
-        except ImportError:
-            raise MechanismError(
-                "FTTransformer needs rtdl-revisiting-models: install the extra `studies`: pip install '.[studies]'"
-            ) from None
         super().__init__()
         self._widths = list(columns.widths)
         no_dropout: dict[str, Any] = {"attention_dropout": 0.0, "ffn_dropout": 0.0, "residual_dropout": 0.0}
@@ -76,25 +70,19 @@ class FtTransformer:
     counts_factor: float = 5.0
 
     def event(self, noise: float, records: int) -> ComposedEvent:
-        counts = GaussianReleaseEvent(
-            what="class counts", noise_multiplier=self.counts_factor * noise, l2_sensitivity=1.0
-        )
         prob = min(1.0, self.batch_size / records)
-        steps = max(1, math.ceil(self.epochs / prob))
-        segment = NoiseSegment(steps=steps, noise_multiplier=noise, l2_clip_norm=self.clip)
-        return ComposedEvent(events=(counts, DpSgdEvent(sampling_prob=prob, segments=(segment,))))
+        steps, counts_noise = max(1, math.ceil(self.epochs / prob)), self.counts_factor * noise
+        return weighted_descent(counts_noise, prob=prob, steps=steps, noise=noise, clip=self.clip)
 
     def __call__(self, train: Table, epsilon: float, delta: float, seed: int) -> Fit:
         records = len(train)
         event = self.event(accounting.noise_for(lambda noise: self.event(noise, records), epsilon, delta), records)
-        counts, descent = event.events
-        assert isinstance(counts, GaussianReleaseEvent)
-        assert isinstance(descent, DpSgdEvent)
-        (segment,), stream = descent.segments, SecretStream(new_key())
+        descent, stream = descent_of(event), SecretStream(new_key())
+        (segment,) = descent.segments
         with seeded(seed, "ft-transformer"):
             network = Network(train.columns, depth=self.depth, width=self.width, heads=self.heads)
-        weights = class_weights(counts, train.labels, stream)[0][train.labels]
-        features, parameters = train.features.float(), dict(network.named_parameters())
+        weights = class_weights(event, train.labels, stream)[0][train.labels]
+        features, parameters = train.features.float(), list(network.parameters())
         optimiser = torch.optim.Adam(network.parameters(), lr=self.learning_rate)
         for step in range(segment.steps):
             index = stream.poisson_sample(records, prob=descent.sampling_prob, purpose="sample", step=step)
@@ -102,9 +90,8 @@ class FtTransformer:
             std = segment.noise_multiplier * segment.l2_clip_norm
             total += std * stream.normal_(torch.empty_like(total), purpose="gradient noise", step=step)
             total /= descent.sampling_prob * records
-            for parameter, part in zip(
-                parameters.values(), total.split([p.numel() for p in parameters.values()]), strict=True
-            ):
+            parts = total.split([parameter.numel() for parameter in parameters])
+            for parameter, part in zip(parameters, parts, strict=True):
                 parameter.grad = part.view_as(parameter).float()
             optimiser.step()
 

@@ -91,11 +91,6 @@ class DataParameters(BaseModel, frozen=True, extra="forbid", title="Data"):
         """Returns the files of records."""
         return tuple(Path(file).expanduser() for file in self.source)
 
-    @property
-    def file_names(self) -> str:
-        """Returns the files' names without their folders, for pages."""
-        return ", ".join(file.name for file in self.sources)
-
     def of_label(self, column: str) -> DataParameters:
         """Returns the parameters of the release of one of `labels`."""
         ingest = IngestConfig.model_validate(self.ingest.model_dump() | {"label_column": column})

@@ -98,7 +98,6 @@ def thresholds_on_table(
     sets: bool = False,
     allow_unlisted: bool = False,
     read: ReadOptions = AS_IT_LOOKS,
-    report: Callable[[str], object] = lambda sentence: None,
 ) -> dict[str, Any]:
     """Fits `thresholds_for` a released model on a table of coded records. Rows without text or code are skipped.
 
@@ -109,7 +108,6 @@ def thresholds_on_table(
         label: the column of the codes.
         targets: accuracies that need a threshold.
         sets: also finds the limits of conformal sets, on the records of the thresholds.
-        report: takes the account of the codes, in a sentence.
         allow_unlisted: records with a code that the model lacks count as errors, which refuse the table otherwise.
 
     Raises:
@@ -121,8 +119,7 @@ def thresholds_on_table(
     table = survey(data, text_columns=[*columns, label], read=read)
     cells = (cell for (cell,) in table.text_rows([label]))
     place = f"--data: {data}, column {label!r}"
-    given, people = human_codes(cells, released.codes, place=place, allowed=allow_unlisted, marks=read.missing)
-    report(people)
+    given, _ = human_codes(cells, released.codes, place=place, allowed=allow_unlisted, marks=read.missing)
     logits: list[Any] = []
     labels: list[int] = []
     done = 0

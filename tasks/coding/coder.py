@@ -109,10 +109,6 @@ class Coder:
         """Returns the divisor of the logits; 1 without thresholds."""
         return float(self.thresholds["temperature"]) if self.thresholds else 1.0
 
-    def with_temperature(self, temperature: float) -> Coder:
-        """Returns this coder with another temperature and without thresholds, which belong to other scores."""
-        return replace(self, thresholds={"temperature": temperature})
-
     @cached_property
     def released(self) -> Released:
         """The model itself, in torch: what explains a code, and encodes once for several bundles."""

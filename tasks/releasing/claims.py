@@ -157,7 +157,7 @@ def claim_on(
     )
 
 
-def claim_like(claim: Claim, event: Event, *, public_inputs: tuple[str, ...] = ()) -> Claim:
+def claim_like(claim: Claim, event: Event) -> Claim:
     """Returns the claim of another event for the same unit, at the same delta and with the same unprotected inputs."""
     return claim_of(
         event,
@@ -165,7 +165,6 @@ def claim_like(claim: Claim, event: Event, *, public_inputs: tuple[str, ...] = (
         privacy_unit=claim.privacy_unit,
         max_records_per_unit=claim.max_records_per_unit,
         unprotected_inputs=claim.unprotected_inputs,
-        public_inputs=public_inputs,
     )
 
 

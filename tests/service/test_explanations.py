@@ -64,7 +64,7 @@ def test_words_of_the_head_add_up_exactly(coder: Coder, tiny_bert: Path, kind: L
 
 def test_scores_are_those_of_coding(coder: Coder) -> None:
     """At the coder's temperature."""
-    warm = coder.with_temperature(2.0)
+    warm = replace(coder, thresholds={"temperature": 2.0})
     (coding,) = warm.code([TEXT], top_k=6)
     for reason in explain(warm, TEXT, [answer.code for answer in coding.answers]).reasons:
         assert reason.score == pytest.approx({one.code: one.score for one in coding.answers}[reason.code], abs=1e-5)

@@ -38,7 +38,6 @@ def test_old_stages_go_and_young_ones_stay(store: Store, tmp_path: Path) -> None
     old, young = finished(store, "ingest", days=100), finished(store, "encode", days=10)
     (entry,) = expired(store.private, older_than_days=30)
     assert (entry.stage, entry.place, entry.folder) == ("ingest", "stages", old)
-    assert 99 < entry.age_days < 101
     remove(store, entry)
     assert not old.exists()
     assert young.exists()

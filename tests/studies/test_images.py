@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from mechanisms.mechanism import Task
 from studies import images
-from studies.images import Convolutional, Images, PatchConvolution
+from studies.images import Images
 
 
 def quadrants(records: int) -> Images:
@@ -32,16 +31,6 @@ def test_the_tail_and_the_halves() -> None:
     assert torch.bincount(found.test[1]).tolist() == [100] * 10
     assert not set(found.train[0][:, 0].tolist()) & set(found.test[0][:, 0].tolist())
     assert found.rare == [7, 8, 9]
-
-
-def test_a_convolution_is_torchs() -> None:
-    """A linear layer on patches is `conv2d` with stride 2 and half a kernel of padding."""
-    torch.manual_seed(0)
-    layer, pictures = PatchConvolution(2, 3, 5), torch.rand(2, 2, 9, 8)
-    weight = layer.linear.weight.view(3, 2, 5, 5)
-    expected = nn.functional.conv2d(pictures, weight, layer.linear.bias, stride=2, padding=2)
-    torch.testing.assert_close(layer(pictures), expected)
-    assert Convolutional((8, 8), 2)(torch.zeros(1, 64)).shape == (1, 2)
 
 
 @pytest.mark.parametrize("model", ["linear", "convolutional"])

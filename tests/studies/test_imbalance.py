@@ -9,7 +9,7 @@ import torch
 
 from mechanisms.errors import MechanismError
 from studies import imbalance, rare_codes, results, tables
-from studies.imbalance import Cells
+from studies.imbalance import cells_of
 from studies.tables import Columns, Table
 
 TINY: dict[str, Any] = {"records": 80, "minority": 16, "numeric": {"a": [0, 1]}, "one_hot": ["b"]}
@@ -76,8 +76,8 @@ def test_killed_it_goes_on_and_more_seeds_add_to_it(tiny: Path, monkeypatch: pyt
         return measure(*given)
 
     def run(seeds: int) -> list[results.Row]:
-        systems = ("plain-logistic", "objective", "weighted-objective")
-        imbalance.run(tiny, tiny / "out", sets=("tiny",), systems=systems, epsilons=(1, 5), seeds=seeds)
+        systems = "plain-logistic,objective,weighted-objective"
+        imbalance.run(tiny, tiny / "out", systems=systems, epsilons="1,5", seeds=seeds)
         return results.load(tiny / "out" / "imbalance.csv")
 
     monkeypatch.setattr(imbalance, "measure", counted)
@@ -104,7 +104,7 @@ def made(system: str, auc: float, *, seed: int = 0, name: str = "s", epsilon: fl
 
 def test_ranks_average_ties_and_sum() -> None:
     """AUC .9, .8, .8: ranks 1, 2.5, 2.5, whose sum is 6."""
-    cells = Cells([made("a", 0.9), made("b", 0.8), made("c", 0.8)])
+    cells = cells_of([made("a", 0.9), made("b", 0.8), made("c", 0.8)])
     assert imbalance.ranks(cells, ["a", "b", "c"], "auc") == {"a": 1.0, "b": 2.5, "c": 2.5}
 
 
@@ -117,7 +117,7 @@ def test_the_papers_systems_are_ranked_where_all_of_them_ran() -> None:
         for name in ("s", "t")
         for epsilon in (1, 5)
     ]
-    text = imbalance.tables(Cells([*rows, made("ft-transformer", 0.9, epsilon=5)]))
+    text = imbalance.tables(cells_of([*rows, made("ft-transformer", 0.9, epsilon=5)]))
     assert "## Ranks over 4 of 4 pairs" in text
     assert "| GEM + XGBoost | 1.00 (1.45) |" in text
 
@@ -130,7 +130,7 @@ def test_a_gap_counts_beyond_two_standard_errors() -> None:
     assert "fewer than two" in results.verdict([0.1])
     rows = [made("a", 0.9, seed=s, name=n) for s in (0, 1) for n in ("s", "t")]
     rows += [made("b", 0.8, seed=s, name=n) for s, n in ((0, "s"), (0, "t"), (1, "s"))]
-    assert imbalance.gap(Cells(rows), "a", "b", "auc") == [pytest.approx(0.1)]
+    assert imbalance.gap(cells_of(rows), "a", "b", "auc") == [pytest.approx(0.1)]
 
 
 def test_a_rare_class_is_thinned_in_training_alone() -> None:

@@ -50,7 +50,7 @@ def test_the_private_midpoint_moves_as_it_follows(r: int, epsilon: float) -> Non
     mixture, majority, radius, runs = Mixture(r=r, delta=2.0), 450, 8.0, 2000
     errors = private_thresholds(mixture, majority, radius=radius, epsilon=epsilon, runs=runs, seed=4)
     follows = mixture.threshold_variance(majority, radius=radius, epsilon=epsilon)
-    printed = mixture.printed_variance(majority, radius=radius, epsilon=epsilon)
+    printed = mixture.threshold_variance(majority, radius=radius, epsilon=epsilon, printed=True)
     low, high = chi2.ppf([5e-7, 1 - 5e-7], runs) / runs
     assert low < float((errors**2).mean()) / follows < high
     assert not low < float((errors**2).mean()) / printed < high

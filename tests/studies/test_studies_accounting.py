@@ -17,7 +17,7 @@ from mechanisms.privacy.claims import epsilon_of_one_replaced
 from mechanisms.privacy.noise import SecretStream
 from studies import accounting, linear, synthetic
 from studies.accounting import Constants, Perturbation, Weights
-from studies.linear import Bagging, Objective, WeightedDescent
+from studies.linear import Objective, WeightedDescent
 from studies.synthetic import Blocks, Gem
 
 STREAM = SecretStream(bytes(range(32)))
@@ -51,17 +51,6 @@ class TestCosts:
         """Choices at epsilon^2/8, Gaussians at 1/(2 sigma^2): together rho, whatever the number of columns."""
         for columns in (1, 2, 8):
             assert Gem().spent(0.03, columns) == pytest.approx(0.03)
-
-    def test_bags(self) -> None:
-        """Disjoint bags cost one; overlapping ones the smaller of basic and advanced composition, which for few bags is
-        basic (below 2 ln(1/delta)) and for many is not; and each bag's epsilon is solved from that."""
-        assert Bagging(split="disjoint").cost(0.01, 1e-6) == 0.01
-        assert Bagging(split="subsamples").cost(0.01, 1e-6) == pytest.approx(0.1)
-        many = Bagging(bags=200, split="subsamples")
-        advanced = math.sqrt(2 * 200 * math.log(1e6)) * 0.01 + 200 * 0.01 * math.expm1(0.01)
-        assert many.cost(0.01, 1e-6) == pytest.approx(advanced)
-        for bags in (Bagging(split="subsamples"), many, Bagging()):
-            assert 0.999 < bags.cost(bags.of_each(1.0, 1e-6), 1e-6) <= 1
 
     @pytest.mark.parametrize(("weights", "constants"), MIXED)
     def test_the_fallback_leaves_half_to_the_noise(self, weights: Weights, constants: Constants) -> None:
@@ -279,23 +268,24 @@ class TestTables:
             law = np.exp(epsilon * utility.numpy() / 2)
             assert (stats.chisquare(counts, 4000 * law / law.sum()).pvalue > 1e-6) == accepted
 
-    def test_bayes_tables_move_by_the_stated_sensitivity(self) -> None:
-        """All neighbours of a small table: divided by the number of columns, at most 2 in l1, and 2 somewhere."""
-        before = synthetic.counts_by_class(CODES, SIZES, LABELS)
+    def test_tables_move_by_the_stated_sensitivity(self) -> None:
+        """All neighbours of a small table: a count of label and column moves by at most 2 in l1, and by 2 somewhere."""
+        sizes, whole = (2, *SIZES), torch.cat([LABELS[:, None], CODES], dim=1)
         moves = [
-            sum(float((a - b).abs().sum()) for a, b in zip(before, synthetic.counts_by_class(c, SIZES, y), strict=True))
-            / 2
-            for c, y in replacements()
+            float((synthetic.joint(whole, sizes, node) - synthetic.joint(other, sizes, node)).abs().sum())
+            for codes, labels in replacements()
+            for other in [torch.cat([labels[:, None], codes], dim=1)]
+            for node in [(1, (0,)), (2, (0,)), (2, (0, 1))]
         ]
-        assert max(moves) == synthetic.BAYES_L1
+        assert max(moves) == synthetic.TABLE_L1
 
     @pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (0.5, False), (2.0, False)])
-    def test_bayes_noise_is_the_events(self, factor: float, accepted: bool) -> None:
-        """Kolmogorov's test at level 1e-6 over 4,000 cells: Laplace of multiplier x 2 x columns passes, half and twice
-        do not."""
-        codes = torch.zeros(1, 2, dtype=torch.int64)
-        noisy = synthetic.released(codes, (1000, 1000), torch.tensor([0]), 3.0, STREAM)
-        exact = synthetic.counts_by_class(codes, (1000, 1000), torch.tensor([0]))
+    def test_the_noise_of_tables_costs_epsilon_together(self, factor: float, accepted: bool) -> None:
+        """Kolmogorov's test at level 1e-6 over 4,000 cells: Laplace of 2 x tables / epsilon passes, half and twice do
+        not."""
+        codes, sizes, network = torch.zeros(1, 3, dtype=torch.int64), (2, 1000, 1000), [(1, (0,)), (2, (0,))]
+        noisy = synthetic.released((codes, sizes), network, 1 / 3, STREAM)
+        exact = [synthetic.joint(codes, sizes, node) for node in network]
         noise = torch.cat([(a - b).flatten() for a, b in zip(noisy, exact, strict=True)]).numpy()
         law = stats.laplace(scale=factor * 3.0 * 2.0 * 2)
         assert (stats.kstest(noise, law.cdf).pvalue > 1e-6) == accepted
@@ -310,7 +300,7 @@ class TestTables:
             for at in ((0,), (1,), (0, 1)):
                 own = after[:, *blocks.place(at)] - before[:, *blocks.place(at)]
                 moves.append((float(own.abs().sum()), float(own.norm())))
-        assert max(l1 for l1, _ in moves) == synthetic.GEM_L1
+        assert max(l1 for l1, _ in moves) == synthetic.TABLE_L1
         assert max(l2 for _, l2 in moves) == pytest.approx(synthetic.GEM_L2)
 
     def test_gems_blocks_are_the_counts(self) -> None:

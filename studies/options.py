@@ -1,0 +1,35 @@
+"""What the commands of the studies take in common: options, and what a list by comma means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mechanisms.errors import MechanismError
+
+FOLDER = "folder with the eight sets of Rosenblatt et al. as CSV, the label (0 or 1) in column `label`"
+Out = Annotated[Path, typer.Option(help="folder for the results; a run continues from it")]
+Seeds = Annotated[int, typer.Option(help="splits and starts, from 0 on")]
+Data = Annotated[Path, typer.Option(help=FOLDER)]
+Sets = Annotated[str, typer.Option(help="names by comma")]
+Epsilons = Annotated[str, typer.Option(help="numbers by comma")]
+NarrativeFile = Annotated[Path | None, typer.Option(help="CSV of narratives")]
+CodeList = Annotated[Path | None, typer.Option(help="CSV of code and title")]
+Text = Annotated[str, typer.Option(help="column of the narrative")]
+Label = Annotated[str, typer.Option(help="column of the code")]
+
+
+def names(given: str, choices: Iterable[str], option: str) -> list[str]:
+    """Returns the names of an option that lists them by comma; `all` are all choices."""
+    known = list(choices)
+    chosen = known if given == "all" else list(dict.fromkeys(given.split(",")))
+    if unknown := [name for name in chosen if name not in known]:
+        raise MechanismError(f"{option}: `{unknown[0]}` is unknown. Choose from {', '.join(known)}")
+    return chosen
+
+
+def numbers(given: str) -> list[float]:
+    return [int(value) if value.is_integer() else value for value in map(float, given.split(","))]
