@@ -60,16 +60,15 @@ def audit(
     origin = Origin.of(plan)[1]
 
     import flows.audit as job
-    from tasks.auditing.run import estimate_stages, rerun_seconds
+    from tasks.auditing.run import audit_seconds, estimate_stages
     from tasks.auditing.settings import choose_branches
 
     with private_errors("audit"):
         branches = choose_branches(origin.branch, origin.parameters, origin.terms.all_branches)
         estimate = estimate_stages(context, origin.parameters, origin.terms, settings, branches)
     with output.progress() as console:
-        if reruns := trials * len(branches):
-            seconds = rerun_seconds(estimate, branches)
-            console.expect(f"{reruns} training runs", seconds, measured=estimate.measured)
+        if trials or gradient_canaries:
+            console.expect("attacks", audit_seconds(estimate, branches), measured=estimate.measured)
         result = run_command(
             partial(job.audit_plan, str(plan), settings),
             context,

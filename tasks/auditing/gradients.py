@@ -14,6 +14,9 @@ from tasks.fitting.model_inputs import load_inputs
 from tasks.running.stage import Step, Work
 
 
+KIND = "gradient canaries"
+
+
 def has_noisy_descent(event: Event) -> bool:
     parts = event.events if isinstance(event, ComposedEvent) else (event,)
     return any(isinstance(part, DpSgdEvent) for part in parts)
@@ -51,7 +54,7 @@ def gradients(
 
     return Step(
         name="audit-gradients",
-        label=f"gradient canaries ({name})",
+        label=f"{KIND} ({name})",
         config={
             "model": model.model_dump(mode="json"),
             "seed": seed,

@@ -34,7 +34,7 @@ def follow(words: list[str], **given: str) -> list[list[str]]:
 
 def test_each_printed_command_runs(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a plan in a workspace of another name to the estimate of a coded file, each following command is the printed
-    one: only PARTNER is filled in, the audit has no reruns, and the renewed plan is audited anew."""
+    one: only PARTNER and COLUMN are filled in, the audit has no reruns, and the renewed plan is audited anew."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("AUTOCODER_HOME", raising=False)
     follow(["demo-data", "--out", "demo", "--records", "600"])
@@ -51,7 +51,7 @@ def test_each_printed_command_runs(tiny_bert: Path, tmp_path: Path, monkeypatch:
     key = "a place/private/keys/signing-key.pub.pem"
     (code,) = follow(["adopt", str(archive), "--key", key, "--out", "our coder"])
     (tmp_path / "new.csv").write_text((tmp_path / "demo/injuries.csv").read_text())
-    assert follow(code) == []
+    assert follow(code, COLUMN="Final Narrative") == []
     (estimate,) = follow(["sample", "coded.csv", "--rows", "100", "--out", "a sample.csv"])
     rows = (tmp_path / "a sample.csv").read_text().splitlines()
     assert rows[0].endswith(",human_code")
