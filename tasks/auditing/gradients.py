@@ -13,7 +13,6 @@ from tasks.fitting.fits import plan_of, run_of
 from tasks.fitting.model_inputs import load_inputs
 from tasks.running.stage import Step, Work
 
-
 KIND = "gradient canaries"
 
 
