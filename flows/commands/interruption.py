@@ -7,7 +7,7 @@ import sys
 from threading import Thread
 
 EXIT_CODE = 130
-_PATIENCE = 0.7
+_PATIENCE = 0.5
 """Seconds for the command to end by itself. Whatever it leaves then is what a killed run leaves: it is resumed."""
 
 
