@@ -29,7 +29,7 @@ _HEAD_STEPS_PER_SECOND = 3000.0
 _PRODUCTS_PER_SECOND = 2e10
 _SIDE_BY_SIDE = 5.0
 """Times as many reruns of a linear head a second, where they are one product, as one by one."""
-_WITNESSED = 6.0
+_WITNESSED = 3.0
 """Times as long as a fit takes one whose every noisy sum is examined."""
 _LABELS, _BATCH = 100, 8
 _OF_HEADS = ("fine-tune", "SWAG", "risks", "sensitivity")
