@@ -90,7 +90,7 @@ def fit(
             "--trials 0"
         )
     order = sizes.argsort(descending=True, stable=True)
-    parameters = theta[order]
+    parameters, start = theta[order], theta[order]
     rows = [row.requires_grad_(False) for row in parameters.unbind(0)]
     optimiser = _optimiser(rows, phase)
     members = [records.included[t].nonzero()[:, 0] for t in order.tolist()]
@@ -106,6 +106,8 @@ def fit(
             active = sum(s > step for s in steps)
             chosen = (slice(active), step)
             gradient = _gradient(parameters[:active], records, index[chosen], share[chosen], raised[chosen])
+            if phase.pull:
+                gradient.add_(parameters[:active] - start[:active], alpha=phase.pull)
             for position, row in enumerate(rows):
                 row.grad = gradient[position] if position < active else None
             done = (epoch - 1) * steps[0] + step
@@ -122,7 +124,7 @@ def fit(
 
 
 def _optimiser(rows: list[Tensor], phase: OptimiserPhase) -> torch.optim.Optimizer:
-    common: Any = {"lr": phase.learning_rate, "weight_decay": phase.weight_decay, "fused": True}
+    common: Any = {"lr": phase.learning_rate, "weight_decay": 0.0, "fused": True}
     if phase.optimiser == "adamw":
         return torch.optim.AdamW(rows, **common)
     return torch.optim.SGD(rows, momentum=phase.momentum, **common)

@@ -190,8 +190,8 @@ class OptimiserPhase(BaseModel, frozen=True, extra="forbid", title="Optimiser ph
     schedule: Literal["constant", "linear"] = Field(
         default="constant", title="Schedule", description="`linear` falls to zero over the phase."
     )
-    weight_decay: float = Field(
-        default=0.0, ge=0, le=1, allow_inf_nan=False, title="Weight decay", description="0: none."
+    pull: float = Field(
+        default=0.0, ge=0, le=1, allow_inf_nan=False, title="Pull to the start", description="An L2 penalty; 0: none."
     )
     momentum: float = Field(default=0.0, ge=0, lt=1, title="Momentum", description="SGD only.")
     max_grad_norm: float | None = Field(

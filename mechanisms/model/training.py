@@ -2,7 +2,7 @@
 
 A phase minimises, batch by batch,
 
-    - (1/b) * sum_i alpha_i * l_i(theta)
+    - (1/b) * sum_i alpha_i * l_i(theta) + pull/2 * ||theta - start||^2
 
 with alpha_i the risk weights (1 when there are none) and b the batch's size: the division is by b, not by the sum
 of the weights, so that a record of weight 0 is as good as absent but does not make its neighbours louder.
@@ -79,6 +79,7 @@ def train(
         MechanismError: the loss is no longer finite, or the checkpoint is of another run.
     """
     optimiser = _optimiser(classifier, phase)
+    pulled = [(p, p.detach().clone()) for p in classifier.parameters if phase.pull]
     run = {"phase": phase.model_dump(mode="json"), "seed": seed, "purpose": purpose, "records": len(inputs)}
     state = state or EpochState()
     losses: list[float] = []
@@ -110,6 +111,9 @@ def train(
                     optimiser.zero_grad(set_to_none=True)
                     loss.backward()
                     ranks.add_up_gradients(classifier.parameters)
+                    for p, start in pulled:
+                        if p.grad is not None:
+                            p.grad.add_(p.detach() - start, alpha=phase.pull)
                     if phase.max_grad_norm is not None:
                         torch.nn.utils.clip_grad_norm_(classifier.parameters, phase.max_grad_norm)
                     if phase.schedule == "linear":
@@ -153,7 +157,7 @@ def epoch_batches(inputs: Inputs, *, phase: OptimiserPhase, seed: int, purpose: 
 
 
 def _optimiser(classifier: Classifier, phase: OptimiserPhase) -> torch.optim.Optimizer:
-    common: Any = {"lr": phase.learning_rate, "weight_decay": phase.weight_decay, "fused": True}
+    common: Any = {"lr": phase.learning_rate, "weight_decay": 0.0, "fused": True}
     head = classifier.head_parameters if phase.head_rate != 1 else ()
     rest = [p for p in classifier.parameters if not any(p is parameter for parameter in head)]
     groups: Any = [

@@ -25,11 +25,11 @@ from storage.datasets import load_labels, load_table, split_file
 from storage.errors import StorageError
 from tasks.fitting.model_inputs import SPLITS
 from tasks.fitting.prior import lexicon_of
-from tasks.running.parts import Part, compute_part, run_parts
+from tasks.running.parts import Part, compute_part, run_parts_of
 from tasks.running.stage import Step, Work
 
-PART = 4096
-"""Texts that are encoded, saved and joined at a time; what is in memory grows with it and not with the records."""
+PART = 512
+"""Texts that are encoded and saved at a time: few enough that several workers end together."""
 _FEATURES = "features.safetensors"
 _ALL = "train"
 """The split of the distinct texts of several data sets."""
@@ -103,7 +103,8 @@ def encoding_of(model: ModelConfig, texts: ArtifactRef | None) -> Step:
     def body(work: Work) -> Mapping[str, Any]:
         number = load_table(work.inputs["dataset"], _ALL).num_rows
         work.sized(number)
-        for n, part in enumerate(_parts(work, model, str(config["encoder_digest"]), _ALL, work.progress)):
+        (parts,) = _parts(work, model, str(config["encoder_digest"]), [_ALL])
+        for n, part in enumerate(parts):
             checkpoint.save(work.out / f"{n:06d}.safetensors", part, {})
         return {"texts": number}
 
@@ -118,13 +119,22 @@ def encoding_of(model: ModelConfig, texts: ArtifactRef | None) -> Step:
 
 
 def _parts(
-    work: Work, model: ModelConfig, encoder_digest: str, split: str, report: Callable[[int, int], None]
-) -> list[dict[str, torch.Tensor]]:
-    distinct, _ = _distinct(work.inputs["dataset"], split)
-    whole = Texts(end=max(len(distinct), 1), model=model.frozen(), encoder_digest=encoder_digest, split=split)
-    refs = run_parts(work.context, encode, whole.cut(PART), {"dataset": work.refs["dataset"]}, part_step, report=report)
-    work.parts.extend(refs)
-    return [checkpoint.load(work.context.store.open(ref) / _FEATURES)[0] for ref in refs]
+    work: Work, model: ModelConfig, encoder_digest: str, splits: Sequence[str]
+) -> list[list[dict[str, torch.Tensor]]]:
+    """Encodes the distinct texts of splits, all parts together; returns the parts of each split."""
+    parts = [
+        part
+        for split in splits
+        for part in Texts(
+            end=max(len(_distinct(work.inputs["dataset"], split)[0]), 1),
+            model=model.frozen(),
+            encoder_digest=encoder_digest,
+            split=split,
+        ).cut(PART)
+    ]
+    paths = run_parts_of(work, encode, parts, part_step)
+    found = {split: [path for part, path in zip(parts, paths, strict=True) if part.split == split] for split in splits}
+    return [[checkpoint.load(path / _FEATURES)[0] for path in found[split]] for split in splits]
 
 
 def _digest_of(model: ModelConfig) -> str:
@@ -138,8 +148,14 @@ def _prepare(work: Work, *, model: ModelConfig, encoder_digest: str) -> Mapping[
     total = sum(table.num_rows for table in tables.values())
     lexicon = lexicon_of(work.context, model, dataset)
     work.sized(total)
-    tokens_seen, done = 0, 0
-    for name, table in tables.items():
+    tokens_seen, done, place, parts = 0, 0, {}, []
+    if model.trainable == "head" and "encoding" in work.inputs:
+        place = {text: n for n, text in enumerate(_distinct(work.inputs["texts"], _ALL)[0])}
+        encoded = [checkpoint.load(part)[0] for part in sorted(work.inputs["encoding"].glob("*.safetensors"))]
+        parts = [encoded] * len(tables)
+    elif model.trainable == "head":
+        parts = _parts(work, model, encoder_digest, list(tables))
+    for number, (name, table) in enumerate(tables.items()):
         texts = table.column("text").to_pylist()
         file = work.out / f"{name}.safetensors"
         if model.trainable != "head":
@@ -148,21 +164,14 @@ def _prepare(work: Work, *, model: ModelConfig, encoder_digest: str) -> Mapping[
             words = None if lexicon is None else lexicon.words(texts)
             states = _states(work, tokens, model=model, before=done, total=total)
             replace(tokens, words=words, states=states).save(file)
+            done += len(texts)
+            work.progress(done, total)
         else:
-            if "encoding" in work.inputs:
-                place = {text: n for n, text in enumerate(_distinct(work.inputs["texts"], _ALL)[0])}
-                places = torch.tensor([place[text] for text in texts], dtype=torch.int64)
-                parts = [checkpoint.load(part)[0] for part in sorted(work.inputs["encoding"].glob("*.safetensors"))]
-            else:
-                report = partial(_report, work, before=done, total=total)
-                _, places = _distinct(dataset, name)
-                parts = _parts(work, model, encoder_digest, name, report)
-            tokens_seen += int(torch.cat([part["lengths"] for part in parts])[places].sum())
-            blocks = blocks_of(texts, places, [part["features"] for part in parts], lexicon)
-            width = parts[0]["features"].shape[1] + (0 if lexicon is None else lexicon.columns)
+            places = torch.tensor([place[text] for text in texts]) if place else _distinct(dataset, name)[1]
+            tokens_seen += int(torch.cat([part["lengths"] for part in parts[number]])[places].sum())
+            blocks = blocks_of(texts, places, [part["features"] for part in parts[number]], lexicon)
+            width = parts[number][0]["features"].shape[1] + (0 if lexicon is None else lexicon.columns)
             save_features(file, (len(texts), width), blocks)
-        done += len(texts)
-        work.progress(done, total)
         save_labels(work.out, name, load_labels(dataset, name))
     _encoder.cache_clear()
     _distinct.cache_clear()
@@ -171,10 +180,6 @@ def _prepare(work: Work, *, model: ModelConfig, encoder_digest: str) -> Mapping[
         figures["words"] = lexicon.columns
     figures |= {"tokens_per_record": round(tokens_seen / total, 1), "encoder": Path(model.encoder).name}
     return {"records": total} | figures
-
-
-def _report(work: Work, done: int, of: int, *, before: int, total: int) -> None:
-    work.progress(before + done, total)
 
 
 def encode(request: str) -> str:

@@ -14,17 +14,20 @@ from typing import Any
 
 import torch
 
-from mechanisms.mechanism import Fitted, Mechanism, Plan, Records, Releasable, Run, Task
+from mechanisms.mechanism import AnyMechanism, Fitted, Mechanism, Plan, Records, Releasable, Run, Task
 from mechanisms.model import checkpoint
 from mechanisms.model.classifier import Classifier
 from mechanisms.model.config import ModelConfig
 from mechanisms.model.inputs import FeatureInputs
 from mechanisms.privacy.events import Event, decode
-from storage.artifacts import ArtifactRef
+from storage.artifacts import ArtifactRef, Store
 from tasks.fitting.model_inputs import build, label_count, load_inputs
 from tasks.running import ranks
+from tasks.running.parts import Part, compute_part, run_parts_of
 from tasks.running.stage import Step, Work
 
+_TOKENS_PART, _FEATURES_PART = 1 << 12, 1 << 15
+"""Records that are predicted at a time: through an encoder, and from features."""
 _BUILDING = threading.Lock()
 """Initial weights come from torch's one generator a process; fits that run side by side take turns."""
 
@@ -132,26 +135,66 @@ def predict(
     splits: tuple[str, ...] = ("test",),
 ) -> Step:
     """Predicts log-probabilities at a fit, or at a posterior's repeatable draw of this purpose. Private."""
+    config = {"mechanism": mechanism, "model": model, "seed": seed, "purpose": purpose}
 
     def body(work: Work) -> Mapping[str, Any]:
-        run = run_of(work, model, seed)
-        fitted = mechanism.load(work.inputs["fitted"], run, purpose=purpose)
+        parts: list[Predicted] = []
         for split in splits:
             inputs, _ = load_inputs(work.inputs["prepared"], split)
-            scores = fitted.log_probabilities(inputs)
-            # in float32, with the most probable class as float64 has it: rounding makes ties
-            tensors = {"log_probabilities": scores.float(), "predicted": scores.argmax(-1)}
-            checkpoint.save(work.out / f"{split}.safetensors", tensors, {})
+            whole = Predicted(end=max(len(inputs), 1), split=split, **config)
+            parts += whole.cut(_FEATURES_PART if isinstance(inputs, FeatureInputs) else _TOKENS_PART)
+        folders = run_parts_of(work, compute, parts, part_step)
+        for split in splits:
+            tensors = [
+                predictions(file, split) for file, part in zip(folders, parts, strict=True) if part.split == split
+            ]
+            joined = {name: torch.cat([some[name] for some in tensors]) for name in tensors[0]}
+            checkpoint.save(work.out / f"{split}.safetensors", joined, {})
         return {}
 
-    config = {"model": model.model_dump(mode="json"), "seed": seed, "purpose": purpose, "splits": splits}
     return Step(
         name="predictions",
         label=f"predictions of {name}, seed {seed}",
-        config=config | {"mechanism": mechanism.model_dump(mode="json")},
+        config=Predicted(end=1, split="", **config).model_dump(mode="json") | {"splits": splits},
         inputs={"dataset": dataset, "prepared": prepared, "fitted": fitted},
         body=body,
         modules=modules(mechanism),
+    )
+
+
+class Predicted(Part, frozen=True):
+    """Selects records of a split to predict. Inputs are the data set, the prepared records and the fit."""
+
+    mechanism: AnyMechanism
+    model: ModelConfig
+    seed: int
+    purpose: str
+    split: str
+
+
+def compute(request: str) -> str:
+    """Predicts a part of the records."""
+    return compute_part(request, Predicted, part_step)
+
+
+def part_step(store: Store, part: Predicted, inputs: Mapping[str, ArtifactRef]) -> Step:
+    def body(work: Work) -> Mapping[str, Any]:
+        run = run_of(work, part.model, part.seed)
+        fitted = part.mechanism.load(work.inputs["fitted"], run, purpose=part.purpose)
+        records, _ = load_inputs(work.inputs["prepared"], part.split)
+        scores = fitted.log_probabilities(records.take(torch.arange(part.first, min(part.end, len(records)))))
+        # in float32, with the most probable class as float64 has it: rounding makes ties
+        tensors = {"log_probabilities": scores.float(), "predicted": scores.argmax(-1)}
+        checkpoint.save(work.out / f"{part.split}.safetensors", tensors, {})
+        return {}
+
+    return Step(
+        name="predictions-part",
+        label=f"predictions of {part.split} records {part.first + 1} to {part.end}",
+        config=part.model_dump(mode="json"),
+        inputs=dict(inputs),
+        body=body,
+        modules=modules(part.mechanism),
     )
 
 

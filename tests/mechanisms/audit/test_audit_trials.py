@@ -19,7 +19,7 @@ from mechanisms.posterior import risks
 from mechanisms.posterior.config import PseudoPosteriorConfig, SwagConfig
 from mechanisms.swag_ppm import ROUNDS, PosteriorDraw, RoundName, SwagPpm
 
-ADAMW = OptimiserPhase(optimiser="adamw", learning_rate=0.02, epochs=3, batch_size=4, weight_decay=0.01)
+ADAMW = OptimiserPhase(optimiser="adamw", learning_rate=0.02, epochs=3, batch_size=4, pull=0.01)
 SGD = OptimiserPhase(optimiser="sgd", learning_rate=0.05, epochs=4, batch_size=4, momentum=0.5)
 CONFIG = PseudoPosteriorConfig(risk_draws=20, sensitivity_draws=20)
 

@@ -104,11 +104,11 @@ class TestPhase:
 
         monkeypatch.setattr(Classifier, "log_likelihood", log_likelihood)
 
-        def run(phase: OptimiserPhase) -> Tensor:
+        def run(phase: OptimiserPhase, start: float = 0.0) -> Tensor:
             made, inputs, labels = linear(32)
-            made.flat.zero_()
+            made.flat.fill_(start)
             train(made, inputs, labels, phase=phase, seed=0, purpose="x")
-            assert float(made.flat[12:].abs().max()) == 0
+            assert torch.equal(made.flat[12:], torch.full_like(made.flat[12:], start))
             return made.flat[:12].clone()
 
         return run
@@ -126,13 +126,14 @@ class TestPhase:
         """Schedule, cap and momentum: how far each weight goes, manually."""
         torch.testing.assert_close(slope(SGD.model_copy(update=change)), torch.full((12,), moved), rtol=1e-5, atol=0)
 
-    def test_adamw_decays_weights_apart_from_the_gradient(self, slope: Any) -> None:
-        """At a constant gradient Adam's step is the rate; decay multiplies by (1 - rate * decay) before it."""
-        phase = OptimiserPhase(learning_rate=0.1, epochs=1, batch_size=8, weight_decay=0.5)
+    def test_a_pull_draws_back_to_the_start(self, slope: Any) -> None:
+        """Four steps of 0.5 along a slope of 1, less the pull times the way from the start, which is 0 or 7."""
         expected = 0.0
         for _ in range(4):
-            expected = expected * (1 - 0.05) + 0.1
-        torch.testing.assert_close(slope(phase), torch.full((12,), expected), rtol=1e-5, atol=0)
+            expected += 0.5 * (1 - 0.4 * expected)
+        for start in (0.0, 7.0):
+            moved = slope(SGD.model_copy(update={"pull": 0.4}), start=start) - start
+            torch.testing.assert_close(moved, torch.full((12,), expected), rtol=1e-5, atol=1e-5)
 
     @pytest.mark.parametrize(
         "wrong",

@@ -18,7 +18,7 @@ from tasks.branches.branch import Terms, standard_branches
 from tasks.comparing import run as comparison
 from tasks.comparing import spread
 from tasks.comparing.summary import summarise
-from tasks.fitting import risks
+from tasks.fitting import fits, risks
 from tasks.parameters import RetrainParameters
 from tasks.running import engine, parts
 from tasks.running.parts import Part
@@ -157,6 +157,24 @@ def test_processes_rerun_what_one_process_reruns(parameters: RetrainParameters, 
     """Three parts, the last of them smaller."""
     one = rerun(parameters, tmp_path / "one", "")
     assert rerun(parameters, tmp_path / "two", "2") == one
+
+
+def test_processes_predict_what_one_process_predicts(
+    parameters: RetrainParameters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In parts of 20 records, the last of them smaller; the scores are of all of them."""
+    monkeypatch.setattr(fits, "_TOKENS_PART", 20)
+    scored = {}
+    for chosen in ("", "2"):
+        context = tiny_jobs.workspace(tmp_path / f"home{chosen}", engine=chosen)
+        comparison.run(
+            context, parameters, Terms(epochs=2), (standard_branches()["non-private"],),
+            do=lambda step, context=context: run_step(context, step), seeds=1,
+        )  # fmt: skip
+        scored[chosen] = manifests(Path(context.home), "predictions", "scores")
+    assert len(scored[""]) == 2
+    assert scored["2"] == scored[""]
+    assert not manifests(tmp_path / "home2", "predictions-part")
 
 
 def test_workers_run_the_branches_of_a_comparison(parameters: RetrainParameters, tmp_path: Path) -> None:
