@@ -3,7 +3,6 @@
 import atexit
 import gc
 import os
-import signal
 import sys
 from importlib import import_module
 from typing import Annotated, Any, ClassVar
@@ -11,13 +10,12 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from deployments import VERSION
-from flows.commands import options
+from flows.commands import interruption, options
 from flows.commands.help import Command, Commands
 from flows.commands.terminal import say
 from storage.errors import InputError
 from tasks.running.failures import SAFE, StageError, private_errors
 
-_INTERRUPTED = 130
 _TRAINING = {"train", "retrain", "audit", "release", "plan", "approve", "compare", "deploy", "engine", "purge"}
 """Commands that are refused in the light installation before they import anything; others once an import fails."""
 
@@ -135,8 +133,7 @@ def main() -> None:
     # Python does by default costs a second or two of every command, most of it after the work is done.
     gc.set_threshold(10_000, 10, 10)
     atexit.register(gc.freeze)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _stop)
+    interruption.answer()
     try:
         with private_errors("autocoder"):  # most commands have one of their own, which names the stage
             _app(next((word for word in sys.argv[1:] if not word.startswith("-")), None))()
@@ -145,18 +142,9 @@ def main() -> None:
     except SAFE as error:
         _end(str(error), code=2)
     except SystemExit as end:
-        if end.code == _INTERRUPTED:  # typer has turned Ctrl-C into this
-            say("error: interrupted. Run the same command to resume.", err=True)
-            sys.stderr.flush()
-            os._exit(_INTERRUPTED)  # threads of torch abort where the interpreter ends under them
+        if end.code == interruption.EXIT_CODE:  # typer has turned Ctrl-C into this
+            interruption.leave()
         raise
-
-
-def _stop(*_: object) -> None:
-    """Answers Ctrl-C at once, even in the middle of a long computation; a second one ends the process."""
-    signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
-    os.write(2, b"\nstopping: finished stages are kept. Press Ctrl-C again to stop now.\n")
-    raise KeyboardInterrupt
 
 
 def _end(text: str, *, code: int) -> None:

@@ -124,7 +124,7 @@ def _override(plan: Path, key: Path, reason: str, to: DecisionTarget) -> None:
         reason=reason,
     )
     row = gate.override(checked, decision)
-    say(f"{audit.line}\noverridden: ledger row {row.sequence}; next: {command_line('release', plan)}")
+    say(f"{audit.line}\noverridden: ledger row {row.sequence}\nnext: {command_line('release', plan)}")
 
 
 def _approve_policy(policy: Path, key: Path, to: DecisionTarget, *, requester: str, reason: str) -> None:
@@ -170,7 +170,7 @@ def _decide(plan: Path, key: Path, answer: Answer, reason: str, to: DecisionTarg
     elif to.post:
         outcome = f"{answer}: sent to run {_post(plan, planned, decision)}"
     else:
-        outcome = _keep(planned, decision, context, settings)  # refuses a key that the policy does not name
+        outcome = _keep(plan, planned, decision, context, settings)  # refuses a key that the policy does not name
     say(f"signed: digest {planned.digest[:12]}…", err=True)
     say(outcome)
 
@@ -207,7 +207,7 @@ def _show(planned: PlannedRelease, plan: Path, context: Context) -> None:
     encoder = describe_encoder(planned.candidate.model.encoder, output.encoder)
     say(f"  licence {output.licence}, {output.precision}, encoder {encoder}", err=True)
     for text in output.texts:
-        say(f"  leaves in the bundle, on no published list: {text}", err=True)
+        say(f"  released in the bundle, on no published list: {text}", err=True)
     try:
         page = plan_page.load_plan_page(context, planned, file=plan)
     except InputError as error:
@@ -223,7 +223,7 @@ _QUOTED = ("leakage", "cost", "outdated", "siblings")
 """Answers that a signer must see."""
 
 
-def _keep(planned: PlannedRelease, decision: Decision, context: Context, settings: LedgerParameters) -> str:
+def _keep(file: Path, planned: PlannedRelease, decision: Decision, context: Context, settings: LedgerParameters) -> str:
     from tasks.releasing import approval, ledger_access
     from tasks.releasing.gate import CheckedPlan
 
@@ -233,7 +233,9 @@ def _keep(planned: PlannedRelease, decision: Decision, context: Context, setting
     if decision.decision == "refuse" and row is not None:
         return f"refused by {name}: ledger row {row.sequence}"
     missing = approval.approval_status(context, plan).missing
-    return f"approved by {name}; " + (f"{missing} more needed" if missing else "next: autocoder release PLAN")
+    return f"approved by {name}" + (
+        f"; {missing} more needed" if missing else f"\nnext: {command_line('release', file)}"
+    )
 
 
 def _post(plan: Path, planned: PlannedRelease, decision: Decision) -> str:

@@ -27,9 +27,7 @@ def audit(
         int,
         typer.Option(help="Training runs of the whole mechanism with canaries; 0: none, which satisfies no policy."),
     ] = 32,
-    canaries: Annotated[
-        int, typer.Option(help="Records with a wrong code that each run includes by a coin toss.")
-    ] = 32,
+    canaries: Annotated[int, typer.Option(help="Records with a wrong code that each run includes at random.")] = 32,
     gradient_canaries: Annotated[
         int,
         typer.Option(help="Canary records of one more training run whose every noisy sum is checked; 0: none."),
@@ -40,7 +38,7 @@ def audit(
 ) -> None:
     r"""Measure what the release of a plan would leak, and compare it with the claim.
 
-    Two kinds of evidence: repeated training on records and canaries that coins choose, and one more training run
+    Two kinds of evidence: repeated training on records and canaries chosen at random, and one more training run
     with canary records, whose every noisy sum is checked. Both bound epsilon from below. The ledger records claim and
     measurement. A bound above the claim, or a sum that is not as stated, blocks the release; the command exits with 3.
 
@@ -62,16 +60,15 @@ def audit(
     origin = Origin.of(plan)[1]
 
     import flows.audit as job
-    from tasks.auditing.run import estimate_stages, rerun_seconds
+    from tasks.auditing.run import audit_seconds, estimate_stages
     from tasks.auditing.settings import choose_branches
 
     with private_errors("audit"):
         branches = choose_branches(origin.branch, origin.parameters, origin.terms.all_branches)
         estimate = estimate_stages(context, origin.parameters, origin.terms, settings, branches)
     with output.progress() as console:
-        if reruns := trials * len(branches):
-            seconds = rerun_seconds(estimate, branches)
-            console.expect(f"{reruns} reruns", seconds, measured=estimate.measured)
+        if trials or gradient_canaries:
+            console.expect("attacks", audit_seconds(estimate, branches), measured=estimate.measured)
         result = run_command(
             partial(job.audit_plan, str(plan), settings),
             context,
@@ -101,7 +98,7 @@ def _summary(plan: Path, home: Path, result: AuditResult) -> list[str]:
         return [*result.lines, f"This plan is release {row.release_id} ({row.state}).{refuted}"]
     (verdict,) = {branch.verdict for branch in result.branches}
     following = {
-        CONTRADICTED: "the claim is contradicted and its release blocked. Plan a release of a formal branch, or use "
+        CONTRADICTED: "the claim is contradicted and its release blocked. Plan a release of a formal method, or use "
         "`autocoder approve --despite-audit`.",
         INCONCLUSIVE: f"give more --trials; a policy with require_audit refuses `autocoder release {plan}`",
     }

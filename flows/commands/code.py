@@ -196,7 +196,7 @@ def code(
     else:
         say(f"{coded.rows:,} rows coded into {files.out}{_notes(coded)}")
         if page is not None:
-            say(f"next: open {page}")
+            say(f"read: {page}")
 
 
 def _require_consistent(narratives: list[str] | None, files: FileOptions, review: ReviewOptions) -> None:

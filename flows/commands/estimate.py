@@ -102,7 +102,7 @@ def _show(counted: Estimates) -> None:
         table.add_row(total.code, f"{total.machine:,}", _interval(total.estimate))
     Console().print(table)
     if len(largest) > _SHOWN:
-        say(f"{len(largest) - _SHOWN} more codes are in --out")
+        say(f"{len(largest) - _SHOWN} more codes: --out FILE has them")
 
 
 def _interval(interval: Interval | None) -> str:

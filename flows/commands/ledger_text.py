@@ -122,7 +122,7 @@ def budget_text(lines: Sequence[BudgetLine], policy: str, records: Mapping[str, 
             text = f"{KINDS[line.account.guarantee_kind]} ε {left_text(line.cap.epsilon)}{counted}"
             granted.setdefault(_whose(line.account.population, line.account.cohort), []).append(text)
     for whose, texts in granted.items():
-        yield f"not yet used by {whose}: {', '.join(texts)}"
+        yield f"budgets not used yet ({whose}): {', '.join(texts)}"
 
 
 def _balance(line: BudgetLine) -> Iterator[str]:
@@ -140,7 +140,7 @@ def _balance(line: BudgetLine) -> Iterator[str]:
         counted = f" and δ {delta(line.delta_left, rounding=ROUND_FLOOR)}" if adding else ""
         yield f"left ε {left_text(line.epsilon_left)}{counted}"
         more = line.further or 0
-        years = f", {more // 4} year{'' if more // 4 == 1 else 's'} of them" if more >= 4 else ""
+        years = f" ({more // 4} year{'' if more // 4 == 1 else 's'})" if more >= 4 else ""
         yield f"at this size about {more} more quarterly release{'' if more == 1 else 's'}{years}"
     yield f"composition {_COMPOSITION[account.rule or 'basic']}"
 

@@ -26,7 +26,7 @@ from mechanisms.privacy.numerics import failure_probability
 E = TypeVar("E", bound=Event)
 Accountant = Callable[..., Claim]
 TUNED = "hyperparameters were not chosen on these records, or their choice is listed as unprotected"
-ONE_DRAW = "one draw is released; each further draw costs as much again"
+ONE_DRAW = "one sample is released; each further one costs as much again"
 _ACCOUNTANTS: dict[type[Event], Accountant] = {}
 _FORMAL: set[type[Event]] = set()
 
@@ -168,8 +168,8 @@ def _swag_ppm(event: SwagPpmEvent, *, delta: float | None, unit: dict[str, Any])
         event.sensitivity_draws,
         delta=delta,
         unit=unit,
-        over=f"the {event.sensitivity_draws} draws taken",
-        sampled="SWAG approximates the posterior from which a draw is private; the claim is conditional on that "
+        over=f"the {event.sensitivity_draws} samples taken",
+        sampled="SWAG approximates the posterior from which a sample is private; the claim is conditional on that "
         f"approximation ({event.snapshots} snapshots, rank {event.rank})",
         evidence="a model that has memorised them has small losses on them, and so a small Delta",
     )
@@ -215,7 +215,7 @@ def pseudo_posterior(
             f"<= 0, it also bounds replacing one record, and Delta alone bounds leaving one out{group}",
             "local: Delta is estimated on this data set, a maximum over the records held, not a supremum over "
             "possible records or data sets; it approaches the global one only as n grows",
-            f"Delta is a maximum over {over}, not a supremum over parameters: a fresh draw exceeds it with "
+            f"Delta is a maximum over {over}, not a supremum over parameters: a new sample exceeds it with "
             f"probability 1/(S+1) = {failure_probability(draws):.2g}",
             sampled,
             "the risk weights alpha, Delta and the constant k are computed from the data and taken as fixed",

@@ -173,9 +173,9 @@ class Claim(BaseModel, frozen=True, extra="forbid"):
         description="Epsilon of one unit's values replaced, at the same delta: the figure by which claims of different "
         "relations compare. None where nothing finite is known",
     )
-    draws: int | None = Field(default=None, description="draws S behind a Monte Carlo maximum")
+    draws: int | None = Field(default=None, description="samples S behind a Monte Carlo maximum")
     mc_failure_prob: float | None = Field(
-        default=None, description="1/(S+1): probability that one fresh draw exceeds the maximum over S draws"
+        default=None, description="1/(S+1): probability that one new sample exceeds the maximum over S samples"
     )
     neighbouring_relation: NeighbouringRelation
     privacy_unit: str = "record"

@@ -339,7 +339,7 @@ class Ledger(LedgerReader):
                 return row
             if row.state != "drawn":
                 raise StorageError(
-                    f"release {release_id} is {row.state}: only one in the state `drawn` can be committed"
+                    f"release {release_id} is {row.state}: only one in the state `drawn` (sampled) can be committed"
                 )
             self.require_drawable(release_id, state)
             return self._append_to(connection, state, release, "committed", bundle_digest=bundle_digest)

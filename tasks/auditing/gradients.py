@@ -13,6 +13,8 @@ from tasks.fitting.fits import plan_of, run_of
 from tasks.fitting.model_inputs import load_inputs
 from tasks.running.stage import Step, Work
 
+KIND = "gradient canaries"
+
 
 def has_noisy_descent(event: Event) -> bool:
     parts = event.events if isinstance(event, ComposedEvent) else (event,)
@@ -51,7 +53,7 @@ def gradients(
 
     return Step(
         name="audit-gradients",
-        label=f"gradient canaries ({name})",
+        label=f"{KIND} ({name})",
         config={
             "model": model.model_dump(mode="json"),
             "seed": seed,

@@ -33,9 +33,9 @@ class BranchAudit(BaseModel, frozen=True):
     @property
     def lines(self) -> list[str]:
         stated, percent = self.figures, f"{100 * self.confidence:.6g} %"
-        claim = "nothing" if self.epsilon is None else f"epsilon {self.epsilon:.3g} ({self.guarantee_kind})"
+        claim = "nothing" if self.epsilon is None else f"ε {self.epsilon:.3g} ({self.guarantee_kind})"
         if self.epsilon_add_remove != self.epsilon:
-            claim += f", {self.epsilon_add_remove:.3g} for one record more or less"
+            claim += f", ε {self.epsilon_add_remove:.3g} for one record more or less"
         verdict = self.verdict
         if verdict == CONTRADICTED and stated["faults"]:
             verdict += f": the sums are not as stated ({', '.join(stated['faults'])})"

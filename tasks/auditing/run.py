@@ -71,11 +71,14 @@ def estimate_stages(
     estimate = comparison.refuse_early(context, parameters, terms, chosen)
     labels = {trials.label_of(branch.name): branch.name for branch in chosen}
     batched = [b.name for b in chosen if b.model(parameters).linear_head and isinstance(b.mechanism, Batched)]
-    return estimate.with_trials(labels, trials=settings.trials, draws=settings.trial_draws, batched=batched)
+    estimate = estimate.with_trials(labels, trials=settings.trials, draws=settings.trial_draws, batched=batched)
+    return estimate.with_witness(gradients.KIND, chosen[0].name) if settings.gradient_canaries else estimate
 
 
-def rerun_seconds(estimate: Estimate, chosen: Sequence[Branch]) -> float:
-    return sum(estimate.of_kind(trials.label_of(branch.name)) for branch in chosen)
+def audit_seconds(estimate: Estimate, chosen: Sequence[Branch]) -> float:
+    """Returns the seconds of the attacks, without those of stages that are reused."""
+    kinds = [*(trials.label_of(branch.name) for branch in chosen), gradients.KIND]
+    return sum(estimate.of_kind(kind) for kind in kinds if kind in estimate.stages)
 
 
 def _settled(

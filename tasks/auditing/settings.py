@@ -30,8 +30,8 @@ class AuditParameters(BaseModel, frozen=True, extra="forbid", title="Audit"):
         default=USUAL_DRAWS,
         ge=2,
         le=100_000,
-        title="Draws a trial",
-        description="For risks and for Delta in each trial; at most as many as the candidate's own.",
+        title="Samples per trial",
+        description="For risks and for Delta in each trial; at most as many as the method's own.",
     )
     canaries: int = Field(default=32, ge=2, le=1000, title="Canaries", description="Records with a wrong code.")
     gradient_canaries: int = Field(
@@ -76,7 +76,7 @@ def trial_draws_of(name: str, mechanism: Mechanism, settings: AuditParameters) -
     # guard: test_reruns_with_more_draws_than_the_candidate
     if settings.trial_draws > max(limit, USUAL_DRAWS):
         raise InputError(
-            f"--trial-draws: {settings.trial_draws} are more than the {limit} draws of {name}, so that reruns would "
+            f"--trial-draws: {settings.trial_draws} are more than the {limit} samples of {name}, so that trials would "
             f"claim more than it does and not count. Give at most {limit}."
         )
     return min(settings.trial_draws, limit)

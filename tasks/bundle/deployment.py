@@ -38,9 +38,7 @@ class Deployment:
         release = ledger.state().release(release_id)
         drawn = next((row for row in ledger.history(release_id) if row.state == "drawn"), None)
         if drawn is None:
-            raise InputError(
-                f"release {release_id} is {release.row.state}. Only one that is drawn or committed has a record."
-            )
+            raise InputError(f"release {release_id} is {release.row.state}. Only one that was sampled has a record.")
         reserved, policies = release.reserved, [row for row in ledger.rows() if row.kind == "budget-change"]
         before = [Policy.parse(row.details["policy"]) for row in policies if row.sequence < reserved.sequence]
         stated = (before[-1].registry if before else None) or later

@@ -106,19 +106,17 @@ EVERY = (
     ),
     proved(
         "Anything computed only from the released files reveals no more than they do.",
-        "Dwork and Roth 2014, proposition 2.1. Thresholds come from synthetic narratives "
-        "(`tasks/bundle/thresholds.py`), test vectors from code titles (`tasks/bundle/golden.py`).",
+        "Dwork and Roth 2014, proposition 2.1. Thresholds come from synthetic narratives, test vectors from titles.",
     ),
     proved(
         "Adding, removing or changing one record does not move any other record in or out of training.",
-        "A keyed hash of a record's own id or content chooses it (`storage/ingest/sampling.py`, "
-        "`tests/storage/test_ingest_per_record.py`). Ids must not be reused.",
+        "A keyed hash of its id or content chooses it (`storage/ingest/sampling.py`). Ids must not be reused.",
         "per record",
     ),
     assumed(
         "How records were sampled for training is outside the claim.",
-        "Sampling by code lets records decide about each other: of public OSHA reports, removing one moved 1,483 of "
-        "2,357 others. No figure here then holds for a record added or removed before it.",
+        "Sampling by code lets records decide about each other: removing one public OSHA report moved 1,483 of 2,357 "
+        "others. No figure here then holds for a record added or removed before it.",
         "coupled",
     ),
     assumed(
@@ -146,8 +144,7 @@ EVERY = (
     ),
     proved(
         "The figures are for a unit with all of its records, and no unit has more than stated.",
-        "Ingest drops further records; `mechanisms/privacy/claims.py` computes the cost; "
-        "`tests/flows/test_epsilon_of_units.py`.",
+        "Ingest drops further records; `mechanisms/privacy/claims.py` computes the cost.",
         "units",
     ),
     assumed(
@@ -158,7 +155,7 @@ EVERY = (
     proved(
         "The bound holds for the released bits: records enter integer sums, and the noise is rounded to integers "
         "without error.",
-        "`mechanisms/descent/exact_sums.py`, `mechanisms/model/clipping.py`, `mechanisms/privacy/exact_normal.py`; "
+        "`mechanisms/descent/exact_sums.py`, `mechanisms/privacy/exact_normal.py`; "
         "`tests/attacks/test_low_bits_reveal_a_record.py`.",
         "exact",
     ),
@@ -186,8 +183,7 @@ _PSEUDO_POSTERIOR = (
     proved(
         "If the sample came from the pseudo posterior, with fixed weights and the true largest loss Δ, ε would bound "
         "one unit replaced, and ε/2 one added or removed.",
-        "Chew et al., section 2.1; `mechanisms/privacy/claims.py`, `tests/mechanisms/privacy/test_accounting.py`. No "
-        "condition holds exactly.",
+        "Chew et al., section 2.1; `mechanisms/privacy/claims.py`. No condition holds exactly.",
     ),
     assumed(
         "The sensitivity Δ is the largest loss over all parameters and over data sets like this one.",
@@ -238,7 +234,7 @@ SECTIONS = (
             proved(
                 "ε and δ cover all training steps together and everything else that was released with noise.",
                 "Closed form, or composed privacy loss distributions where records are sampled "
-                "(`mechanisms/privacy/gaussian_cost.py`, `tests/mechanisms/privacy/test_accounting.py`).",
+                "(`mechanisms/privacy/gaussian_cost.py`).",
             ),
             proved(
                 "What ran is what was planned: other noise, clipping or sampling is refused.",
@@ -250,7 +246,6 @@ SECTIONS = (
             ),
             proved(
                 "No record changes a step by more than the clipping norm that the noise is scaled to.",
-                "`tests/mechanisms/test_dpsgd.py`, `tests/mechanisms/test_prior_descent.py`, "
                 "`tests/attacks/test_one_record_moves_more_than_its_clip.py`. Dropout is off; sums are exact.",
             ),
         ),

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from tasks.bundle import golden
 from tasks.bundle.thresholds import best_accuracy, thresholds_on_table
 from tasks.coding.coder import open_bundle
 from tasks.pages.render import render
-from tasks.running import progress
+from tasks.running import installation, progress
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,10 @@ class AdoptionReport:
 
     @property
     def next_commands(self) -> list[str]:
-        name = shlex.quote(str(self.adopted.folder))
+        name, adoption = shlex.quote(str(self.adopted.folder)), self.adopted.adoption
+        column = "" if adoption.columns or adoption.template else " --text COLUMN"
         return [
-            f"autocoder code --bundle {name} --data new.csv --out coded.csv",
+            f"autocoder code --bundle {name} --data new.csv{column} --out coded.csv",
             f"autocoder serve --bundle {name} --api-key-file key.txt",
             f"autocoder verify {name}",
         ]
@@ -108,6 +110,8 @@ class AdoptionReport:
 def adopt(source: Path, out: Path, key: Path, roots: Path | None, own: OwnRecords) -> AdoptionReport:
     """Takes a bundle over into a new folder, whole or not at all."""
     if own.data is not None:
+        if find_spec("scipy") is None:
+            raise InputError(installation.refusal(["scipy"]))
         if own.label is None:
             raise InputError("--label: missing. Name the column of --data with the codes that people gave.")
         survey(own.data, text_columns=[*own.narratives.columns, own.label], option="--data", read=own.read)

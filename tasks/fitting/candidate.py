@@ -28,7 +28,7 @@ class Candidate(BaseModel, frozen=True, extra="forbid"):
     )
     model: ModelConfig
     seed: int = Field(description="of the head's initial weights, from which a frozen part is built again")
-    std_scale: float = Field(default=1.0, description="of the SWAG draw's standard deviation")
+    std_scale: float = Field(default=1.0, description="of the standard deviation of SWAG's sample")
 
     @property
     def artifact_digests(self) -> dict[str, str]:

@@ -47,7 +47,7 @@ class Draws(Part, frozen=True, title="Draws"):
 
     @property
     def label(self) -> str:
-        return f"{self.purpose} draws {self.first + 1} to {self.end}"
+        return f"{self.purpose} samples {self.first + 1} to {self.end}"
 
 
 def measure(this: Round, config: PseudoPosteriorConfig, *, posterior: ArtifactRef | None) -> Step:

@@ -16,16 +16,16 @@ from tasks.bundle.sentences import COUPLED
 from tasks.parameters import RetrainParameters
 
 TRUST_MODEL = (
-    "central: the operator of this pipeline sees the records; the claim is against anyone who holds the released draw"
+    "central: the operator of this pipeline sees the records; the claim is against anyone who holds the released sample"
 )
 RANDOMNESS = "operating system entropy (os.urandom), one pair of 53-bit uniforms a pair of normals, no seed"
 NOISE_OF_THE_FIT = (
-    "drawn once while training, from a secret AES-256 stream keyed by operating system entropy (os.urandom); the key "
-    "is kept only with the checkpoints and goes with them when the fit ends"
+    "generated once while training, from a secret AES-256 stream keyed by operating system entropy (os.urandom); the "
+    "key is kept only with the checkpoints and is deleted with them when training ends"
 )
 EXACT_ARITHMETIC = "none: sums are of integers, and the noise is a normal number rounded without error"
 FLOATING_POINT = (
-    "the draw is a float32 rounding of a Gaussian sampled in floating point; attacks on the low-order bits of such "
+    "the sample is a float32 rounding of a Gaussian sampled in floating point; attacks on the low-order bits of such "
     "samples are not covered by the claim"
 )
 WEIGHTS = "risk weights alpha, sensitivity Delta and constant k are computed from the records"

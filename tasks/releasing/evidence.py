@@ -78,7 +78,7 @@ class Measurement(Evidence):
 
     @property
     def line(self) -> str:
-        tests = [f"{self.trials} reruns"] * bool(self.trials)
+        tests = [f"{self.trials} training runs"] * bool(self.trials)
         tests += ["a training run with gradient canaries"] * bool(self.gradient_runs)
         outcome = f"{self.verdict}: not as stated: {', '.join(self.faults)}" if self.faults else self.verdict
         if self.verdict == INCONCLUSIVE:

@@ -122,7 +122,7 @@ def _remedy(plan: CheckedPlan) -> str:
     if plan.plan.claim.guarantee_kind == "formal":
         return f"A formal claim that is contradicted is a fault of the program: report it. Only {signed} lets it pass"
     return (
-        f"Plan a release of a formal branch (`autocoder train --profile formal`), or accept the measurement: {signed}"
+        f"Plan a release of a formal method (`autocoder train --profile formal`), or accept the measurement: {signed}"
     )
 
 
@@ -152,7 +152,7 @@ def _lacks_audit(plan: CheckedPlan, measurement: Measurement | None) -> str | No
         why = f"was audited without result: {describe_reach(most, of_one_record(claim))}"
     accepted = measurement is not None and bool(reran)
     return (
-        f"policy {policy.name} requires an audit that could have contradicted the claim. This candidate {why}. "
+        f"policy {policy.name} requires an audit that could have contradicted the claim. This plan {why}. "
         f"Run `autocoder audit PLAN`{' with more --trials' if usual else ''}"
         + (f", or let an approver accept audit row {measurement.ledger_sequence}: `autocoder approve --despite-audit`"
            if accepted and measurement is not None else "")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from storage.errors import StorageError
+from storage.figures import delta_text
 from storage.ledger import Ledger, Policy, database_exists
 from storage.ledger.journal import journals_of
 from storage.ledger.recovery import draws
@@ -34,8 +35,8 @@ def describe_large_delta(records: int, delta: float | None) -> str:
     if expected <= _FEW:
         return ""
     return (
-        f"δ {delta:g} counts for each of about {records:,} records: {expected:.2g} of them in the mean may lose the "
-        f"protection outright. Set δ to {delta_for(records):g} or less"
+        f"δ {delta:g} counts for each of about {records:,} records: {expected:.2g} of them may, on average, lose the "
+        f"protection outright. Set δ to {delta_text(delta_for(records))} or less"
     )
 
 

@@ -110,7 +110,7 @@ class PlanPage:
         against, open_ = verdicts.count("warning"), verdicts.count("investigate")
         if against:
             return f"{against} of {len(verdicts)} checks failed"
-        return "no objections" + (f"; {open_} of {len(verdicts)} need review" if open_ else "")
+        return "no objections" + (f"; {open_} of {len(verdicts)} to review" if open_ else "")
 
 
 def page_of(plan: CheckedPlan, status: ApprovalStatus, *, file: str, context: PlanContext | None = None) -> PlanPage:

@@ -29,6 +29,8 @@ _HEAD_STEPS_PER_SECOND = 3000.0
 _PRODUCTS_PER_SECOND = 2e10
 _SIDE_BY_SIDE = 5.0
 """Times as many reruns of a linear head a second, where they are one product, as one by one."""
+_WITNESSED = 3.0
+"""Times as long as a fit takes one whose every noisy sum is examined."""
 _LABELS, _BATCH = 100, 8
 _OF_HEADS = ("fine-tune", "SWAG", "risks", "sensitivity")
 """Kinds whose times tell something of others; encoding, at another rate by threads and load, does not."""
@@ -90,6 +92,10 @@ class Estimate:
             for label, branch in labels.items()
         }
         return replace(self, stages=dict(self.stages) | reruns)
+
+    def with_witness(self, kind: str, branch: str) -> Estimate:
+        """Adds the stage of an audit that examines the sums of one more fit; none where the branch is not one fit."""
+        return replace(self, stages=dict(self.stages) | {kind: _WITNESSED * self.stages.get(branch, 0.0)})
 
     @staticmethod
     def of(

@@ -110,8 +110,8 @@ _WORDS: dict[str, tuple[str, str]] = {
     "sensitivity": ("measure", "{label}: Δ {sensitivity:.4f}"),
     "evaluate": ("score", "weighted F1 {weighted_weighted_f1:.3f} of the weighted posterior " + _HELD_OUT),
     "audit-pool": ("prepare", "{records:,} records and {canaries:,} canaries for the attacks"),
-    "audit-trials": ("rerun", "{label}, {trials:,} times on records chosen by coins"),
-    "audit-gradients": ("attack", "{label}: {right:,} of {coins:,} coins guessed"),
+    "audit-trials": ("repeat", "{label}, {trials:,} times on records chosen at random"),
+    "audit-gradients": ("attack", "{label}: {right:,} of {coins:,} guesses right"),
     "audit": ("audit", "{label}: at least ε {epsilon_lower_bound:.3g}"),
     "release": ("release", "{release}, {state}"),
 }

@@ -9,6 +9,8 @@ from pathlib import Path
 from storage.artifacts import file_digest
 
 _ROOT = Path(__file__).resolve().parents[2]
+_CODE = ("autocoder", "flows", "service", "tasks", "mechanisms", "storage", "deployments", "requirements.lock")
+"""What a release is made by: data or a bundle in the checkout changes no code."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ def provenance() -> Provenance:
     if commit is None:
         commit, dirty = _image_commit(_ROOT / "COMMIT")
     else:
-        dirty = _git("status", "--porcelain") != ""
+        dirty = _git("status", "--porcelain", "--", *_CODE) != ""
     return Provenance(code_commit=commit, code_dirty=dirty, lock_digest=file_digest(lock) if lock.is_file() else None)
 
 

@@ -102,7 +102,7 @@ def test_reruns_that_claim_as_much_as_could_be_measured(
 
 def test_reruns_with_more_draws_than_the_candidate(chosen: RetrainParameters, tmp_path: Path) -> None:
     """Delta is a maximum over draws: with enough of them every rerun claims more than could be measured."""
-    with pytest.raises(InputError, match="--trial-draws: 60 are more than the 20 draws of swag-ppm"):
+    with pytest.raises(InputError, match="--trial-draws: 60 are more than the 20 samples of swag-ppm"):
         audits(tiny_jobs.workspace(tmp_path), chosen, trial_draws=60)
 
 

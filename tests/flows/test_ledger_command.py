@@ -138,7 +138,7 @@ def test_a_budget_in_four_lines_a_cohort(home, width):
         "  composition basic: the releases' epsilons and deltas are added",
         "",
     ]
-    assert "not yet used by injuries, each other cohort: estimated ε 10, formal ε 8 (δ 1e-5)" in " ".join(lines)
+    assert "budgets not used yet (injuries, each other cohort): estimated ε 10, formal ε 8 (δ 1e-5)" in " ".join(lines)
 
 
 def test_a_release_at_80_columns(home):

@@ -25,25 +25,46 @@ def test_a_command_names_the_workspace_unless_it_is_found(tmp_path: Path, monkey
     assert command_line("status", home=tmp_path) == f"autocoder status --home {tmp_path}"
 
 
+def follow(words: list[str], **given: str) -> list[list[str]]:
+    """Runs a command, a person's words in place of those in capitals, and returns the commands that it offers."""
+    code, out, err = invoke(*[given.get(word, word) for word in words])
+    assert code == 0, out + err
+    return printed(out)
+
+
 def test_each_printed_command_runs(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a plan in a workspace of another name, each following command is the printed one: read, audit, release and
-    handover; only PARTNER is filled in, and the audit has no reruns."""
+    """From a plan in a workspace of another name to the estimate of a coded file, each following command is the printed
+    one: only PARTNER and COLUMN are filled in, the audit has no reruns, and the renewed plan is audited anew."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("AUTOCODER_HOME", raising=False)
-    assert invoke("demo-data", "--out", "demo", "--records", "600")[0] == 0
-    data = ("--data", "demo/injuries.csv", "--codelist", "demo/codelist.csv", "--home", "a place")
-    tiny = ("--set", f"model.encoder={tiny_bert}", "--set", "model.max_length=32", "--epsilon", "8")
-    code, out, err = invoke("train", "--profile", "demo-formal", *data, *tiny)
-    assert code == 0, out + err
-    commands = printed(out)
-    assert [words[0] for words in commands] == ["plan", "audit", "release"]
-    for words in commands:
-        code, out, err = invoke(*words, *(["--trials", "0"] if words[0] == "audit" else []))
-        assert code == 0, out + err
-    (handover,) = printed(out)
-    code, out, err = invoke(*["Statistics Office" if word == "PARTNER" else word for word in handover])
-    assert code == 0, out + err
-    assert len(list((tmp_path / "outbox").glob("*.tar.zst"))) == 1
+    follow(["demo-data", "--out", "demo", "--records", "600"])
+    data = ["--data", "demo/injuries.csv", "--codelist", "demo/codelist.csv", "--home", "a place"]
+    tiny = ["--set", f"model.encoder={tiny_bert}", "--set", "model.max_length=32", "--epsilon", "8"]
+    read, audit, release = follow(["train", "--profile", "demo-formal", *data, *tiny])
+    assert [words[0] for words in (read, audit, release)] == ["plan", "audit", "release"]
+    assert follow(read) == []
+    assert follow([*audit, "--trials", "0"]) == [release]
+    (renewed,) = follow([*read, "--renew"])
+    (handover,) = follow(renewed)
+    follow(handover, PARTNER="Statistics Office")
+    (archive,) = (tmp_path / "outbox").glob("*.tar.zst")
+    key = "a place/private/keys/signing-key.pub.pem"
+    (code,) = follow(["adopt", str(archive), "--key", key, "--out", "our coder"])
+    (tmp_path / "new.csv").write_text((tmp_path / "demo/injuries.csv").read_text())
+    assert follow(code, COLUMN="Final Narrative") == []
+    (estimate,) = follow(["sample", "coded.csv", "--rows", "100", "--out", "a sample.csv"])
+    rows = (tmp_path / "a sample.csv").read_text().splitlines()
+    assert rows[0].endswith(",human_code")
+    (tmp_path / "a sample.csv").write_text("\n".join([rows[0], *(f"{row}111" for row in rows[1:])]) + "\n")
+    assert follow(estimate) == []
+
+
+def test_these_commands_offer_one() -> None:
+    """Above, in `test_approval_command` and `test_watching`; a further command that offers one belongs there."""
+    offers = re.compile(r"command_line\(|next_commands|_remedy\(")
+    files = (Path(__file__).resolve().parents[2] / "flows" / "commands").glob("*.py")
+    offering = {file.stem for file in files if offers.search(file.read_text())} - {"terminal"}
+    assert offering == {"adopt", "approve", "audit", "plan", "release", "sample", "status", "train"}
 
 
 def test_useless_training_runs_are_warned_of() -> None:

@@ -61,7 +61,7 @@ def test_reruns_have_no_more_draws_than_the_candidate() -> None:
     assert trial_draws_of("a", few, AuditParameters()) == 20
     assert trial_draws_of("a", formal, AuditParameters(trial_draws=100_000)) == 100_000
     for mechanism, draws, own in ((swag, 501, 500), (few, 51, 20)):
-        with pytest.raises(InputError, match=f"--trial-draws: {draws} are more than the {own} draws of a"):
+        with pytest.raises(InputError, match=f"--trial-draws: {draws} are more than the {own} samples of a"):
             trial_draws_of("a", mechanism, AuditParameters(trial_draws=draws))
 
 

@@ -80,7 +80,7 @@ def test_a_bound_below_the_claim_passes_and_is_told(ledger: Ledger, planned: Pla
     assert told["verdict"] == "not contradicted"
     row = ledger.reserve(planned.plan, plan_digest=planned.digest, audit=told)
     line = row.details["audit"]["line"]
-    assert line.startswith("claimed ε 4, measured at least ε 3.9 (95 % confidence, 32 reruns): ")
+    assert line.startswith("claimed ε 4, measured at least ε 3.9 (95 % confidence, 32 training runs): ")
     assert ledger.verify().ok
 
 

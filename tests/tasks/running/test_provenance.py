@@ -1,5 +1,6 @@
 """Which code a release names: of a checkout, of an image, of neither."""
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,3 +41,17 @@ def test_an_image_knows_the_commit_that_it_was_built_from(
         (elsewhere / "COMMIT").write_text(f"{told}\n")
     found = provenance.provenance()
     assert (found.code_commit, found.code_dirty) == (commit, dirty)
+
+
+def test_data_in_a_checkout_are_no_uncommitted_code(elsewhere: Path) -> None:
+    """A mechanism of one's own is, committed or not: it is imported where it is."""
+    (elsewhere / "mechanisms").mkdir()
+    (elsewhere / "mechanisms" / "mechanism.py").touch()
+    author = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    for words in (("init",), ("add", "."), (*author, "commit", "--message", "first")):
+        subprocess.run(("git", *words), cwd=elsewhere, check=True, capture_output=True)
+    (elsewhere / "claims.csv").write_text("Narrative,Code\n")
+    assert not provenance.provenance().code_dirty
+    provenance.provenance.cache_clear()
+    (elsewhere / "mechanisms" / "mine.py").touch()
+    assert provenance.provenance().code_dirty

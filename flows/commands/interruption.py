@@ -1,0 +1,42 @@
+"""Answers Ctrl-C within a second, even where a long computation or a library's threads would not."""
+
+import os
+import select
+import signal
+import sys
+from threading import Thread
+
+EXIT_CODE = 130
+_PATIENCE = 0.5
+"""Seconds for the command to end by itself. Whatever it leaves then is what a killed run leaves: it is resumed."""
+
+
+def answer() -> None:
+    """Takes SIGINT over, unless someone has: a shell's background job ignores it."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.signal(signal.SIGINT, _interrupt)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    Thread(target=_watch, args=(reading,), daemon=True).start()
+
+
+def leave() -> None:
+    """Ends the process at once: threads of torch abort where the interpreter ends under them."""
+    restored = "\r\x1b[2K\x1b[?25h" if sys.stderr.isatty() else ""  # a line with a bar, and the cursor that it hides
+    os.write(2, f"{restored}error: interrupted. Run the same command to resume.\n".encode())
+    os._exit(EXIT_CODE)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _watch(reading: int) -> None:
+    """Reads the numbers of signals, which Python writes as they come, whatever the main thread is at."""
+    while number := os.read(reading, 1):
+        # a server has a handler of its own, which lets running requests end
+        if number[0] == signal.SIGINT and signal.getsignal(signal.SIGINT) is _interrupt:
+            select.select([reading], [], [], _PATIENCE)
+            leave()
