@@ -133,8 +133,8 @@ def _parts(
         ).cut(PART)
     ]
     paths = run_parts_of(work, encode, parts, part_step)
-    found = {split: [path for part, path in zip(parts, paths, strict=True) if part.split == split] for split in splits}
-    return [[checkpoint.load(path / _FEATURES)[0] for path in found[split]] for split in splits]
+    tensors = [(part.split, checkpoint.load(path / _FEATURES)[0]) for part, path in zip(parts, paths, strict=True)]
+    return [[features for name, features in tensors if name == split] for split in splits]
 
 
 def _digest_of(model: ModelConfig) -> str:

@@ -20,7 +20,7 @@ from tasks.running.stage import Context
 SPLITS = ("train", "test")
 
 
-def load_inputs(folder: Path, split: str) -> tuple[inputs.Inputs, torch.Tensor]:
+def load_inputs(folder: Path, split: str) -> tuple[inputs.FeatureInputs | inputs.TokenInputs, torch.Tensor]:
     """Loads one split that `prepare` wrote: inputs, and labels int64 [n]."""
     labels = checkpoint.load(folder / f"{split}_labels.safetensors")[0]["labels"]
     return inputs.load(folder / f"{split}.safetensors"), labels
