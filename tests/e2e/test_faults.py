@@ -5,6 +5,7 @@ minutes ($AUTOCODER_TEST_CUT_SECONDS)."""
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,19 @@ def test_all_faults_in_one_run(
         for number, fault in enumerate(IN_ONE_RUN):
             hurt(scene, home, fault, after=3 + number)
         check_ended(scene, home, unbroken(PACE), officer)
+
+
+@pytest.mark.long
+def test_a_database_that_is_away_ends_no_run(
+    stack: Stack, worker: Worker, unbroken: Callable[[int], dict[str, bytes]], officer: Path
+) -> None:
+    """For 2 s in a stage and for 25 s in another one, as in an upgrade of PostgreSQL: the first start ends well."""
+    home = stack.folder / "database-away"
+    scene = begin(stack, worker, home, home.name, cut_seconds=2, pace=PACE)
+    hurt(scene, home, "postgres-away", after=2)
+    hurt(replace(scene, cut_seconds=25), home, "postgres-away", after=3)
+    check_ended(scene, home, unbroken(PACE), officer)
+    assert stack.run(scene.run["id"])["run_count"] == 1
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
