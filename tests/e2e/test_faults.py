@@ -142,13 +142,15 @@ def test_all_faults_in_one_run(
 def test_a_database_that_is_away_ends_no_run(
     stack: Stack, worker: Worker, unbroken: Callable[[int], dict[str, bytes]], officer: Path
 ) -> None:
-    """For 2 s in a stage and for 25 s in another one, as in an upgrade of PostgreSQL: the first start ends well."""
+    """For 2 s in a stage and for 25 s in another one, as in an upgrade of PostgreSQL: Prefect's and the ledger's. It
+    goes on, or, where it reads the ledger meanwhile, is taken up.
+    """
     home = stack.folder / "database-away"
     scene = begin(stack, worker, home, home.name, cut_seconds=2, pace=PACE)
     hurt(scene, home, "postgres-away", after=2)
     hurt(replace(scene, cut_seconds=25), home, "postgres-away", after=3)
     check_ended(scene, home, unbroken(PACE), officer)
-    assert stack.run(scene.run["id"])["run_count"] == 1
+    assert stack.run(scene.run["id"])["run_count"] <= 2
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
