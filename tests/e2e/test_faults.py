@@ -66,9 +66,8 @@ def unbroken(stack: Stack, worker: Worker) -> Callable[[int], dict[str, bytes]]:
     @cache
     def stages(pace: int) -> dict[str, bytes]:
         home = stack.folder / f"unbroken-{pace}"
-        parameters = longer(stack, pace)
-        parameters["parameters"]["release"] = False
-        run = start(stack, "retrain/faults", parameters | {"home": str(home)}).json()
+        parameters = with_settings(longer(stack, pace), {"release": {"enabled": False}, "run": {"home": str(home)}})
+        run = start(stack, "retrain/faults", parameters).json()
         done = stack.wait("the unbroken run", lambda: ended(stack, run["id"]))
         assert done["state_type"] == "COMPLETED", done["state"]
         return manifests(home)
