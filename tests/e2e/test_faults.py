@@ -62,11 +62,13 @@ def manifests(home: Path) -> dict[str, bytes]:
     return {str(p.parent.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("manifest.json"))}
 
 
-def give_key(home: Path) -> None:
-    """Gives a workspace the registry key of all: what is derived from records, such as a stage's name, is the same."""
-    file = Workspace(home).create().private / "registry.key"
-    file.write_bytes(b"k" * 32)
-    file.chmod(0o600)
+def give_key(stack: Stack, home: Path) -> None:
+    """Gives a workspace the registry key of the stack's: a ledger has one, and with it stages have the same names."""
+    shared, own = (Workspace(folder).create().private / "registry.key" for folder in (stack.home, home))
+    for file in (shared, own):
+        if not file.exists():
+            file.write_bytes(b"k" * 32 if file == shared else shared.read_bytes())
+            file.chmod(0o600)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +77,7 @@ def unbroken(stack: Stack, worker: Worker) -> Callable[[int], dict[str, bytes]]:
     @cache
     def stages(pace: int) -> dict[str, bytes]:
         home = stack.folder / f"unbroken-{pace}"
-        give_key(home)
+        give_key(stack, home)
         parameters = with_settings(longer(stack, pace), {"release": {"enabled": False}, "run": {"home": str(home)}})
         run = start(stack, "retrain/faults", parameters).json()
         done = stack.wait("the unbroken run", lambda: ended(stack, run["id"]))
@@ -113,7 +115,7 @@ def check_ended(scene: Scene, home: Path, unbroken: dict[str, bytes], key: Path)
 
 def begin(stack: Stack, worker: Worker, home: Path, label: str, *, cut_seconds: float, pace: int) -> Scene:
     """Start a training run in a workspace of its own, under a label of its own."""
-    give_key(home)
+    give_key(stack, home)
     parameters = with_settings(longer(stack, pace), {"release": {"label": label}, "run": {"home": str(home)}})
     run = start(stack, "retrain/faults", parameters).json()
     return Scene(stack, worker, run, cut_seconds)
