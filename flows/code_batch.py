@@ -4,11 +4,10 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from prefect import flow
 from pydantic import BaseModel, Field
 
 from flows.server.form import Workspace, with_title
-from flows.server.prefect_run import NOTHING_STORED, taken_up
+from flows.server.prefect_run import as_flow
 from flows.server.settings import home_of
 from storage.tables.narratives import Narratives
 from storage.tables.reader import survey
@@ -29,12 +28,10 @@ class CodingReport(BaseModel, frozen=True):
     release: str
 
 
-@flow(
+@as_flow(
     name="code-batch",
     description="Code a file of narratives (CSV, Parquet, JSON Lines) with a released model.",
-    **NOTHING_STORED,
 )
-@taken_up
 def code_batch(
     data: Annotated[str, with_title("Narratives")],
     out: Annotated[str, with_title("Output")],

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-from prefect import flow
 from pydantic import Field
 
 from flows import audit as auditing
@@ -15,7 +14,7 @@ from flows.compare import CompareResult
 from flows.handover import HandedOver, Revoked
 from flows.retrain import RetrainResult, retrain_form
 from flows.server.form import DeviceChoice, FormalForm, PlanFile, RecordsForm, Workspace, section, with_title
-from flows.server.prefect_run import NOTHING_STORED, PrefectRun, named_by_plan, taken_up
+from flows.server.prefect_run import PrefectRun, as_flow, named_by_plan
 from flows.server.settings import home_of
 from tasks.auditing.result import AuditResult
 from tasks.auditing.settings import AuditParameters
@@ -36,14 +35,12 @@ OUTBOX = "/outbox"
 """Of the releasing worker's container, for what partners get."""
 
 
-@flow(
+@as_flow(
     name="retrain",
     description="Train on your own records with a formal guarantee, and plan the release. The plan is audited, then "
     "approved and released.",
     flow_run_name="{parameters.population}, formal ε {parameters.target_epsilon}",
-    **NOTHING_STORED,
 )
-@taken_up
 def formal(parameters: Annotated[FormalForm, with_title("Records and epsilon")]) -> RetrainResult:
     """Run the formal method; finished stages are reused.
 
@@ -53,14 +50,12 @@ def formal(parameters: Annotated[FormalForm, with_title("Records and epsilon")])
     return retrain_form(parameters, PrefectRun())
 
 
-@flow(
+@as_flow(
     name="retrain",
     description="SWAG-PPM: one private sample, whose epsilon is an estimate and is measured. The plan is audited, then "
     "approved and released.",
     flow_run_name="{parameters.population}, SWAG-PPM",
-    **NOTHING_STORED,
 )
-@taken_up
 def estimated(parameters: Annotated[RecordsForm, with_title("Records")]) -> RetrainResult:
     """Run the published method; finished stages are reused.
 
@@ -70,13 +65,11 @@ def estimated(parameters: Annotated[RecordsForm, with_title("Records")]) -> Retr
     return retrain_form(parameters, PrefectRun())
 
 
-@flow(
+@as_flow(
     name="compare",
     description="SWAG-PPM and other methods on the same records, on equal terms. Internal: nothing is released.",
     flow_run_name="{parameters.population}",
-    **NOTHING_STORED,
 )
-@taken_up
 def compare(
     parameters: Annotated[RecordsForm, with_title("Records and SWAG-PPM")],
     settings: Annotated[CompareSection, with_title("Other methods")],
@@ -93,13 +86,11 @@ def compare(
     return comparing.compare_form(parameters, chosen, branches, PrefectRun())
 
 
-@flow(
+@as_flow(
     name="audit",
     description="Measure what the release of a plan would leak, and compare it with the claim. Nothing is released.",
     flow_run_name=named_by_plan,
-    **NOTHING_STORED,
 )
-@taken_up
 def audit(
     plan: PlanFile,
     settings: Annotated[AuditSection, with_title("Effort")] = _USUAL_AUDIT,
@@ -118,13 +109,11 @@ def audit(
     return auditing.audit_plan(plan, effort, _context(home, device))
 
 
-@flow(
+@as_flow(
     name="release",
     description="Release a plan: wait for approvals, reserve the budget, sample once, bundle, commit.",
     flow_run_name=named_by_plan,
-    **NOTHING_STORED,
 )
-@taken_up
 def release(
     plan: PlanFile,
     home: Workspace = None,
@@ -144,11 +133,10 @@ def release(
     return releasing.release(plan, _context(home, device), ledger=ledger, wait_days=wait_days)
 
 
-@flow(
+@as_flow(
     name="handover",
     description="Hand a release over: check the bundle as the partner will, pack it, and record that in the ledger.",
     flow_run_name="{release} to {partner}",
-    **NOTHING_STORED,
 )
 def handover(release: ReleaseId, partner: PartnerName, folder: Outbox = OUTBOX, home: Workspace = None) -> HandedOver:
     """Pack a release for a partner.
@@ -163,11 +151,10 @@ def handover(release: ReleaseId, partner: PartnerName, folder: Outbox = OUTBOX, 
         return handing.hand_over(release, partner, Path(folder).expanduser(), LedgerOptions(home_of(home)))
 
 
-@flow(
+@as_flow(
     name="revoke",
     description="Revoke a release: a row of the ledger, and the next roots.json for partners. The budget stays spent.",
     flow_run_name="{release}",
-    **NOTHING_STORED,
 )
 def revoke(release: ReleaseId, reason: Reason, folder: Outbox = OUTBOX, home: Workspace = None) -> Revoked:
     """Revoke a release, and write the roots that name all revocations.

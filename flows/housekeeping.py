@@ -22,8 +22,8 @@ from tasks.releasing import ledger_access
 from tasks.running.failures import private_errors
 from tasks.running.stage import Context
 
-RESUMED = ("retrain", "compare", "audit", "release", "code-batch")
-"""Flows whose runs resume. They send heartbeats while they are at work."""
+RESUMED = ("retrain", "compare", "audit", "release", "code-batch", "handover", "revoke", "ledger-verify")
+"""Flows whose runs resume: all but this one. They send heartbeats while they are at work."""
 
 
 class HousekeepingReport(BaseModel, frozen=True):

@@ -3,11 +3,10 @@
 import json
 from typing import Annotated
 
-from prefect import flow
 from pydantic import BaseModel
 
 from flows.server.form import Workspace, with_title
-from flows.server.prefect_run import NOTHING_STORED
+from flows.server.prefect_run import as_flow
 from flows.server.settings import home_of
 from storage.durable import write_atomically
 from storage.errors import StorageError
@@ -25,10 +24,9 @@ class VerificationResult(BaseModel, frozen=True):
     notes: tuple[str, ...]
 
 
-@flow(
+@as_flow(
     name="ledger-verify",
     description="Check every row of the release ledger, and that none was cut off since the last check.",
-    **NOTHING_STORED,
 )
 def ledger_verify(
     home: Workspace = None, ledger: Annotated[LedgerParameters | None, with_title("Ledger")] = None

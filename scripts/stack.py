@@ -88,6 +88,12 @@ def has_card() -> bool:
     return subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == 0
 
 
+def settings_of_containers(name: str) -> dict[str, str]:
+    """Returns what the server or the workers have in containers too."""
+    lines = (ROOT / "deployments" / f"{name}.env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
 def claim(folder: Path) -> int:
     """Claims a folder for this process until it ends: two stacks in one would destroy each other's state."""
     lock = os.open(folder / "lock", os.O_WRONLY | os.O_CREAT, 0o600)
@@ -131,15 +137,7 @@ class Stack:
         self.api = f"http://127.0.0.1:{self.api_port}/api"
         self.auth = f"operator:{self.secret('operator')}"
         self.base = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "AUTOCODER_"))}
-        self.base |= {
-            "DO_NOT_TRACK": "1",
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
-            "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
-            "PREFECT_LOGGING_HANDLERS_CONSOLE_FORMATTER": "json",
-            "PREFECT_LOGGING_COLORS": "false",
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
-        }
+        self.base["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 
     def secret(self, name: str) -> str:
         """Returns a password, created once in a file that others cannot read."""
@@ -328,22 +326,17 @@ class Stack:
         redis = self.redis()
         self.redis_address = redis.rpartition("@")[2].removeprefix("redis://")
 
-        server = self.base | {
+        server = self.base | settings_of_containers("server")
+        server |= {
             "PREFECT_HOME": str(self.folder / "prefect"),
             "PREFECT_API_DATABASE_CONNECTION_URL": self.database("prefect", "prefect", "asyncpg"),
-            "PREFECT_API_DATABASE_MIGRATE_ON_START": "false",
             "PREFECT_SERVER_API_AUTH_STRING": self.auth,
             "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": self.api.removesuffix("/api"),
             "PREFECT_SERVER_UI_API_URL": self.api,
             "PREFECT_UI_URL": self.api.removesuffix("/api"),
             "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(self.folder / "prefect" / "ui"),
-            "PREFECT_MESSAGING_BROKER": "prefect_redis.messaging",
-            "PREFECT_MESSAGING_CACHE": "prefect_redis.messaging",
-            "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "prefect_redis.ordering",
-            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect_redis.lease_storage",
             "PREFECT_REDIS_MESSAGING_URL": f"{redis}/0",
             "PREFECT_SERVER_DOCKET_URL": f"{redis}/1",
-            "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
             "PREFECT_SERVER_LOG_RETRYABLE_ERRORS": "false",
         }
         self.once(*PREFECT, "server", "database", "upgrade", "-y", env=server)
@@ -356,18 +349,16 @@ class Stack:
         self.run("services", sys.executable, "-m", "flows.server.services", env=server)
         wait_for("Prefect's server", lambda: _healthy(self.api))
         close_pages(self.folder / "prefect" / "ui")
-        worker = self.base | {
+        worker = self.base | settings_of_containers("worker")
+        worker |= {
             "PREFECT_API_URL": self.api,
             "PREFECT_API_AUTH_STRING": self.auth,
-            "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
-            "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",
-            "PREFECT_CLIENT_MAX_RETRIES": "10",
+            "PREFECT_UI_URL": self.api.removesuffix("/api"),
             "PREFECT_WORKER_QUERY_SECONDS": os.environ.get("AUTOCODER_STACK_QUERY_SECONDS", "5"),
             "AUTOCODER_HOME": str(self.folder / "home"),
             "AUTOCODER_LEDGER_URL": self.database("autocoder", "ledger", "psycopg"),
             "AUTOCODER_DATA": self.data,
             "AUTOCODER_CODELIST": self.codelist,
-            "OMP_WAIT_POLICY": "PASSIVE",
         }
         webhook = {k: v for k, v in os.environ.items() if k == "AUTOCODER_NOTIFY_WEBHOOK"}
         self.once(sys.executable, "-m", "flows.cli", "deploy", env=worker | webhook | self.prefect_home("deploy"))

@@ -63,8 +63,9 @@ class StageHeartbeat:
         if done <= first:
             return f"{'':>7} {label}: {done / total:.0%} in {duration(now - began)}"
         took = (now - since) / (done - first)
-        left = f", {1 / took:.3g}/s, about {duration(took * (total - done))} left"
-        return f"{'':>7} {label}: {done / total:.0%} in {duration(now - began)}{left}"
+        pace = f"{1 / took:.3g}/s" if took <= 1 else f"{duration(took)} each"
+        left = f"about {duration(took * (total - done))} left"
+        return f"{'':>7} {label}: {done / total:.0%} in {duration(now - began)}, {pace}, {left}"
 
 
 class ConsoleListener(Listener):

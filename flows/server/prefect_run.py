@@ -14,15 +14,16 @@ from typing import Any, ParamSpec, TypeVar, cast
 from uuid import UUID
 
 import httpx
-from prefect import flow, get_run_logger, task
+from prefect import Flow, flow, get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import MissingContextError, PrefectException, TerminationSignal
 from prefect.runtime import deployment, flow_run
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, PREFECT_CLIENT_RETRY_EXTRA_CODES, temporary_settings
 from prefect.states import Cancelled, Crashed, State
 from prefect.utilities.annotations import quote
 
-from flows.server.client import answering, server
+from flows.server.client import server
 from storage.errors import Unavailable
 from tasks.running.progress import Listener
 from tasks.running.run import Run
@@ -58,8 +59,7 @@ class PrefectRun(Run):
         # quote: Prefect must not walk through the arguments in search of futures
         quoted: Any = [quote(value) for value in args]
         named: Any = {key: quote(value) for key, value in kwargs.items()}
-        with answering():
-            answer = unit(*quoted, **named)
+        answer = unit(*quoted, **named)
         if isinstance(answer, State):  # cancelled: the flow ends by the signal, as without the task
             raise TerminationSignal(SIGTERM)
         return answer
@@ -92,19 +92,22 @@ def _log(*words: str) -> None:
         get_run_logger().info(*words)
 
 
-def taken_up(body: Callable[P, R]) -> Callable[P, R]:
-    """Ends a flow whose database or server is away as *Crashed*, which housekeeping takes up, in place of *Failed*."""
+def as_flow(**options: Any) -> Callable[[Callable[P, R]], Flow[P, R]]:
+    """Makes a flow that ends as *Crashed*, which housekeeping takes up, where its database or a server is away."""
 
-    @wraps(body)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return body(*args, **kwargs)
-        except Unavailable as error:
-            return cast("R", Crashed(message=str(error)))
+    def decorate(body: Callable[P, R]) -> Flow[P, R]:
+        @wraps(body)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return body(*args, **kwargs)
+            except Unavailable as error:
+                return cast("R", Crashed(message=str(error)))
 
-    # Prefect reads the names of types where this function stands
-    call.__signature__ = signature(body, eval_str=True)  # pyrefly: ignore[missing-attribute]
-    return call
+        # Prefect reads the names of types where this function stands
+        call.__signature__ = signature(body, eval_str=True)  # pyrefly: ignore[missing-attribute]
+        return flow(call, **options, **NOTHING_STORED)
+
+    return decorate
 
 
 def named_by_plan() -> str:
@@ -119,7 +122,8 @@ def in_flow_run(body: Callable[[Run], R], *, name: str, label: str, home: str, p
     def command(home: str, parameters: Mapping[str, Any]) -> R:
         return body(PrefectRun())
 
-    return command(home=home, parameters=parameters)
+    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 10, PREFECT_CLIENT_RETRY_EXTRA_CODES: {500}}):
+        return command(home=home, parameters=parameters)
 
 
 class ProgressBars(Listener):
@@ -157,7 +161,7 @@ class ProgressBars(Listener):
         self._run.copy().run(self._move, description, percent)
 
     def _move(self, description: str, percent: float) -> None:
-        with _unless_refused():
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), _unless_refused():
             if self._artifact is None:
                 self._artifact = cast("UUID", create_progress_artifact(progress=percent, description=description))
             else:

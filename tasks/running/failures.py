@@ -7,6 +7,7 @@ shown: the text of a library's error may quote the value that caused it.
 import errno
 import os
 import re
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 
 from mechanisms.errors import MechanismError
 from storage import core_dumps
-from storage.errors import InputError, StorageError
+from storage.errors import InputError, StorageError, Unavailable
 from tasks.running import installation
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -46,12 +47,24 @@ def private_errors(stage: str) -> Iterator[None]:
     except Exception as error:
         if absent := installation.refusal_of(error):
             raise InputError(absent) from None
+        if _is_away(error):
+            raise Unavailable(
+                f"{stage}: a server does not answer ({type(error).__name__}). Run again to resume."
+            ) from None
         disk = _disk_failure(error)
         if disk is None:
             raise StageError(
                 f"{stage}: {_kind(error)} at {_place(error)}. Run again to resume, or report it."
             ) from None
         raise StorageError(f"{stage}: {disk}. Free space or repair the disk, then run again.") from None
+
+
+def _is_away(error: Exception) -> bool:
+    """Checks for a server that gave no answer, or said that it failed itself."""
+    httpx = sys.modules.get("httpx")  # loaded where a server is asked
+    if httpx is not None and isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR
+    return httpx is not None and isinstance(error, httpx.TransportError)
 
 
 def _disk_failure(error: Exception) -> str | None:

@@ -18,7 +18,8 @@ from typing import Any
 import psutil
 import redis
 from runs import processes_of
-from stacks import Stack
+from stack import settings_of_containers
+from stacks import ROOT, Stack
 
 
 class Proxy:
@@ -85,15 +86,11 @@ class Worker:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Its own, and that of the runs that it starts."""
-        return self.stack.environment(
+        """Its own, and that of the runs that it starts: as docs/how-to/scale-out.md says it."""
+        return settings_of_containers("worker") | self.stack.environment(
             PREFECT_API_URL=f"http://127.0.0.1:{self.proxy.port}/api",
             PREFECT_HOME=str(self.stack.folder / "prefect" / self.pool),
-            PREFECT_FLOWS_HEARTBEAT_FREQUENCY="30",
             PREFECT_WORKER_QUERY_SECONDS="1",
-            PREFECT_RESULTS_DEFAULT_SERIALIZER="json",
-            PREFECT_SERVER_ANALYTICS_ENABLED="false",
-            OMP_WAIT_POLICY="PASSIVE",
         )
 
     def start(self) -> None:
@@ -103,7 +100,7 @@ class Worker:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "prefect", *command],
                 env=self.environment,
-                cwd=Path(__file__).resolve().parents[2],
+                cwd=ROOT,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -164,6 +161,17 @@ def postgres_killed(scene: Scene) -> None:
     scene.component("postgres")
 
 
+def postgres_away(scene: Scene) -> None:
+    """Stops PostgreSQL as an upgrade of it does; meanwhile the stack cannot start it again."""
+    data, away = (scene.stack.folder / "postgres" / name for name in ("data", "away"))
+    data.rename(away)
+    try:
+        os.kill(scene.stack.state["processes"]["postgres"], signal.SIGINT)
+        time.sleep(scene.cut_seconds)
+    finally:
+        away.rename(data)
+
+
 def redis_lost(scene: Scene) -> None:
     host, _, port = scene.stack.state["redis"].rpartition(":")
     with redis.Redis(host, int(port), password=scene.stack.secret("redis")) as client:
@@ -189,8 +197,8 @@ def handed_to_two(scene: Scene) -> None:
 
 FAULTS: dict[str, Callable[[Scene], None]] = {
     "process-killed": process_killed, "host-lost": host_lost, "server-killed": server_killed,
-    "postgres-killed": postgres_killed, "redis-lost": redis_lost, "network-cut": network_cut,
-    "handed-to-two": handed_to_two,
+    "postgres-killed": postgres_killed, "postgres-away": postgres_away, "redis-lost": redis_lost,
+    "network-cut": network_cut, "handed-to-two": handed_to_two,
 }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ minutes ($AUTOCODER_TEST_CUT_SECONDS)."""
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import pytest
 from faults import FAULTS, Disk, Proxy, Scene, Worker, own_disk
 from runs import ended, in_state, processes_of, release_run, releases, small, start, with_settings
 from stacks import Stack
+
+from storage.paths import Workspace
 
 pytestmark = [pytest.mark.servers, pytest.mark.postgres, pytest.mark.timeout(2400)]
 
@@ -59,15 +62,24 @@ def manifests(home: Path) -> dict[str, bytes]:
     return {str(p.parent.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("manifest.json"))}
 
 
+def give_key(stack: Stack, home: Path) -> None:
+    """Gives a workspace the registry key of the stack's: a ledger has one, and with it stages have the same names."""
+    shared, own = (Workspace(folder).create().private / "registry.key" for folder in (stack.home, home))
+    for file in (shared, own):
+        if not file.exists():
+            file.write_bytes(b"k" * 32 if file == shared else shared.read_bytes())
+            file.chmod(0o600)
+
+
 @pytest.fixture(scope="module")
 def unbroken(stack: Stack, worker: Worker) -> Callable[[int], dict[str, bytes]]:
 
     @cache
     def stages(pace: int) -> dict[str, bytes]:
         home = stack.folder / f"unbroken-{pace}"
-        parameters = longer(stack, pace)
-        parameters["parameters"]["release"] = False
-        run = start(stack, "retrain/faults", parameters | {"home": str(home)}).json()
+        give_key(stack, home)
+        parameters = with_settings(longer(stack, pace), {"release": {"enabled": False}, "run": {"home": str(home)}})
+        run = start(stack, "retrain/faults", parameters).json()
         done = stack.wait("the unbroken run", lambda: ended(stack, run["id"]))
         assert done["state_type"] == "COMPLETED", done["state"]
         return manifests(home)
@@ -103,6 +115,7 @@ def check_ended(scene: Scene, home: Path, unbroken: dict[str, bytes], key: Path)
 
 def begin(stack: Stack, worker: Worker, home: Path, label: str, *, cut_seconds: float, pace: int) -> Scene:
     """Start a training run in a workspace of its own, under a label of its own."""
+    give_key(stack, home)
     parameters = with_settings(longer(stack, pace), {"release": {"label": label}, "run": {"home": str(home)}})
     run = start(stack, "retrain/faults", parameters).json()
     return Scene(stack, worker, run, cut_seconds)
@@ -135,6 +148,21 @@ def test_all_faults_in_one_run(
         for number, fault in enumerate(IN_ONE_RUN):
             hurt(scene, home, fault, after=3 + number)
         check_ended(scene, home, unbroken(PACE), officer)
+
+
+@pytest.mark.long
+def test_a_database_that_is_away_ends_no_run(
+    stack: Stack, worker: Worker, unbroken: Callable[[int], dict[str, bytes]], officer: Path
+) -> None:
+    """For 2 s in a stage and for 25 s in another one, as in an upgrade of PostgreSQL: Prefect's and the ledger's. It
+    goes on, or, where it reads the ledger meanwhile, is taken up.
+    """
+    home, expected = stack.folder / "database-away", unbroken(PACE)
+    scene = begin(stack, worker, home, home.name, cut_seconds=2, pace=PACE)
+    hurt(scene, home, "postgres-away", after=2)
+    hurt(replace(scene, cut_seconds=25), home, "postgres-away", after=3)
+    check_ended(scene, home, expected, officer)
+    assert stack.run(scene.run["id"])["run_count"] <= 2
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

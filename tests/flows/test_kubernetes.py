@@ -7,6 +7,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from stack import settings_of_containers
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deployments" / "kubernetes"
@@ -67,6 +68,15 @@ def test_pods_hold_what_the_services_of_compose_hold() -> None:
             (command,) = (line for line in guide.splitlines() if f"secret generic {secret} " in line)
             files = {part.partition("=")[2].partition("=")[0] for part in command.split() if "--from-file" in part}
             assert files == set(services[name]["secrets"]) - {"storage_key"}, name
+
+
+def test_workers_have_the_settings_of_compose() -> None:
+    """Except for the address of a page that no one gave this house, and the colours of a terminal."""
+    (worker,) = (item["data"] for item in resources() if item["kind"] == "ConfigMap")
+    theirs = settings_of_containers("worker")
+    assert theirs.items() - worker.items() == {
+        (name, theirs[name]) for name in ("PREFECT_UI_URL", "PREFECT_LOGGING_COLORS")
+    }
 
 
 def test_volumes_and_settings_exist() -> None:

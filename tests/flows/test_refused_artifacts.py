@@ -3,11 +3,15 @@
 import httpx
 import pytest
 from prefect.exceptions import PrefectHTTPStatusError
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES
 
 from flows.server import prefect_run
 
+tries: list[int] = []
+
 
 def refuse(*_: object, **__: object) -> None:
+    tries.append(PREFECT_CLIENT_MAX_RETRIES.value())
     raise PrefectHTTPStatusError(
         "500", request=httpx.Request("POST", "http://server/artifacts"), response=httpx.Response(500)
     )
@@ -15,7 +19,7 @@ def refuse(*_: object, **__: object) -> None:
 
 @pytest.mark.parametrize("name", ["create_progress_artifact", "create_markdown_artifact"])
 def test_a_refused_artifact_ends_no_run(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """An error of ours still does."""
+    """An error of ours still does. A stage does not wait for its bar: a server that is away is asked once."""
     warned: list[str] = []
 
     class Log:
@@ -35,6 +39,7 @@ def test_a_refused_artifact_ends_no_run(monkeypatch: pytest.MonkeyPatch, name: s
     bar.started("stage")
     show()
     assert warned == ["PrefectHTTPStatusError"]
+    assert (tries.pop() == 0) is (name == "create_progress_artifact")
     monkeypatch.setattr(prefect_run, name, lambda **_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         show()

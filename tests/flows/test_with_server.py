@@ -31,6 +31,8 @@ def test_run_stages_and_artifacts_are_in_the_server(server: str, served: Job, fi
     names = {task["name"] for task in tasks}
     assert {"ingest", "features", "SWAG (reweighted)", "sensitivity (reweighted)", "release"} <= names
     assert all(task["state_type"] == "COMPLETED" for task in tasks)
+    logs = httpx.post(f"{server}/logs/filter", json={"logs": {"flow_run_id": {"any_": [run["id"]]}}}, timeout=60).json()
+    assert {f"{name}: found finished" for name in names - {"release"}} <= {line["message"] for line in logs}
     artifacts = {a["key"]: a for a in of_run("artifacts") if a["key"]}
     assert release["release_id"] in artifacts["release"]["data"]
     assert "asymptotic-local" in artifacts["release"]["data"]

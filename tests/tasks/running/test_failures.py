@@ -3,11 +3,12 @@
 import errno
 import traceback
 
+import httpx
 import pytest
 from safetensors import SafetensorError
 
 from mechanisms.errors import MechanismError
-from storage.errors import InputError, StorageError
+from storage.errors import InputError, StorageError, Unavailable
 from tasks.running.failures import StageError, private_errors
 
 SECRET = "Worker Jane Roe lost a finger"
@@ -29,6 +30,30 @@ def test_our_own_errors_pass_unchanged(error: Exception) -> None:
     """Their text was made to be shown."""
     with pytest.raises(type(error), match=str(error)), private_errors("fit"):
         raise error
+
+
+def answered(code: int) -> httpx.HTTPStatusError:
+    return httpx.HTTPStatusError(SECRET, request=httpx.Request("POST", "http://server"), response=httpx.Response(code))
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (httpx.ConnectError(SECRET), Unavailable),
+        (httpx.ReadTimeout(SECRET), Unavailable),
+        (answered(500), Unavailable),
+        (answered(503), Unavailable),
+        (answered(404), StageError),
+        (answered(422), StageError),
+        (ValueError("a server does not answer"), StageError),
+    ],
+)
+def test_a_server_that_is_away_is_told_by_type(error: Exception, raised: type[Exception]) -> None:
+    """So that the run is taken up; one that was told what is wrong with its request is not."""
+    with pytest.raises(raised) as caught, private_errors("release"):
+        raise error
+    assert type(caught.value) is raised
+    assert SECRET not in str(caught.value)
 
 
 def test_a_full_disk_is_said_with_the_file() -> None:

@@ -45,6 +45,10 @@ def test_off_a_terminal_a_long_stage_says_how_far_it_is() -> None:
     began, slow = now, []
     for now in range(began, began + 401, 5):
         slow.append(told.line("slow start", max(1, 10 * (now - began - 200)), 2000))
+    told.started("parts")
+    told.line("parts", 0, 8)
+    now += 129.5
+    assert str(told.line("parts", 1, 8)).strip() == "parts: 12% in 2 min, 2 min each, about 15 min left"
     assert "slow start: 57% in 5 min, 10/s, about 85 s left" in [line.strip() for line in slow if line]
 
 
