@@ -35,7 +35,7 @@ mkdir partner && cp -r workspace/bundles/*/ partner/bundle && cp workspace/signi
 cd partner  # a partner has no workspace, whose ledger wants the extra
 run "$partner" adopt bundle --key agency.pem --out coder
 run "$partner" code --bundle coder "Employee fell from a ladder and broke his left wrist."
-if "$partner" retrain >"$log" 2>&1 || ! grep -qF "pip install '.[train]'" "$log"; then
+if "$partner" retrain >"$log" 2>&1 || ! grep -qF "py3-none-any.whl[train]'" "$log"; then
   echo "wheel: retrain without the extra does not name it:" >&2; tail -n 30 "$log" >&2; exit 1
 fi
 echo "wheel: built, installed outside the checkout, trained, released and coded; adopted and coded without an extra, $("$BIN/uv" pip list --python "$WORK/light/bin/python" 2>"$log" | tail -n +3 | wc -l) packages and $(du -sm "$WORK/light/lib" | cut -f1) MB"
