@@ -1,0 +1,50 @@
+"""The accuracy in README and in the page of the formal release is what `figures.json` has, to the last digit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+README, PAGE = ROOT / "README.md", ROOT / "docs" / "explanation" / "formal-method.md"
+FIGURES = json.loads((ROOT / "docs" / "studies" / "formal" / "figures.json").read_text(encoding="utf-8"))["figures"]
+EPSILONS = (("ε 0.5", 0.5), ("ε 1", 1), ("ε 5", 5), ("same model, no privacy", None))
+LISTS = {
+    "NEISS diagnosis": "names of the diagnoses",
+    "NEISS diagnosis, no list": "none",
+    "NEISS body part": "names of the parts",
+    "NEISS body part, no list": "none",
+    "SOC 2010, titles": "published titles of the codes",
+    "SOC 2010, no list": "none",
+}
+
+
+def row(data: str, epsilon: float | None) -> dict[str, Any]:
+    wanted = ("non-private" if epsilon is None else "prior-descent", epsilon)
+    (found,) = (row for row in FIGURES[data]["rows"] if (row["mechanism"], row["epsilon"]) == wanted)
+    return found
+
+
+def scores(data: str, epsilon: float | None) -> list[str]:
+    of = row(data, epsilon)
+    pairs = zip((of["weighted_f1"], of["macro_f1"]), of["of_seeds"], strict=True)
+    return [f"{mean:.3f} ± {spread:.3f}" for mean, spread in pairs]
+
+
+@pytest.mark.parametrize(("name", "epsilon"), EPSILONS)
+def test_readme(name: str, epsilon: float | None) -> None:
+    of = row("OSHA nature", epsilon)
+    assert f"| {name} | {of['weighted_f1']:.3f} | {of['macro_f1']:.3f} |" in README.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("name", "epsilon"), EPSILONS)
+def test_the_pages_table(name: str, epsilon: float | None) -> None:
+    cells = [*scores("OSHA nature", epsilon), f"{row('OSHA nature', epsilon)['macro_f1_scikit_default']:.3f}"]
+    assert f"| {name} | {' | '.join(cells)} |" in PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("data", LISTS)
+def test_other_peoples_data(data: str) -> None:
+    cells = [LISTS[data], *(" / ".join(scores(data, epsilon)) for epsilon in (1, 5, None))]
+    assert f"| {' | '.join(cells)} |" in PAGE.read_text(encoding="utf-8")
