@@ -11,20 +11,27 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import hashlib, signal, time
 from flows.commands import interruption
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background ignores it
 interruption.answer()
 {before}
-print("waiting", flush=True)
+told = []
+def tell():
+    if not told:
+        told.append(True)
+        print("waiting", flush=True)
 {waiting}
 """
 SWALLOWED = """
 while True:
     try:
+        tell()
         time.sleep(60)
     except KeyboardInterrupt:
         pass
 """
 BY_ITSELF = """
 try:
+    tell()
     time.sleep(60)
 except KeyboardInterrupt:
     interruption.leave()
@@ -51,4 +58,4 @@ def test_one_sentence_and_130(waiting: str) -> None:
 
 def test_a_server_ends_by_its_own_handler() -> None:
     own = 'signal.signal(signal.SIGINT, lambda *_: print("stopping", flush=True))'
-    assert interrupted("time.sleep(3)", before=own) == (0, "stopping\n", "")
+    assert interrupted("tell(); time.sleep(3)", before=own) == (0, "stopping\n", "")
