@@ -11,7 +11,9 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Event
 from typing import IO, Any
+from weakref import finalize
 
 import numpy as np
 import pyarrow as pa
@@ -187,12 +189,15 @@ def _header_at(rows: Sequence[Sequence[str]], required: Sequence[str]) -> tuple[
     return titles * (2 * sum(number > 1 for number in filled[titles:]) > len(filled) - titles), False
 
 
-class _Bytes:
-    closed = False
+_PATIENCE = 10.0
+"""Seconds that arrow's threads have to let a file go."""
 
+
+class _Bytes:
     def __init__(self, source: Source, raw: IO[bytes], end: bytes) -> None:
         self._text: IO[str] | None = None
         self._raw, self._end = raw, end
+        self.ended, self.released = False, Event()
         self.full: list[bool] = [False]
         """Of each block, whether it was as long as one may be, so that a record that it does not end is longer."""
         if codecs.lookup(source.encoding).name == "utf-8":
@@ -205,6 +210,8 @@ class _Bytes:
             self._text.readline(LONGEST_RECORD)
 
     def read(self, size: int = -1) -> bytes:
+        if self.ended:
+            return b""
         content, self._unread = self._unread[:size], self._unread[size:]
         if not content:
             most = size if self._text is None else max(size // 4, 1)
@@ -214,6 +221,16 @@ class _Bytes:
         if not content:
             content, self._end = self._end, b""
         return content
+
+
+class _Handle:
+    """What arrow reads from. Its threads read ahead, and abort the process if the interpreter ends under them."""
+
+    closed = False
+
+    def __init__(self, stream: _Bytes) -> None:
+        self.read = stream.read
+        finalize(self, stream.released.set)
 
 
 @dataclass
@@ -261,7 +278,7 @@ def csv_batches(source: Source, columns: Sequence[str] | None, seen: Seen | None
     with source.open() as raw:
         stream = _Bytes(source, raw, f"\n{source.delimiter.join([mark] * len(names))}\n".encode())
         try:
-            for batch in pacsv.open_csv(pa.PythonFile(stream, mode="r"), read, parse, convert):
+            for batch in pacsv.open_csv(pa.PythonFile(_Handle(stream), mode="r"), read, parse, convert):
                 last, blocks = batch.num_rows - 1, blocks + 1
                 ended = last >= 0 and batch.column(0)[last].as_py() == mark
                 batch = batch.slice(0, last) if ended else batch
@@ -287,6 +304,9 @@ def csv_batches(source: Source, columns: Sequence[str] | None, seen: Seen | None
         except (pa.ArrowInvalid, *UNPACK_FAULTS) as error:
             # bytes that do not decode were refused before, and rows of another width are in `bad`
             unended, broken = isinstance(error, pa.ArrowInvalid), True
+        finally:
+            stream.ended = True
+            stream.released.wait(_PATIENCE)
     seen.bad += len(bad) if source.skips_bad_rows else 0
     if bad and not source.skips_bad_rows:
         raise _bad_row(source, *bad[-1])

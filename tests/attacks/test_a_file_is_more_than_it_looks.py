@@ -219,7 +219,7 @@ except InputError:
 print((peak() - before) >> 10)
 """
 HOSTILE: dict[str, tuple[str, bytes, bytes, int, int]] = {
-    "records of cells": ("in.csv", b"id,Text\n", LINES, 3000, 100),
+    "records of cells": ("in.csv", b"id,Text\n", LINES, 3000, 140),
     "rows of lists": ("in.jsonl", b"", b'{"Text":"a","b":[' + b"[]," * (1 << 16) + b"[]]}\n", 60, 90),
     "keys": ("in.jsonl", b'{"Text":"a"}\n', b'{"' + b"k" * (1 << 16) + b'%06d":1}\n', 3000, 60),
 }
