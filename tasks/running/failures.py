@@ -7,7 +7,6 @@ shown: the text of a library's error may quote the value that caused it.
 import errno
 import os
 import re
-import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,10 +60,13 @@ def private_errors(stage: str) -> Iterator[None]:
 
 def _is_away(error: Exception) -> bool:
     """Checks for a server that gave no answer, or said that it failed itself."""
-    httpx = sys.modules.get("httpx")  # loaded where a server is asked
-    if httpx is not None and isinstance(error, httpx.HTTPStatusError):
+    try:
+        import httpx
+    except ImportError:  # a partner's installation asks no server
+        return False
+    if isinstance(error, httpx.HTTPStatusError):
         return error.response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR
-    return httpx is not None and isinstance(error, httpx.TransportError)
+    return isinstance(error, httpx.TransportError)
 
 
 def _disk_failure(error: Exception) -> str | None:
