@@ -38,7 +38,7 @@ def engine(
       autocoder engine --join tls://10.0.0.5:8786
       autocoder train ... --engine tls://10.0.0.5:8786
     """
-    from tasks.running.engine import make_certificates
+    from tasks.running.engine import make_certificates, worker_variables
 
     if new_certificates is not None:
         make_certificates(new_certificates.expanduser())
@@ -50,9 +50,7 @@ def engine(
         raise InputError("--join: it is no address. Give the scheduler's, such as tls://host:8786.")
     else:
         os.environ["AUTOCODER_HOME"] = str(home_of(home))
-        threads = str(max(1, (os.cpu_count() or 1) // processes))
-        for name in ("OMP", "MKL", "OPENBLAS"):
-            os.environ[f"DASK_DISTRIBUTED__NANNY__PRE_SPAWN_ENVIRON__{name}_NUM_THREADS"] = threads
+        os.environ |= worker_variables(processes)  # Dask takes them in place of its own
         workers = ("--nworkers", str(processes), "--nthreads", "1", "--memory-limit", "0")
         _become("dask_worker", join, *workers, *_tls(join))
 

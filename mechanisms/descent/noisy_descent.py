@@ -249,4 +249,5 @@ class SampledSum:
         if self.inputs.lengths is not None:
             index = index[self.inputs.lengths[index].argsort(descending=True, stable=True)]
         if len(index := ranks.share(index)):
-            yield from index.split(self.physical_batch_size)
+            # as many pieces as one process makes, so that no rank pads more
+            yield from index.split(-(-self.physical_batch_size // ranks.number()))

@@ -46,6 +46,10 @@ def rank() -> int:
     return _ranks.get()[0]
 
 
+def number() -> int:
+    return _ranks.get()[1]
+
+
 def share(records: Tensor) -> Tensor:
     """Returns this rank's part of a step's records, every n-th: alike in length where they are sorted by it."""
     first, ranks = _ranks.get()

@@ -193,9 +193,8 @@ def connect(engine: str) -> Client:
         return client
     processes = int(engine)
     dask.config.set(_STARTING)
-    threads = str(max(1, (os.cpu_count() or 1) // processes))
     dask.config.set(
-        {f"distributed.nanny.pre-spawn-environ.{name}_NUM_THREADS": threads for name in ("OMP", "MKL", "OPENBLAS")}
+        {f"distributed.nanny.pre-spawn-environ.{name}": value for name, value in worker_variables(processes).items()}
     )
     cluster = LocalCluster(
         n_workers=processes,
@@ -213,6 +212,17 @@ def connect(engine: str) -> Client:
     atexit.register(cluster.close)
     atexit.register(client.close)
     return client
+
+
+def worker_variables(processes: int) -> dict[str, str]:
+    """Returns the environment of one of so many workers here: its share of the cores, and memory that it keeps.
+
+    With Dask's own setting memory goes back to the system at once, and encoding takes a fifth more time.
+    """
+    threads = str(max(1, (os.cpu_count() or 1) // processes))
+    return {f"{name}_NUM_THREADS": threads for name in ("OMP", "MKL", "OPENBLAS")} | {
+        f"MALLOC_{name}_THRESHOLD_": str(32 << 20) for name in ("TRIM", "MMAP")
+    }
 
 
 def disconnect(engine: str) -> None:

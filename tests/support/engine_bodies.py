@@ -48,3 +48,7 @@ def slow(part: str) -> str:
     time.sleep(0.5)
     (Path(folder) / f"done-{number}").touch()
     return str(number)
+
+
+def variable(name: str) -> str:
+    return os.environ[name]
