@@ -27,11 +27,8 @@ AUDITED = (
 _CONDITIONS: dict[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
     "coupled": ("stratified sampling", lambda fields: fields["sampling"] != "per-record"),
     "per record": ("sampling per record", lambda fields: fields["sampling"] == "per-record"),
-    "float": ("noise in floating point", lambda fields: not fields["exact_arithmetic"]),
-    "exact": (
-        "exact integer sums",
-        lambda fields: fields["exact_arithmetic"],
-    ),
+    "float": ("floating point", lambda fields: not fields["exact_arithmetic"]),
+    "exact": ("integer sums", lambda fields: fields["exact_arithmetic"]),
     "audited": ("audited", lambda fields: "audit" in fields),
     "not audited": ("not audited", lambda fields: "audit" not in fields),
     "records": ("unit: a record", lambda fields: (fields["max_records_per_unit"] or 1) == 1),
@@ -89,8 +86,8 @@ assumed = partial(Sentence, "assumed")
 """Makes a sentence that no one checked or can check."""
 
 _ONE_DRAW = proved(
-    "The released parameters were sampled once, without a seed, after the ledger had reserved the cost.",
-    "`mechanisms/privacy/entropy.py`, `tasks/releasing/publish.py`; killed at each step in `tests/flows/test_kill.py`.",
+    "The parameters were sampled once, without a seed, after the ledger reserved the cost.",
+    "`mechanisms/privacy/entropy.py`, `tasks/releasing/publish.py`, `tests/flows/test_kill.py`.",
 )
 
 EVERY = (
@@ -105,76 +102,75 @@ EVERY = (
         "not audited",
     ),
     proved(
-        "Anything computed only from the released files reveals no more than they do.",
-        "Dwork and Roth 2014, proposition 2.1. Thresholds come from synthetic narratives, test vectors from titles.",
+        "What is computed only from the released files reveals no more than they do.",
+        "Dwork and Roth 2014, 2.1. Thresholds come from synthetic narratives, test vectors from titles.",
     ),
     proved(
-        "Adding, removing or changing one record does not move any other record in or out of training.",
-        "A keyed hash of its id or content chooses it (`storage/ingest/sampling.py`). Ids must not be reused.",
+        "Adding, removing or changing a record does not move any other in or out of training.",
+        "A keyed hash of its id or content decides (`storage/ingest/sampling.py`). Ids must not be reused.",
         "per record",
     ),
     assumed(
         "How records were sampled for training is outside the claim.",
-        "Sampling by code lets records decide about each other: removing one public OSHA report moved 1,483 of 2,357 "
-        "others. No figure here then holds for a record added or removed before it.",
+        "Sampling by code lets a record move others: removing one public OSHA report moved 1,483 of 2,357. No figure "
+        "here holds for a record added or removed before sampling.",
         "coupled",
     ),
     assumed(
-        "The test half is not protected. Only the listed items depend on it: audit figures, an observed label set and "
+        "The test half is not protected. Only the listed items depend on it: audit figures, an observed label set, "
         "undeclared cohort names.",
         "If its scores decided the method, its records influenced the release.",
     ),
     assumed(
-        "The number of records n is public, the same for both neighbours, and the run finished.",
-        "The scale of noise reveals n roughly, and a mean over n moves by up to twice what is paid for (prior descent "
-        "at ε 5: at most 5.26).",
+        "The number of records n is public and equal for both neighbours, and the run finished.",
+        "Noise reveals n roughly; a mean over n moves by up to twice what is paid for (prior descent at ε 5: at most "
+        "5.26).",
     ),
     assumed(
-        "A file's format (encoding, delimiter, header) does not depend on a single record.",
-        "One byte that is not UTF-8 makes the whole file cp1252, which changes letters in other records.",
+        "A file's format (encoding, delimiter, header) does not depend on one record.",
+        "One byte that is not UTF-8 makes the file cp1252, which changes letters in other records.",
     ),
     assumed(
-        "Settings were not chosen by looking at these records, or the choice is listed as not covered.",
+        "No setting was chosen by looking at these records, unless listed as not covered.",
         "A setting chosen because of one record may reveal it.",
     ),
     assumed(
         "Each person has one record.",
-        "A person with m records is protected by about m times this ε, and by a larger δ.",
+        "A person with m records is protected at about m times this ε and a larger δ.",
         "records",
     ),
     proved(
-        "The figures are for a unit with all of its records, and no unit has more than stated.",
-        "Ingest drops further records; `mechanisms/privacy/claims.py` computes the cost.",
+        "The figures are for a unit with all of its records, at most as many as stated.",
+        "Ingest drops further ones; `mechanisms/privacy/claims.py` computes the cost.",
         "units",
     ),
     assumed(
         "Low-order bits of floating-point noise reveal nothing.",
-        "Attacks on the rounding of Gaussian samplers exist (Mironov 2012 and later) and are not covered.",
+        "Attacks on the rounding of Gaussian samplers exist (Mironov 2012 and later).",
         "float",
     ),
     proved(
-        "The bound holds for the released bits: records enter integer sums, and the noise is rounded to integers "
-        "without error.",
+        "The bound holds for the released bits: sums are of integers, noise is rounded to integers without error.",
         "`mechanisms/descent/exact_sums.py`, `mechanisms/privacy/exact_normal.py`; "
         "`tests/attacks/test_low_bits_reveal_a_record.py`.",
         "exact",
     ),
     assumed(
         "A record's features and gradients depend only on that record, to the last bit.",
-        "Batches can change last bits. Prior descent rounds features to 1/2048, which hides most such changes.",
+        "Batches can change last bits. Prior descent rounds features to 1/2048, which hides most changes.",
         "exact",
     ),
     assumed(
-        "The noise generator's output looks random, and side channels such as time and memory reveal nothing.",
-        "Anyone who predicts the generator or measures the training may learn about records.",
+        "The noise looks random, and side channels such as time and memory reveal nothing.",
+        "Anyone who predicts the noise or measures the training may learn about records.",
     ),
     assumed(
         "The encoder, and anything else training starts from, was made without these records.",
-        "What it knows about them is released, and no figure here counts it.",
+        "What it knows about them is released, uncounted.",
     ),
     assumed(
         "The program does what its source says.",
-        "Tests and audits can miss a fault that voids every figure here.",
+        "Tests and audits can miss a fault that voids every figure.",
     ),
 )
 """Sentences of every release."""
@@ -183,19 +179,19 @@ _PSEUDO_POSTERIOR = (
     proved(
         "If the sample came from the pseudo posterior, with fixed weights and the true largest loss Δ, ε would bound "
         "one unit replaced, and ε/2 one added or removed.",
-        "Chew et al., section 2.1; `mechanisms/privacy/claims.py`. No condition holds exactly.",
+        "Chew et al., 2.1; `mechanisms/privacy/claims.py`. No condition holds exactly.",
     ),
     assumed(
-        "The sensitivity Δ is the largest loss over all parameters and over data sets like this one.",
+        "Δ is the largest loss over all parameters and similar data sets.",
         "A new sample exceeds the largest of S with probability 1/(S+1); an unseen record may have a larger loss.",
     ),
     assumed(
         "Δ, the weights α and the constant k are fixed in advance.",
-        "Each record changes them, and the weights of others. No figure counts that.",
+        "Each record changes them and the weights of others, uncounted.",
     ),
     assumed(
-        "The missing δ vanishes as the number of records grows: O(n^-1/2), not quantified.",
-        "At this n it may be large, for single records close to 1. Without δ, ε is no bound.",
+        "The missing δ vanishes as n grows: O(n^-1/2), not quantified.",
+        "At this n it may be large, close to 1 for single records. Without δ, ε is no bound.",
     ),
 )
 """Sentences of a posterior sample at the end of SWAG-PPM's rounds."""
@@ -208,20 +204,20 @@ SECTIONS = (
         lead="By any mechanism.",
         sentences=(
             proved(
-                "For any two training sets that differ by one unit added or removed (with n fixed), the probability "
-                "of any set of released models is at most e^ε times as high under one as under the other, plus δ.",
+                "For training sets that differ by one unit added or removed (with n fixed), any set of released models "
+                "is at most e^ε times as likely under one as under the other, plus δ.",
                 "`mechanisms/privacy/claims.py`, from the event that ran.",
                 "added",
             ),
             proved(
-                "For any two training sets of equal size that differ in the values of one unit, the probability of any "
-                "set of released models is at most e^ε times as high under one as under the other, plus δ.",
+                "For training sets that differ in the values of one unit, any set of released models is at most e^ε "
+                "times as likely under one as under the other, plus δ.",
                 "`mechanisms/privacy/claims.py`, from the event that ran.",
                 "replaced",
             ),
             proved(
-                "This holds for every data set and every unit, whatever else an attacker knows.",
-                "The definition: Dwork and Roth 2014, 2.4.",
+                "This holds for every data set and unit, whatever else an attacker knows.",
+                "By definition (Dwork and Roth 2014, 2.4).",
             ),
         ),
     ),
@@ -229,15 +225,14 @@ SECTIONS = (
         title="Formal: noise in training",
         kind="formal",
         mechanisms=("dp-sgd", "dp-sgd-class-weights", "gaussian-release", "composed", "prior-descent"),
-        lead="Prior descent, DP-SGD and its schedules, in addition.",
+        lead="Prior descent and DP-SGD, in addition.",
         sentences=(
             proved(
-                "ε and δ cover all training steps together and everything else that was released with noise.",
-                "Closed form, or composed privacy loss distributions where records are sampled "
-                "(`mechanisms/privacy/gaussian_cost.py`).",
+                "ε and δ cover all training steps together and all else released with noise.",
+                "Closed form, or privacy loss distributions (`mechanisms/privacy/gaussian_cost.py`).",
             ),
             proved(
-                "What ran is what was planned: other noise, clipping or sampling is refused.",
+                "Training ran as planned: other noise, clipping or sampling is refused.",
                 "`Plan.fit` in `mechanisms/mechanism.py`; `tests/mechanisms/test_conformance.py`.",
             ),
             proved(
@@ -245,7 +240,7 @@ SECTIONS = (
                 "`mechanisms/privacy/noise.py`, `tests/mechanisms/privacy/test_noise.py`.",
             ),
             proved(
-                "No record changes a step by more than the clipping norm that the noise is scaled to.",
+                "No record changes a step by more than the clipping norm that scales the noise.",
                 "`tests/attacks/test_one_record_moves_more_than_its_clip.py`. Dropout is off; sums are exact.",
             ),
         ),
@@ -258,13 +253,13 @@ SECTIONS = (
         sentences=(
             *_PSEUDO_POSTERIOR,
             measured(
-                "Δ is the largest weighted loss of a training record over the counted samples and the released one.",
-                "`autocoder train`, and again the release (`tasks/releasing/publish.py`).",
+                "Δ is a training record's largest weighted loss over the counted samples and the released one.",
+                "`autocoder train` and the release (`tasks/releasing/publish.py`).",
             ),
             _ONE_DRAW,
             assumed(
                 "SWAG's Gaussian is the pseudo posterior.",
-                "It is not: it follows the path of an optimiser. Audits violated such claims (docs/studies/audits.md).",
+                "It follows an optimiser's path. Audits violated such claims (docs/studies/audits.md).",
             ),
         ),
     ),
@@ -272,10 +267,10 @@ SECTIONS = (
         title="None",
         kind="none",
         mechanisms=("non-private",),
-        lead="Training without protection, for comparison.",
+        lead="Training without protection.",
         sentences=(
             proved(
-                "Nothing is promised, and such a model cannot be released.",
+                "Nothing is promised; such a model cannot be released.",
                 "The ledger refuses it (`storage/ledger/content.py`; `tests/storage/ledger`).",
             ),
         ),

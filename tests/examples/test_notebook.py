@@ -56,7 +56,7 @@ def test_what_it_shows_is_of_the_code_that_it_holds() -> None:
 
 def test_its_page_has_text_code_outputs_and_picture() -> None:
     text, pictures = site_pages.page_of(NOTEBOOK, "own-model.md")
-    assert text.startswith("# A model of your own")
+    assert text.startswith("# Your own model")
     assert text.count("```python") == sum(cell["cell_type"] == "code" for cell in read()["cells"])
     for line in shown(read()).splitlines():
         assert line.rstrip() in text
