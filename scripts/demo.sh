@@ -25,15 +25,17 @@ step 3 "Three new reports, coded with the release"
 echo
 "$BIN/python" - "$result" "$BIN/autocoder" "$HOME_FOLDER" $((SECONDS - started)) <<'PY'
 import json
+import os
 import sys
 
 file, program, home, seconds = sys.argv[1:]
 with open(file, encoding="utf-8") as opened:
     result = json.load(opened)
 release = result["release"]
+release["bundle"] = os.path.relpath(release["bundle"])
 print(f"""Done in {seconds} s. You made one release from synthetic reports:
   {release["release_id"]}  {release["guarantee_kind"]}, ε {float(release["epsilon"]):.4g}, in {release["bundle"]}
-Look:  {program} plan {result["plan"]}
+Look:  {program} plan {os.path.relpath(result["plan"])}
        {program} ledger show --home {home}
 Try:   {program} code --home {home} "Worker slipped on ice and sprained her ankle."
 Next:  docs/tutorials/own-data.md""")

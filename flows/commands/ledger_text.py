@@ -113,7 +113,7 @@ def budget_text(lines: Sequence[BudgetLine], policy: str, records: Mapping[str, 
             yield ""
         most = max((line.cap.delta for line in accounts if line.cap and line.cap.delta is not None), default=None)
         if most is not None and (large := describe_large_delta(records.get(population, 0), float(most))):
-            yield f"warning: the cap of {large}"
+            yield f"warning: the cap of {large} in the policy"
             yield ""
     granted: dict[str, list[str]] = {}
     for line in lines:

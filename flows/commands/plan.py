@@ -16,7 +16,7 @@ from rich.text import Text
 from flows.commands import options
 from flows.commands.layout import Console
 from flows.commands.ledger_text import budget_after, cohorts, spent
-from flows.commands.terminal import command_line, escape_text, say
+from flows.commands.terminal import command_line, escape_text, nearby, say
 from flows.server.settings import require_same_workspace
 from storage.durable import write_atomically
 from storage.figures import delta_text
@@ -79,7 +79,7 @@ def _renew(plan: Path, home: Path | None, *, as_json: bool) -> None:
     if as_json:
         say(json.dumps({"plan": str(file), "digest": planned.digest}))
     else:
-        say(f"plan: {file}\nnext: {command_line('release', file)}")
+        say(f"plan: {nearby(file)}\nnext: {command_line('release', file)}")
 
 
 def summary_of(file: str, home: str, settings: LedgerParameters) -> list[str]:

@@ -9,7 +9,7 @@ import typer
 
 from flows.commands import options
 from flows.commands.ledger_text import KINDS, budget_after, cohorts, delta, relation, spent
-from flows.commands.terminal import command_line
+from flows.commands.terminal import command_line, nearby
 from flows.server.run_flow import run_command
 from flows.server.settings import configure_prefect, require_same_workspace
 from tasks.running.failures import private_errors
@@ -89,7 +89,7 @@ def ending(result: Released, home: str, settings: LedgerParameters) -> str:
         (
             f"released  {result.release_id}: {claimed}, {relation(row)}",
             f"charged   {row.population} {cohorts(row.cohorts)}{remains}",
-            f"bundle    {result.bundle}",
+            f"bundle    {nearby(result.bundle)}",
             f"next      {command_line('handover', result.release_id, '--to', 'PARTNER', '--out', 'outbox', home=home)}",
         )
     )

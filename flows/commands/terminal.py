@@ -74,14 +74,20 @@ def _escape(c: str) -> str:
     return f"\\u{ord(c):04x}"  # as in JSON, so that JSON stays valid
 
 
+def nearby(path: str | Path) -> str:
+    """Shortens a path below the current folder, where the next command is typed."""
+    path = Path(path)
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
 def command_line(*words: str | Path, home: str | Path | None = None) -> str:
     """Quotes the words of `autocoder`; capitals such as PARTNER stand for what a person fills in.
 
     Args:
         home: workspace that the command must find; it is named unless the command finds it without.
     """
-    named = [] if home is None or Path(home).resolve() == home_of(None) else ["--home", str(home)]
-    return shlex.join(["autocoder", *map(str, words), *named])
+    named = [] if home is None or Path(home).resolve() == home_of(None) else ["--home", nearby(home)]
+    return shlex.join(["autocoder", *(nearby(word) if isinstance(word, Path) else word for word in words), *named])
 
 
 def command_of(flow: str) -> str:

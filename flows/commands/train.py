@@ -16,7 +16,7 @@ from flows.commands.console import duration
 from flows.commands.layout import Console, say_prose
 from flows.commands.plan import summary_of
 from flows.commands.release import ending
-from flows.commands.terminal import command_line, say
+from flows.commands.terminal import command_line, nearby, say
 from flows.server.run_flow import run_command
 from storage.errors import InputError
 from tasks.running.failures import private_errors
@@ -224,8 +224,8 @@ def _deploy(
 
 def _next(parameters: RetrainParameters, plan: str, home: str) -> str:
     following = (("read", "plan"), ("next", "audit"), ("then", "release"))
-    commands = [f"{name}: {command_line(*words, plan)}" for name, *words in following]
-    return "\n".join((*summary_of(plan, home, parameters.release), f"plan: {plan}", *commands))
+    commands = [f"{name}: {command_line(*words, nearby(plan))}" for name, *words in following]
+    return "\n".join((*summary_of(plan, home, parameters.release), f"plan: {nearby(plan)}", *commands))
 
 
 def _show_dry_run(

@@ -145,8 +145,8 @@ def best_accuracy(thresholds: Mapping[str, Any]) -> str:
     if best is None:
         return ""
     return (
-        f"At best {best['accuracy']:.1%} were right, of the {best['coverage']:.0%} of records with the highest scores "
-        f"({best['threshold']:.3g} and above); {best['accuracy_of_all']:.1%} of all."
+        f"Of the {best['coverage']:.0%} of records with the highest scores ({best['threshold']:.3g} and above), "
+        f"{best['accuracy']:.1%} were right; of all, {best['accuracy_of_all']:.1%}."
     )
 
 
@@ -159,7 +159,8 @@ def warnings(thresholds: Mapping[str, Any] | None) -> list[str]:
         return []
     best = best_accuracy(thresholds)
     return [
-        f"no score reached {' or '.join(missing)} accuracy on {thresholds['fitted_on']}. {best}{' ' if best else ''}"
+        f"no score reached {' or '.join(missing)} accuracy with confidence on {thresholds['fitted_on']}. "
+        f"{best}{' ' if best else ''}"
         f"`autocoder code --accuracy` fails at such a target. Partners can fit thresholds with {CALIBRATION_ADVICE}."
     ]
 

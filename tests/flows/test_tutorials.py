@@ -69,7 +69,7 @@ def test_a_first_release_ends_as_the_page_shows(small: str) -> None:
     """From synthetic reports to a coded narrative, with plan, budget and score."""
     ran = walk(TUTORIALS / "first-release.md", {}, small)
     assert [line.split()[1] for line in ran] == ["demo-data", "train", "plan", "release", "ledger", "code"]
-    assert len(list(Path("demo-workspace/bundles").glob("*/model.sig"))) == 1
+    assert len(list(Path("first-workspace/bundles").glob("*/model.sig"))) == 1
 
 
 def test_own_data_end_in_a_bundle_that_the_partner_uses(small: str) -> None:
@@ -87,8 +87,8 @@ def test_own_data_end_in_a_bundle_that_the_partner_uses(small: str) -> None:
     reached = {"accuracy 0.8": "accuracy 0.1"}  # the tiny encoder is right about one time in five
     ran = walk(TUTORIALS / "use-a-bundle.md", {"RELEASE": f"outbox/{words['RELEASE']}", **reached}, "")
     assert [line.split()[1] for line in ran] == ["adopt", "code", "adopt", "code"]
-    assert "needs_review" in Path("coded.csv").read_text().splitlines()[0]
-    assert "for a person" in Path("coded.csv.summary.html").read_text()
+    assert "needs_review" in Path("new_coded.csv").read_text().splitlines()[0]
+    assert "for a person" in Path("new_coded.csv.summary.html").read_text()
 
 
 def test_the_readme_shows_what_the_tutorial_prints() -> None:
