@@ -144,9 +144,7 @@ def test_a_temperature_divides_the_logits(coder: Coder, tiny_bundle: Path, tmp_p
         coder.threshold_for(0.8)
     best = {"accuracy": 0.83, "threshold": 0.61, "coverage": 0.12, "accuracy_of_all": 0.55}
     (tmp_path / "t.json").write_text(json.dumps(told | {"thresholds": entries[1:], "reached": best}))
-    said = (
-        r"Of the 12% of records with the highest .*0\.61 and above\), 83\.0% were right; of all, 55\.0%\. Fit thresholds"
-    )
+    said = r"Of the 12% of records with .*0\.61 and above\), 83\.0% were right; of all, 55\.0%\. Fit thresholds"
     with pytest.raises(InputError, match=said):
         open_bundle(tiny_bundle, thresholds=tmp_path / "t.json").threshold_for(0.9)
     with pytest.raises(InputError, match=r"Generated narratives describe injuries and do not suit other models"):
