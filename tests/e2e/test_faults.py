@@ -129,7 +129,7 @@ def fill(scene: Scene, home: Path, disk: Disk, *, after: int) -> None:
     failed = stack.wait("the full disk's failure", lambda: ended(stack, run_id))
     assert failed["state_type"] == "FAILED", failed["state"]
     assert "no space left on the disk" in failed["state"]["message"]
-    assert "free space" in failed["state"]["message"]
+    assert "Free space" in failed["state"]["message"]
     disk.free()
     retry = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}, "force": True}
     assert stack.post(f"/flow_runs/{run_id}/set_state", retry).json()["status"] == "ACCEPT"
