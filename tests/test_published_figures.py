@@ -48,3 +48,11 @@ def test_the_pages_table(name: str, epsilon: float | None) -> None:
 def test_other_peoples_data(data: str) -> None:
     cells = [LISTS[data], *(" / ".join(scores(data, epsilon)) for epsilon in (1, 5, None))]
     assert f"| {' | '.join(cells)} |" in PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("data", "name"), [("OSHA nature", "MiniLM"), ("OSHA nature, mpnet", "mpnet")])
+def test_encoders(data: str, name: str) -> None:
+    found = [row(data, epsilon) for epsilon in (0.5, 1, 5, None)]
+    cells = " | ".join(f"{of['weighted_f1']:.3f} / {of['macro_f1']:.3f}" for of in found)
+    (line,) = (x for x in PAGE.read_text(encoding="utf-8").splitlines() if x.startswith(f"| {name}, "))
+    assert line.endswith(f"| {cells} |")
