@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -34,7 +33,7 @@ def require_committed(ledger: Ledger, release_id: str, folder: Path) -> Row:
 def hand_over(
     ledger: Ledger, release: Row, folder: Path, out: Path, *, partner: str, requester: str
 ) -> tuple[Path, Row]:
-    """Packs a bundle into folder `out` and records the partner. The same file to one partner on one day is one row.
+    """Packs a bundle into folder `out` and records the partner. The same file to one partner is one row.
 
     The row comes before the archive is put in place, so that the ledger knows every archive.
     """
@@ -51,7 +50,7 @@ def hand_over(
             packed = pack(folder, Path(aside) / archive.name)
             sha256 = file_digest(packed)
             details |= {"archive_sha256": sha256, "archive_bytes": packed.stat().st_size}
-            key = f"handover-{release.release_id}-{datetime.now(UTC).date()}-{sha256[:16]}-{partner}"
+            key = f"handover-{release.release_id}-{sha256[:16]}-{partner}"
             row = ledger.record(_row("handover", release, f"shared with {partner}", requester, details, key))
             packed.replace(archive)
     except OSError as error:

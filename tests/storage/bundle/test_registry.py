@@ -39,7 +39,7 @@ def to(partner: str, ledger: Ledger, row: Row, place: Path) -> Row:
 
 
 def test_handovers_are_rows_of_the_ledger(ledger: Ledger, tmp_path: Path) -> None:
-    """Each partner once a day, charged nothing, and the chain stays sound; all of a partner's name counts."""
+    """Each partner once, on any day, charged nothing, and the chain stays sound; all of a partner's name counts."""
     row = released(ledger)
     first = to("Statistics Office", ledger, row, tmp_path)
     again = to(" Statistics Office ", ledger, row, tmp_path)
