@@ -50,7 +50,8 @@ def engine(
         raise InputError("--join: it is no address. Give the scheduler's, such as tls://host:8786.")
     else:
         os.environ["AUTOCODER_HOME"] = str(home_of(home))
-        os.environ |= worker_variables(processes)  # Dask takes them in place of its own
+        for name, value in worker_variables(processes).items():
+            os.environ.setdefault(name, value)  # Dask takes them in place of its own
         workers = ("--nworkers", str(processes), "--nthreads", "1", "--memory-limit", "0")
         _become("dask_worker", join, *workers, *_tls(join))
 

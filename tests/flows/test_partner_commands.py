@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -81,7 +82,7 @@ def test_the_tutorial_makes_its_table(tiny_bundle: Path, tmp_path: Path, monkeyp
             exec(textwrap.dedent(block), {})
         else:
             fewer = block.replace("\\\n", " ").replace("3000", "200").replace("--rows 400", "--rows 80")
-            arguments = fewer.replace("BUNDLE", str(tiny_bundle)).split()[1:]
+            arguments = shlex.split(fewer.replace("BUNDLE", str(tiny_bundle)))[1:]
             # what a random encoder codes may have none of the codes that the people of this page choose
             command(*arguments, *(["--codelist", "demo/codelist.csv"] if "--sample" in arguments else []))
     rows = read_csv(tmp_path / "counts.csv")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from releases import release_key
@@ -54,6 +56,17 @@ def test_handovers_are_rows_of_the_ledger(ledger: Ledger, tmp_path: Path) -> Non
     assert [shared.details["release_row"] for shared in handovers] == [row.sequence] * 4
     assert ledger.verify().ok
     assert [path.name for path in (tmp_path / "outbox").iterdir()] == [f"{row.release_id}.tar.zst"]
+
+
+def test_a_handover_taken_up_on_another_day_is_the_same_row(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever day a command reads, should it read any."""
+    row = released(ledger)
+    first = to("Statistics Office", ledger, row, tmp_path)
+    later = SimpleNamespace(now=lambda _: datetime(2100, 1, 1, tzinfo=UTC))
+    monkeypatch.setattr("storage.bundle.registry.datetime", later, raising=False)
+    assert to("Statistics Office", ledger, row, tmp_path) == first
 
 
 @pytest.mark.parametrize(
