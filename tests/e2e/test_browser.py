@@ -53,17 +53,6 @@ def test_a_wrong_value_is_refused_in_the_form(stack: Stack, operator: Operator) 
     assert [len(stack.runs(flow)) for flow in ("audit", "retrain")] == before
 
 
-def test_a_refused_form_starts_a_run_once_it_is_right(stack: Stack, operator: Operator) -> None:
-    """After a field that was missing, on the same page: its refusal goes, and the second submit makes one run."""
-    before = len(stack.runs("audit"))
-    operator.open_form("audit/audit", section="Effort (Optional)")
-    operator.submit()
-    expect(operator.page.get_by_text("'plan' is a required property").first).to_be_visible()
-    operator.fill("Plan", "/no/such/PLAN.json")
-    operator.submitted()
-    assert len(stack.runs("audit")) == before + 1
-
-
 @pytest.fixture(scope="module")
 def retrained(stack: Stack, operator: Operator, officer: Path) -> str:
     """Id of a training run that was started by its form and has ended, under a policy with approvals."""
