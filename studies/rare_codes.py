@@ -114,7 +114,8 @@ def tables(folder: Path, out: Path, *, epsilons: Sequence[float], seeds: int) ->
     systems = [s for s in imbalance.SYSTEMS if s not in left_out and not s.startswith("bagging-")]
 
     def measure(cell: Mapping[str, Any]) -> Row:
-        train, test = imbalance.split(loaded[cell["set"]], cell["set"], cell["seed"], minority=cell["minority"])
+        name, minority = cell["set"], cell["minority"]
+        train, test = imbalance.split(loaded[name], f"{name}_{minority}", cell["seed"], minority=minority)
         return imbalance.measure(imbalance.SYSTEMS[cell["system"]][1], train, test, cell["epsilon"], cell["seed"])
 
     axes = {"set": THINNED, "minority": SIZES, "system": systems}
