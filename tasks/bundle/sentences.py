@@ -146,7 +146,7 @@ EVERY = (
     ),
     assumed(
         "Low-order bits of floating-point noise reveal nothing.",
-        "Attacks on the rounding of Gaussian samplers exist (Mironov 2012 and later).",
+        "Attacks on the rounding of Gaussian samplers exist (Mironov 2012 and later) and are not covered.",
         "float",
     ),
     proved(
@@ -161,7 +161,7 @@ EVERY = (
         "exact",
     ),
     assumed(
-        "The noise looks random, and side channels such as time and memory reveal nothing.",
+        "The noise generator's output looks random, and side channels such as time and memory reveal nothing.",
         "Anyone who predicts the noise or measures the training may learn about records.",
     ),
     assumed(
@@ -204,14 +204,14 @@ SECTIONS = (
         lead="By any mechanism.",
         sentences=(
             proved(
-                "For training sets that differ by one unit added or removed (with n fixed), any set of released models "
-                "is at most e^ε times as likely under one as under the other, plus δ.",
+                "For any two training sets that differ by one unit added or removed (with n fixed), any set of "
+                "released models is at most e^ε times as likely under one as under the other, plus δ.",
                 "`mechanisms/privacy/claims.py`, from the event that ran.",
                 "added",
             ),
             proved(
-                "For training sets that differ in the values of one unit, any set of released models is at most e^ε "
-                "times as likely under one as under the other, plus δ.",
+                "For any two training sets that differ in the values of one unit, any set of released models is at "
+                "most e^ε times as likely under one as under the other, plus δ.",
                 "`mechanisms/privacy/claims.py`, from the event that ran.",
                 "replaced",
             ),
